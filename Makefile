@@ -4,7 +4,7 @@
 # make compare VLLM=PYTHON VLLM_MODEL=DIRECTORY   the same requests to vllm serve and to Pegboard
 # make bench   speed here and now, side by side with whichever peers are installed
 # make lint    ruff, mypy and the import contracts
-# make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md, docs/formats.md)
+# make docs    regenerate the generated files (catalogue, docs/kinds.md, docs/configuration.md, docs/formats.md, docs/models.md)
 
 PYTHON ?= python3
 VENV   := .venv
@@ -59,6 +59,7 @@ docs: setup
 	$(BIN)/python -m pegboard_testing.authoring.reference --write
 	$(BIN)/python -m pegboard_testing.authoring.metrics_page --write
 	$(BIN)/python -m pegboard_testing.authoring.formats_page --write
+	$(BIN)/python -m pegboard_testing.authoring.models_page --write
 	$(BIN)/python -m pegboard_testing.authoring.snapshot --write
 
 clean:

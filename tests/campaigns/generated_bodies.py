@@ -403,7 +403,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--warm-up", type=int, default=20_000, help="requests before the memory is measured the first time")
+    parser.add_argument("--warm-up", type=int, default=50_000, help="requests before the memory is measured the first time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop earlier, after this time")
     parser.add_argument("--clients", type=int, default=2, help="client processes")

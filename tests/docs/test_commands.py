@@ -115,10 +115,25 @@ def test_pegboard_serve(
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
     if "--tool-server" in words:
         words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")
+    if any("adapters" in word for word in words):
+        make_adapters(tmp_path / "adapters")
     if any(word.startswith("--help") for word in words):
         assert runs(words, env=environment, cwd=tmp_path).returncode == 0
         return
     assert Server(tuple(words), environment, tmp_path).stop() == 0
+
+
+def make_adapters(folder: Path) -> None:
+    """Write the adapter `poet`, which changes one layer of the model, and a table of adapters."""
+    import torch
+    from safetensors.torch import save_file
+
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    (folder / "poet").mkdir(parents=True)
+    (folder / "poet/adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    weights = {f"{name}.lora_A.weight": torch.ones(2, 576), f"{name}.lora_B.weight": torch.zeros(576, 2)}
+    save_file(weights, folder / "poet/adapter_model.safetensors")
+    (folder / "table.json").write_text('{"poet": "poet"}')
 
 
 # --- what the README says about sets ------------------------------------------------------------------------------------------

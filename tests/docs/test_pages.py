@@ -13,7 +13,7 @@ from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
 from pegboard.config.schema import SECTIONS, settings_of
 from pegboard.interfaces import KINDS
 from pegboard_chat.request_body import REFUSED
-from pegboard_testing.authoring import formats_page
+from pegboard_testing.authoring import formats_page, models_page
 from pegboard_testing.authoring.reference import main as reference
 
 CORE = ROOT / "core/pegboard/pegboard"
@@ -64,6 +64,15 @@ def _is_here(path: str, page: Path) -> bool:
 def test_generated_pages_are_current() -> None:
     assert reference(["--check"]) == 0, "run `make docs`"
     assert formats_page.main(["--check"]) == 0, "run `make docs`"
+    assert models_page.main(["--check"]) == 0, "run `make docs`"
+
+
+def test_the_page_of_models_contradicts_no_entry_point() -> None:
+    data = {"fallback": ["A"], "eager": {"no kernel": ["B"]}, "missing": {"states": ["C"]}}
+    assert [way for _, way, _ in models_page.rows(data, {"B": "own"})] == ["fallback", "`own`", "not yet"]
+    for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}, {}):
+        with pytest.raises(ValueError, match="is wrong about"):
+            list(models_page.rows(data, own))
 
 
 def test_a_stale_page_is_noticed_and_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

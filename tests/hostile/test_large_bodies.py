@@ -58,12 +58,15 @@ def test_a_wide_value_holds_up_nobody(hostile, path, name):
                 container[key] = WIDE[name]
                 content = json.dumps(changed, separators=(",", ":")).encode()
                 await asyncio.sleep(0.002)
-                hostile.lag_s = 0.0
-                answer = await http.post(path, content=content, headers=HEADERS)
-                await asyncio.sleep(0.002)
-                assert answer.status_code in (200, 400), answer.text[:500]
-                if hostile.lag_s > 0.25:
-                    slow.append(f"{path} body {number} {key}: {hostile.lag_s:.2f} s")
+                lags = []
+                while min(lags, default=1.0) > 0.25 and len(lags) < 3:  # other work makes it slower, never faster
+                    hostile.lag_s = 0.0
+                    answer = await http.post(path, content=content, headers=HEADERS)
+                    await asyncio.sleep(0.002)
+                    assert answer.status_code in (200, 400), answer.text[:500]
+                    lags.append(hostile.lag_s)
+                if min(lags) > 0.25:
+                    slow.append(f"{path} body {number} {key}: {min(lags):.2f} s")
 
     hostile.run(post)
     assert not slow

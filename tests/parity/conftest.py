@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from transformers.utils import logging
 
 from pegboard import LLM, SamplingParams
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 TOLERANCE = 1e-4
 VOCAB_SIZE = 131
 PROMPT_LENGTHS = (1, 6, 17, 40)
 NUM_OUTPUT_TOKENS = 9
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -35,16 +40,19 @@ COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_t
 
 
 def make_model(model_type: str, **values: Any) -> Any:
-    """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is random, also those of norms and
-    biases, so that a missing one shows."""
+    """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is random, also those of norms,
+    biases, sinks and corrections of routers, so that a missing one shows."""
     chosen = {name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None}
     config = AutoConfig.for_model(model_type, **chosen)
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            spread = 0.1 if parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
+        for name, parameter in model.named_parameters():
+            spread = 1.5 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1.0 if name.endswith("sinks") else 0.1
             parameter.add_(torch.randn(parameter.shape) * spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn(buffer.shape) * 0.1)
     return model
 
 

@@ -34,7 +34,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 class Case:
     """A model. config: of transformers. metadata: GGUF keys beyond those that all models have, by attribute of the config.
     rotated: the part of each head that is. permuted: the converter permutes Q and K. norm_offset: it adds this to norm weights.
-    by_head: it takes Q, K and V of the heads apart. transposed: it transposes all matrices but the embeddings."""
+    by_head: it takes Q, K and V of the heads apart. transposed: it transposes all matrices but the embeddings. sizes: metadata
+    that follow from the config. splits_up: it stores the matrix that makes keys and values of latent vectors in two."""
 
     model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +45,8 @@ class Case:
     norm_offset: float = 0.0
     by_head: bool = False
     transposed: bool = False
+    sizes: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+    splits_up: bool = False
 
 
 WINDOWS = {"sliding_window": 9, "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
@@ -56,6 +59,45 @@ SCALES = {
     "logits_scaling": "logit_scale",
 }
 MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+CHOSEN = {"rms_norm_eps": RMS, "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+ROUTED = {
+    "rms_norm_eps": RMS,
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+LATENT_ROUTED = {**ROUTED, "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
+MANY = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "n_shared_experts": 2, "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1}  # fmt: skip
+LATENT = {**MANY, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 8,
+          "qk_nope_head_dim": 16, "v_head_dim": 24}  # fmt: skip
+
+
+def cached_sizes(config: Any) -> dict[str, Any]:
+    """Sizes as newer files have them: those of the cache under the usual names."""
+    rope_dim, rank = config.qk_rope_head_dim, config.kv_lora_rank
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + rope_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rope_dim,
+    }
+
+
+def head_sizes(config: Any) -> dict[str, Any]:
+    """Sizes as older files have them."""
+    of_head = {"attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim}
+    return {**of_head, "attention.value_length": config.v_head_dim, "rope.dimension_count": config.qk_rope_head_dim}
+
+
 CASES = {
     "llama": Case("llama", permuted=True),
     "qwen2": Case("qwen2"),
@@ -123,8 +165,32 @@ CASES = {
                      "norm_topk_prob": True},
                      {"rms_norm_eps": RMS, "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
                       "moe_intermediate_size": "expert_feed_forward_length"}),
+    "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": None}, CHOSEN),
+    "deepseek2": Case("deepseek_v2", {**LATENT, "topk_method": "greedy", "head_dim": 8},
+                      LATENT_ROUTED, sizes=cached_sizes, splits_up=True),
+    "deepseek2 of older converters": Case("deepseek_v2", {**LATENT, "topk_method": "greedy", "head_dim": 8},
+                                          LATENT_ROUTED, sizes=head_sizes),
+    "deepseek2 with corrections": Case(
+        "deepseek_v3",
+        {**LATENT, "n_group": 2, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7,
+         "mscale_all_dim": 0.7, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}},
+        LATENT_ROUTED,
+        sizes=lambda config: {**cached_sizes(config), "expert_gating_func": 2, "rope.scaling.type": "yarn",
+                              "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+                              "rope.scaling.yarn_log_multiplier": 0.07,
+                              "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+        splits_up=True,
+    ),
+    "dots1": Case("dots1", {**MANY, "head_dim": 16}, ROUTED),
+    "glm4moe": Case("glm4_moe", {**MANY, "head_dim": 16, "use_qk_norm": True}, ROUTED, rotated=0.5),
+    "phimoe": Case("phimoe", {"num_local_experts": 4}, {"rms_norm_eps": RMS, "num_local_experts": "expert_count",
+                   "num_experts_per_tok": "expert_used_count"}),
 }  # fmt: skip
-NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
+NAMES = {
+    ".attn_sub_norm.": ".inner_attn_ln.",
+    ".ffn_sub_norm.": ".ffn_layernorm.",
+    "e_score_correction_bias": "e_score_correction.bias",
+}
 """Names in transformers that the package knows by the names of another program."""
 SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm"}
 """Architectures without a case: transformers has no model of this name, or the table is that of another one."""
@@ -173,7 +239,7 @@ def convert(reference: Any, name: str, case: Case, path: Path, stored: str = "F3
                 "attention.head_count_kv": heads[1], "attention.key_length": head_dim, "attention.value_length": head_dim,
                 "rope.dimension_count": int(head_dim * (case.rotated or 1.0)),
                 **({"rope.freq_base": float(rope["rope_theta"])} if rope else {}),
-                **{key: getattr(config, known) for known, key in case.metadata.items()}}  # fmt: skip
+                **{key: getattr(config, known) for known, key in case.metadata.items()}, **case.sizes(config)}  # fmt: skip
     for key, value in metadata.items():
         write_value(writer, f"{arch}.{key}", value)
     values: dict[str, torch.Tensor] = {}
@@ -187,6 +253,14 @@ def convert(reference: Any, name: str, case: Case, path: Path, stored: str = "F3
             known = f"{before}.experts.{after.partition('.')[2]}"
         for own, of_package in NAMES.items():
             known = known.replace(own, of_package)
+        if case.splits_up and ".kv_b_proj." in known:
+            values[hf_name] = tensor
+            heads_of = tensor.view(heads[0], -1, tensor.shape[1]).numpy()
+            of_keys, of_values = np.split(heads_of, [config.qk_nope_head_dim], axis=1)
+            for part, stored_part in (("k_b", of_keys.swapaxes(1, 2)), ("v_b", of_values)):
+                found = table.get_name(known.replace("kv_b", part), try_suffixes=(".weight",))
+                writer.add_tensor(str(found), np.ascontiguousarray(stored_part))
+            continue
         found = table.get_name(known, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"the package has no name for {known}"
         values[hf_name] = tensor
@@ -233,7 +307,7 @@ def test_config_tensors_and_tokens(
                  if key not in IGNORED and found.to_dict().get(key) != value}  # fmt: skip
     assert not differing
     assert checkpoint.architectures == (type(reference.model).__name__,)
-    assert set(checkpoint.tensors) == set(values)
+    assert {key for key in checkpoint.tensors if ".k_b_proj" not in key and ".v_b_proj" not in key} == set(values)
     for piece in LOADER.tensors(checkpoint, [WantedWeight(key) for key in values]):
         assert isinstance(piece.data, torch.Tensor)
         assert piece.data.shape == values[piece.name].shape == checkpoint.tensors[piece.name].shape

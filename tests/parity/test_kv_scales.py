@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pegboard import LLM, SamplingParams
+from pegboard.errors import PegboardError
 
 PROMPTS = [[7, 30, 101, 12, 5], list(range(3, 60))]
 PARAMS = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
@@ -99,3 +100,10 @@ def test_calculated_scales_of_another_cache_have_no_effect(
 ) -> None:
     with open_llm(write("llama").directory, block_size=16, kv_cache_dtype="int8", calculate_kv_scales=True):
         assert "calculate_kv_scales has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "turboquant_k8v4", "int4_per_token_head", "fp8_per_token_head"])
+def test_types_of_vllm_that_no_backend_stores_are_refused(write: Any, open_llm: Any, name: str) -> None:
+    """The error lists what each attention backend stores."""
+    with pytest.raises(PegboardError, match=rf"kv_dtype '{name}' not in \{{bfloat16, float16, float32, float8_e4m3fn, .*int8"):
+        open_llm(write("llama").directory, kv_cache_dtype=name)

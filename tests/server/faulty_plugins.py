@@ -62,6 +62,7 @@ BASES = {
     "sampler": ("pegboard_sampler_torch.sampler:TorchSampler", "add sample"),
     "draft": ("acme_bases:Proposer", "propose"),
     "logits_processor": ("acme_bases:Processor", "apply"),
+    "lora_resolver": ("acme_bases:Resolver", "resolve"),
     "kv_connector": ("acme_bases:Connector", "match plan"),
     "scheduling_policy": ("acme_bases:Policy", "budget waiting"),
     "structured_output": ("acme_bases:Grammars", "reject compile fill"),
@@ -97,6 +98,11 @@ SPECIAL = {
     "builtin_tool": """
     def session(self, *args):
         return fault("builtin_tool/session", lambda: Session(super(Plugin, self).session(*args)))
+""",
+    "lora_resolver": """
+    async def resolve(self, name):
+        found = await super().resolve(name)
+        return fault("lora_resolver/resolve", lambda: found)
 """,
     "tokenizer": """
     def stream(self, prompt_token_ids, *, skip_special_tokens):
@@ -229,6 +235,16 @@ class Connector:
     def reset(self): pass
 
 
+class Resolver:
+    """Every name is that of an adapter that changes nothing."""
+    def __init__(self, options, setup): pass
+    async def resolve(self, name): return Path(__file__).parent
+
+
+def read_adapter(folder, checkpoint):
+    return 1.0, {}
+
+
 class Policy(FakePolicy):
     def __init__(self, options, setup): super().__init__(setup)
     def observe(self, load, times): pass
@@ -288,7 +304,7 @@ FIELDS: dict[str, dict[str, object]] = {
     "quantization": {"supports": {"dtype": {"float32"}}},
     "structured_output": {"supports": {"constraint": frozenset({"grammar"})}},
     "tokenizer": {"supports": {"payload": frozenset({"acme"})}},
-    "weight_loader": {"file_patterns": ("acme_bases.py",)},
+    "weight_loader": {"file_patterns": ("acme_bases.py",), "adapters": "acme_bases:read_adapter"},
 }
 NAMES = {"model": "Acme", "quantization": "none"}
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 from faulty_plugins import install
 
-from pegboard.config.schema import EngineConfig, PluginConfig, Settings
+from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
 from pegboard.engine.boundary import process
 from pegboard.engine.boundary.client import EngineLink
 from pegboard.engine.boundary.messages import Ready, Stop, encode
@@ -38,7 +38,7 @@ ENGINE = EngineConfig(
     model="acme:tiny", device="acme", dtype="float32", max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=1 << 20,
     distributed_executor_backend="acme", scheduling_policy="acme", sampler="acme", kv_connectors=["acme"], spec_method="acme",
     spec_tokens=1, logits_processors=["acme"], tool_call_parser="acme", reasoning_parser="acme", served_model_name=["tiny"],
-    structured_outputs_config={"enable_in_reasoning": True},
+    structured_outputs_config={"enable_in_reasoning": True}, max_loras=1,
 )  # fmt: skip
 ENABLED = ["api:probe", "metrics:acme", "metrics:acme-api", "builtin_tool:acme", "hooks:acme"]
 
@@ -147,7 +147,7 @@ class Faults:
         self.num_started += 1
         folder = self.folder / str(self.num_started)
         folder.mkdir()
-        plan, registry = resolve(Settings(ENGINE, plugins=PluginConfig(enable=ENABLED)))
+        plan, registry = resolve(Settings(ENGINE, ServerConfig(lora_resolvers=["acme"]), PluginConfig(enable=ENABLED)))
         engine = build_engine(plan)
         engine._grammars.compiler._timeout_s = 0.2
         clock = Clock()

@@ -82,6 +82,7 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("logits_processor", "validate"): IN_API,
     ("builtin_tool", "session"): IN_API,
     ("builtin_tool", "run"): (TOLD, TOLD, OK, TOLD, SERVER),
+    ("lora_resolver", "resolve"): IN_API,
     ("api", "a route"): IN_API,
 }
 
@@ -103,8 +104,10 @@ def is_at_start(row: tuple[str, ...]) -> bool:
 
 
 def request_of(place: str) -> dict[str, Any]:
-    """The request that reaches a call. Every constraint is a new one, because what was compiled is kept."""
+    """The request that reaches a call. Every constraint and adapter is a new one, because what was compiled or found is kept."""
     kind = place.partition("/")[0]
+    if kind == "lora_resolver":
+        return {**WORDS, "model": f"adapter{time.time_ns()}"}
     if kind == "structured_output":
         return {**WORDS, "structured_outputs": {"grammar": f"3:0:{time.time_ns()}"}}
     return REQUESTS.get(place) or REQUESTS.get(kind, {})
@@ -192,7 +195,13 @@ def test_everything_slow_is_only_slow(faults: Faults) -> None:  # noqa: F811
         async with faults.server() as served:
             with faults.failing("*", "slow"):
                 faults.module.SAYS.append(CALL)
-                for place in ("builtin_tool/run", "tool_parser/feed", "structured_output/fill", "tokenizer/encode"):
+                for place in (
+                    "builtin_tool/run",
+                    "tool_parser/feed",
+                    "structured_output/fill",
+                    "tokenizer/encode",
+                    "lora_resolver/resolve",
+                ):
                     more = {"structured_outputs": {"grammar": "3:0:3"}} if place.startswith("structured") else {}
                     answer = await served.ask(**{**request_of(place), **more})
                     assert answer.status_code == 200, (place, answer.text)
@@ -330,6 +339,5 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_the_table_has_every_kind() -> None:
-    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers, and nothing asks resolvers
-    yet."""
+    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers."""
     assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command"} | {"hooks"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.errors import ModelError, PegboardError
@@ -13,7 +14,12 @@ from pegboard.interfaces.spec import Need
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
+    from pegboard.interfaces.weight_loader import Checkpoint
     from pegboard.plugins.registry import Registry
+
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOATS = frozenset({*FLOAT_BYTES, "f32", "bf16", "f16"})
+"""What weight loaders call these types in files: torch's names, and GGUF's in small letters."""
 
 
 class Check:
@@ -30,47 +36,66 @@ class Check:
     def run(self, words: Sequence[str]) -> int:
         """Return 0 if the model runs, or 1 if it does not."""
         settings, arguments = self._parser.parse_settings(words)
+        facts: dict[str, str] = {}
         try:
-            facts = examine(settings)
+            for name, value in examine(settings):
+                facts[name] = value
+                _show(name, value, not arguments.as_json)
         except PegboardError as error:
-            facts = {"runs": "no", "why": str(error)}
-        if arguments.as_json:
-            print(json.dumps(facts, indent=2, ensure_ascii=False))
+            verdict = {"runs": "no", "why": str(error)}
         else:
-            print("\n".join(f"{name:<9} {value}" for name, value in facts.items() if value))
-        return 0 if facts["runs"] == "yes" else 1
+            verdict = {"runs": "yes"}
+        for name, value in verdict.items():
+            _show(name, value, not arguments.as_json)
+        if arguments.as_json:
+            print(json.dumps({**verdict, **facts}, indent=2, ensure_ascii=False))
+        return 0 if verdict["runs"] == "yes" else 1
 
 
-def examine(settings: "Settings") -> dict[str, str]:
-    """Return what is known about running a model, as text by topic. Every choice is the engine's own: the model is built without
-    its weights. Raises PegboardError if the model does not run, with the reason."""
+def _show(name: str, value: str, is_text: bool) -> None:
+    if is_text:
+        print(f"{name:<9} {value}", flush=True)
+
+
+def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
+    """Yield what is known about running a model, as topic and text, as soon as it is known: what the files say first, because the
+    rest needs torch, whose import takes seconds. Every choice is the engine's own: the model is built without its weights. Raises
+    PegboardError if the model does not run, with the reason."""
     from pegboard.plan.engine_plan import resolve
 
     plan, registry = resolve(settings)
     checkpoint = plan.checkpoint
-    from pegboard.engine.build import choose_for_model  # imports torch; a model that is not there needs no torch
-    from pegboard.engine.kv.plan import num_tokens
-
-    weights, free = sum(tensor.num_bytes for tensor in checkpoint.tensors.values()), _free_bytes(registry, settings)
+    yield "model", f"{checkpoint.path} ({', '.join(checkpoint.architectures)}, {checkpoint.format})"
+    platform = _platform(registry, settings)
+    stored, free = sum(tensor.num_bytes for tensor in checkpoint.tensors.values()), platform.memory().free_bytes
+    weights = _weight_bytes(checkpoint, settings.engine.dtype, platform)
+    yield "weights", f"{_size(stored)} in the files, {_size(weights)} in memory, of {_size(free)} that are free"
     if weights > free:
         raise ModelError(f"the weights take {_size(weights)}, and {_size(free)} are free")
+    from pegboard.engine.build import choose_for_model  # imports torch
+    from pegboard.engine.kv.plan import capacity
+
     kv_plan = choose_for_model(plan, registry, weights)
     winners = [made.winner for made in registry.decisions.values() if made.winner is not None]
     plugins = {w.id if w.kind != "kernel" else f"kernels ({w.distribution} {w.version})": None for w in winners}
-    return {
-        "runs": "yes",
-        "model": f"{checkpoint.path} ({', '.join(checkpoint.architectures)}, {checkpoint.format})",
-        "plugins": ", ".join(plugins),
-        "weights": f"{_size(weights)} in the files, of {_size(free)} that are free",
-        "KV cache": f"{_size(kv_plan.num_blocks * kv_plan.block_bytes)} for {num_tokens(kv_plan):,} tokens",
-        "context": f"{plan.max_model_len:,} tokens",
-    }
+    yield "plugins", ", ".join(plugins)
+    yield "KV cache", f"{_size(kv_plan.num_blocks * kv_plan.block_bytes)} for {capacity(kv_plan)}"
+    yield "context", f"{plan.max_model_len:,} tokens"
 
 
-def _free_bytes(registry: "Registry", settings: "Settings") -> int:
+def _platform(registry: "Registry", settings: "Settings") -> Platform:
     entry = registry.choose("platform", Need(), explicit=settings.engine.device).require()
     platform: Platform = registry.build(entry, PlatformSetup(settings.engine.num_threads))
-    return platform.memory().free_bytes
+    return platform
+
+
+def _weight_bytes(checkpoint: "Checkpoint", dtype: str, platform: Platform) -> int:
+    """Return what the weights take in memory: floats have the compute type there, and packed weights are taken to keep their
+    size. A quantization while loading makes them smaller."""
+    if dtype == "auto":
+        dtype = str(platform.defaults(checkpoint.dtype).get("dtype", checkpoint.dtype))
+    size = FLOAT_BYTES[dtype]
+    return sum(math.prod(t.shape) * size if t.stored.lower() in FLOATS else t.num_bytes for t in checkpoint.tensors.values())
 
 
 def _size(num_bytes: int) -> str:

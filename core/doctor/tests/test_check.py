@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pegboard.cli.main import main
+from pegboard.config.schema import Settings
+from pegboard.interfaces.platform import MemoryNumbers, Platform
+from pegboard.interfaces.weight_loader import TensorEntry
+from pegboard.plugins.registry import Registry
 from pegboard_doctor import check
 
 
@@ -34,6 +41,27 @@ def test_the_default_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_does_not_fit_into_memory_does_not_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["check", "--kv-cache-memory-bytes", "64m", "--json"]) == 1
     assert "lower max_model_len to at most" in json.loads(capsys.readouterr().out)["why"]
-    monkeypatch.setattr(check, "_free_bytes", lambda registry, settings: 4000)
+    platform = check._platform
+
+    def small(registry: Registry, settings: Settings) -> Platform:
+        found = platform(registry, settings)
+        found.memory = lambda: MemoryNumbers(4000, 4000, 0, 0)
+        return found
+
+    monkeypatch.setattr(check, "_platform", small)
     assert main(["check", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["why"].endswith("and 3.9 KiB are free")
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["runs"] == "no" and facts["why"].endswith("and 3.9 KiB are free") and "MiB in the files" in facts["weights"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "F16", "Q4_1"]), st.integers(1, 9), st.integers(1, 999))))
+def test_floats_take_the_size_of_the_compute_type(tensors: list[tuple[str, int, int]]) -> None:
+    stored = {
+        str(number): TensorEntry(str(number), (rows, 2), type_, "file", 0, num_bytes)
+        for number, (type_, rows, num_bytes) in enumerate(tensors)
+    }
+    checkpoint = SimpleNamespace(dtype="bfloat16", tensors=stored)
+    platform = SimpleNamespace(defaults=lambda dtype: {"dtype": dtype})
+    for dtype, size in (("float32", 4), ("auto", 2)):
+        expected = sum(num_bytes if type_ == "Q4_1" else rows * 2 * size for type_, rows, num_bytes in tensors)
+        assert check._weight_bytes(checkpoint, dtype, platform) == expected

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "pegboard.front.llm",
     "AsyncLLM": "pegboard.front.async_llm",
+    "LoRARequest": "pegboard.data.request",
     "SamplingParams": "pegboard.data.sampling_params",
     "StructuredOutputsParams": "pegboard.data.sampling_params",
     "RequestOutputKind": "pegboard.data.sampling_params",
@@ -29,6 +30,7 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from pegboard.config.schema import EngineConfig
     from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
+    from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import (
         BeamSearchParams,
         RequestOutputKind,

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pegboard.data.request import PositionLogprobs, RequestDelta
@@ -398,7 +399,8 @@ def test_logprobs_of_a_long_prompt_are_converted_in_a_thread(number: int, monkey
 
     def feed_more(stream: OutputStream, delta: RequestDelta) -> bool:
         if not threads and not stream.late:
-            delta.prompt_logprobs = [PositionLogprobs([2], [-2.0], 1)] * number
+            positions = [PositionLogprobs([2], [-2.0], 1)] * number
+            delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
         return feed(stream, delta)
 
     monkeypatch.setattr(OutputStream, "feed", feed_more)

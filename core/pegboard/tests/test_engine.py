@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
+from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError
@@ -37,7 +37,7 @@ def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
         ([3, 64], {}, "token id 64 is out of vocabulary: ids go from 0 to 63"),
         ([3, -1], {}, "token id -1 is out of vocabulary"),
         ([3], {"priority": 1}, "scheduling policy that honours it"),
-        ([3], {"lora": AdapterRef(1, "poet", "/p")}, "'poet': LoRA is off"),
+        ([3], {"lora": LoRARequest("poet", 1, "/p")}, "'poet': LoRA is off"),
         ([3], {"params": greedy(structured_outputs=StructuredOutputsParams(regex="a"))}, "needs a structured output plugin"),
     ],
 )

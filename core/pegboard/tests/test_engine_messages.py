@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegboard import errors
-from pegboard.data.request import AdapterRef, EngineRequest, PositionLogprobs, RequestDelta
+from pegboard.data.request import EngineRequest, LoRARequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.boundary.messages import (
     Abort,
@@ -33,7 +33,7 @@ from pegboard.errors import Overloaded, PegboardError, PluginFailure, RequestErr
 )
 def test_requests(params):
     request = EngineRequest(
-        request_id="r", prompt_token_ids=[1, 2], params=params, priority=-1, cache_salt="s", lora=AdapterRef(1, "a", "/a")
+        request_id="r", prompt_token_ids=[1, 2], params=params, priority=-1, cache_salt="s", lora=LoRARequest("a", 1, "/a")
     )
     assert decode_to_engine(encode(Add(request))) == Add(request)
 

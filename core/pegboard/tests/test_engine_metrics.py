@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.metrics.catalogue import engine_metrics, token_buckets
 from pegboard.engine.metrics.step import StepMetrics
@@ -166,7 +166,7 @@ def test_adapters_in_use(tmp_path: Path) -> None:
     sink = Records()
     engine = FakeEngine(metrics=[sink], max_loras=1, clock=Clock())
     for number, name in enumerate(("sql", "poems"), 1):
-        lora = AdapterRef(number, name, str(tmp_path))
+        lora = LoRARequest(name, number, str(tmp_path))
         engine.add(name, [2, 3, 4], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), lora=lora)
     engine.step()
     info = [reading for metric, found in sink.readings() if metric.name == "lora_requests_info" for reading in found]

@@ -9,17 +9,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import NO_LIMIT
-from pegboard.data.request import AdapterRef, EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.interfaces.attention import Chunk, Full, State, Window
-from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens
+from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens, scored_prompt
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
 VOCAB = 64
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
 """There is no shrinking, because a failing scenario is printed completely and can be replayed."""
-ADAPTERS = [AdapterRef(i, f"adapter{i}", "/there", f"digest{i}") for i in (1, 2, 3)]
-BAD_ADAPTER = AdapterRef(4, "bad", "/bad")
+ADAPTERS = [LoRARequest(f"adapter{i}", i, "/there") for i in (1, 2, 3)]
+BAD_ADAPTER = LoRARequest("bad", 4, "/bad")
 LAYERS = [
     [Full()],
     [Full(), Full(), Full()],
@@ -59,6 +59,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_drafts": max_drafts,
         "draft_accuracy": draw(st.sampled_from([0.3, 0.8, 1.0])),
         "max_loras": draw(st.sampled_from([1, 2])),
+        "max_cpu_loras": draw(st.sampled_from([2, 3])),
         "by_priority": draw(st.booleans()),
         "kv_load": kv_load,
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
@@ -164,7 +165,7 @@ def _check_results(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]]
             if request.params.logprobs is not None:
                 assert [p.token_ids[0] for d in result.deltas for p in d.logprobs or ()] == tokens
             if request.params.prompt_logprobs is not None and index == 0:
-                assert [p.token_ids[0] for p in first.prompt_logprobs or ()] == request.prompt_token_ids[1:]
+                assert scored_prompt(first) == request.prompt_token_ids[1:]
 
 
 def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, Any]) -> FakeEngine:
@@ -181,7 +182,7 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
         kv_store=store,
         kv_fails=fails,
     )
-    engine.worker.bad_adapters.add(BAD_ADAPTER.path)
+    engine.worker.bad_adapters.add(BAD_ADAPTER.lora_path)
     return engine
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.batch import TransferReport
-from pegboard.data.request import AdapterRef, EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
@@ -90,8 +90,8 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
         hashes(tokens),
         hashes(tokens, cache_salt="a"),
         hashes(tokens, cache_salt="b"),
-        hashes(tokens, lora=AdapterRef(1, "x", "/p", "1")),
-        hashes(tokens, lora=AdapterRef(1, "x", "/p", "2")),
+        hashes(tokens, lora=LoRARequest("x", 1, "/p", digest="1")),
+        hashes(tokens, lora=LoRARequest("x", 1, "/p", digest="2")),
     ]
     assert len({chain[0] for chain in variants}) == len(variants)
     assert len({chain[2] for chain in variants}) == len(variants), "and later hashes of the chain depend on it"
@@ -99,11 +99,11 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
 
 def test_blocks_of_an_adapter_without_a_digest_stay_in_their_engine() -> None:
     """Its files may be others in another engine, or after it was loaded again."""
-    lora = AdapterRef(1, "x", "/p")
+    lora = LoRARequest("x", 1, "/p")
     assert hashes([1, 2, 3, 4], lora=lora) != hashes([1, 2, 3, 4], lora=lora), "each call makes an engine's hasher"
     hasher, chains = BlockHasher("sha256", 4), []
     for lora_id in (1, 1, 2):
-        request = make_request([1, 2, 3, 4], lora=AdapterRef(lora_id, "x", "/p"))
+        request = make_request([1, 2, 3, 4], lora=LoRARequest("x", lora_id, "/p"))
         hasher.extend(request)
         chains.append(request.block_hashes)
     assert chains[0] == chains[1] != chains[2]
@@ -235,12 +235,12 @@ def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: 
     assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(len(layers)))
 
 
-def test_a_large_state_makes_the_blocks_of_attention_larger() -> None:
+def test_a_large_state_makes_the_blocks_of_attention_larger_and_is_kept_where_they_end() -> None:
     specs = {0: fake_kv_spec(slot_bytes=4), 1: fake_kv_spec(State(checkpoint_every=32), slot_bytes=1000)}
     plan = plan_kv(specs, 100_000, fake_limits(block_size=16, max_model_len=128))
     assert plan.block_bytes == 1000
-    assert [group.block_size for group in plan.groups] == [240, 32]
-    assert plan.hash_block_size == 16
+    assert [group.block_size for group in plan.groups] == [240, 240]
+    assert plan.hash_block_size == 240
 
 
 def test_block_size_is_what_the_kernels_need() -> None:

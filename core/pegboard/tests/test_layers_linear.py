@@ -11,7 +11,7 @@ from torch import Tensor
 from pegboard.errors import ConfigError, ModelError
 from pegboard.layers import Embedding, Head, Linear, QKVLinear
 from pegboard.layers.build import LoRALimits
-from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -68,16 +68,16 @@ def test_parts_that_do_not_add_up_are_refused() -> None:
 def test_adapters_equal_merged_weights_token_by_token(slots: list[int], seed: int) -> None:
     """Every token has its own slot, and slot 0 is the base model. An adapter's rank may be smaller than the limit, and it may
     leave out modules."""
-    parts, width, limits = {"gate": 3, "up": 5}, 6, LoRALimits(num_slots=3, max_rank=4)
+    parts, width, limits = {"gate": 3, "up": 5}, 6, LoRALimits(num_slots=3, max_rank=4, dtype="float32")
     tensors = {name: value for name, value in merged_tensors(parts, width).items() if name.endswith("weight")}
-    build = fake_build(lora=limits, lora_slots=lambda: torch.tensor(slots)).at("m")
+    build = fake_build(lora=limits, lora_rows=lambda: adapter_rows(slots, 3)).at("m")
     layer = Linear(build, width, 8, parts=parts)
     load_layers([layer], tensors)
     assert layer.adapters is not None
     weights = {0: dict(tensors)}
     for slot, (rank, names) in enumerate([(4, ["gate", "up"]), (1, ["up"]), (2, ["gate"])], 1):
         own = {f"m.{n}": (random(rank, width, seed=seed + slot), random(parts[n], rank, seed=seed + 9 * slot)) for n in names}
-        layer.adapters.load(slot, own, scaling=0.5)
+        layer.adapters.load(slot, layer.adapters.fitted(own, 0.5))
         weights[slot] = dict(tensors) | {f"{n}.weight": tensors[f"{n}.weight"] + 0.5 * b @ a for n, (a, b) in own.items()}
     x = random(len(slots), width, seed=seed)
     expected = [
@@ -87,19 +87,19 @@ def test_adapters_equal_merged_weights_token_by_token(slots: list[int], seed: in
 
 
 def test_a_slot_that_is_loaded_again_forgets_the_old_adapter() -> None:
-    build = fake_build(lora=LoRALimits(1, 4), lora_slots=lambda: torch.tensor([1])).at("m")
+    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: adapter_rows([1], 1)).at("m")
     layer = Linear(build, 4, 4)
     load_layers([layer], {"m.weight": torch.eye(4)})
     assert layer.adapters is not None
     address = layer.adapters.a.data_ptr()
-    layer.adapters.load(1, {"m": (random(4, 4), random(4, 4))}, 1.0)
-    layer.adapters.load(1, {"m": (torch.ones(1, 4), torch.ones(4, 1))}, 2.0)
+    layer.adapters.load(1, layer.adapters.fitted({"m": (random(4, 4), random(4, 4))}, 1.0))
+    layer.adapters.load(1, layer.adapters.fitted({"m": (torch.ones(1, 4), torch.ones(4, 1))}, 2.0))
     assert layer.adapters.a.data_ptr() == address
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.full((1, 4), 9.0))
-    layer.adapters.load(1, {}, 1.0)
+    layer.adapters.load(1, [])
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.ones(1, 4))
     with pytest.raises(ModelError, match="rank 5 of m exceeds max_lora_rank=4"):
-        layer.adapters.load(1, {"m": (random(5, 4), random(4, 5))}, 1.0)
+        layer.adapters.fitted({"m": (random(5, 4), random(4, 5))}, 1.0)
 
 
 # --- embedding and head ------------------------------------------------------------------------------------------------------

@@ -98,17 +98,13 @@ def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> No
         ("fp8", "float8_e4m3fn"),
         ("fp8_e4m3", "float8_e4m3fn"),
         ("fp8_inc", "float8_e4m3fn"),
+        ("int8_per_token_head", "int8"),
         ("fp8_e5m2", "float8_e5m2"),
         ("int8", "int8"),
     ],
 )
 def test_vllms_names_of_types_of_the_kv_cache(asked: str, meant: str) -> None:
     assert engine_settings("m", {"kv_cache_dtype": asked}).engine.kv_cache_dtype == meant
-
-
-def test_the_layout_of_latent_attention_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'fp8_ds_mla' cannot be used: .*latent attention"):
-        check_engine(engine_settings("m", {"kv_cache_dtype": "fp8_ds_mla"}).engine)
 
 
 @pytest.mark.parametrize(

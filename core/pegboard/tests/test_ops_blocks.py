@@ -40,6 +40,25 @@ def test_values_follow_the_formula(form: tuple[int, int, torch.dtype, bool], row
             assert float(found[row, column]) == pytest.approx(value, rel=1e-6, abs=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "has_minimum"), [(torch.int8, False), (torch.int8, True), (torch.uint8, True)])
+def test_scales_of_two_levels(kind: torch.dtype, has_minimum: bool) -> None:
+    """Integers times a float for three of their blocks. A byte may hold a scale and a minimum of four bits each."""
+    rows, columns = 3, 192
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (rows, columns), generator=generator).to(torch.uint8)
+    low, high = (0, 16) if kind == torch.uint8 else (-128, 128)
+    scale, minimum = (torch.randint(low, high, (rows, 6), generator=generator).to(kind) for _ in range(2))
+    outer = torch.randn(1 + has_minimum, rows, 2, generator=generator).half()
+    stored = (scale | minimum << 4, None) if kind == torch.uint8 else (scale, minimum if has_minimum else None)
+    found = Blocks(4, 32, codes, *stored, zero=3, outer=outer).dense()
+    for row in range(rows):
+        for column in range(columns):
+            value = float(outer[0, row, column // 96]) * int(scale[row, column // 32]) * (int(codes[row, column]) - 3)
+            if has_minimum:
+                value += float(outer[1, row, column // 96]) * int(minimum[row, column // 32])
+            assert float(found[row, column]) == pytest.approx(value, rel=1e-5, abs=1e-3)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     forms=st.lists(st.tuples(FORMATS, st.integers(1, 40)), min_size=1, max_size=3),

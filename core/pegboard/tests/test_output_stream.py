@@ -3,6 +3,7 @@ the whole text."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,10 +168,10 @@ def test_logprobs_and_prompt_logprobs(flat):
     params = SamplingParams(logprobs=2, prompt_logprobs=1, flat_logprobs=flat, max_tokens=9, output_kind=RequestOutputKind.DELTA)
     stream = open_stream(params)
     prompt = [PositionLogprobs([2, 5], [-2.0, -0.1], 9), PositionLogprobs([3, 3], [-0.2, -0.2], 1)]
-    stream.feed(RequestDelta(request_id="r", prompt_logprobs=prompt[:1]))
+    stream.feed(RequestDelta(request_id="r", prompt_logprobs=msgspec.Raw(msgspec.msgpack.encode(prompt))))
     assert stream.take() is None
     rows = [PositionLogprobs([98, 97, 99], [-3.0, -0.5, -0.7], 7)]
-    stream.feed(RequestDelta(request_id="r", prompt_logprobs=prompt[1:], token_ids=[98], logprobs=rows))
+    stream.feed(RequestDelta(request_id="r", token_ids=[98], logprobs=rows))
     output = stream.take()
     assert len(output.prompt_logprobs) == 3
     assert not output.prompt_logprobs[0]

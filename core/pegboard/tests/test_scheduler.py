@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pegboard.data.batch import Batch
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import Full, State, Window
-from pegboard_testing.fake_engine import FakeEngine
+from pegboard_testing.fake_engine import FakeEngine, scored_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -192,7 +192,7 @@ def test_outputs_are_cached_as_well() -> None:
     assert follow_up.deltas[0].num_cached_tokens == 16
 
 
-@pytest.mark.parametrize("fields", [{"cache_salt": "x"}, {"lora": AdapterRef(1, "l", "/p")}])
+@pytest.mark.parametrize("fields", [{"cache_salt": "x"}, {"lora": LoRARequest("l", 1, "/p")}])
 def test_what_must_not_be_shared_is_not(fields: dict[str, Any]) -> None:
     engine = FakeEngine(block_size=4, max_loras=1)
     engine.generate(range(14), GREEDY)
@@ -206,7 +206,7 @@ def test_prompt_logprobs_read_nothing_from_the_cache_but_write_to_it() -> None:
     for _ in range(2):
         result = engine.generate(range(14), params)
         assert result.deltas[0].num_cached_tokens == 0
-        assert [position.token_ids[0] for position in result.deltas[0].prompt_logprobs or ()] == list(range(1, 14))
+        assert scored_prompt(result.deltas[0]) == list(range(1, 14))
     assert engine.generate(range(14), GREEDY).deltas[0].num_cached_tokens == 12
 
 
@@ -298,8 +298,8 @@ def test_drafts_never_reach_beyond_the_last_token_that_may_come() -> None:
 # --- adapters -----------------------------------------------------------------------------------------------------------------
 
 
-def adapter(number: int) -> AdapterRef:
-    return AdapterRef(number, f"lora{number}", f"/{number}", f"d{number}")
+def adapter(number: int) -> LoRARequest:
+    return LoRARequest(f"lora{number}", number, f"/{number}", digest=f"d{number}")
 
 
 def test_a_batch_never_wants_more_adapters_than_there_are_slots() -> None:
@@ -349,5 +349,5 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
     engine = FakeEngine(max_loras=2)
     for number in (1, 2, 1, 3, 1, 2):
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
-    loads = [args[1].lora_id for method, args in engine.executor.calls if method == "load_adapter"]
-    assert loads == [1, 2, 3, 2]
+    reads = [args[1].lora_int_id for method, args in engine.executor.calls if method == "read_adapter"]
+    assert reads == [1, 2, 3, 2]

@@ -129,6 +129,18 @@ def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path
     assert [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers] == addresses
 
 
+def test_drafts_are_uploaded_without_waiting(gpu: FakeGPU, tmp_path: Path) -> None:
+    worker = ready(tmp_path)
+    generate(worker, 1)
+    inputs, blocking = worker.running.inputs, gpu.blocking_uploads
+    worker.running.state.token_ids[0, 3], worker.running.state.drafts[0] = 8, np.array([4, 6], np.int32)
+    batch = batch_of(1, [0, 1], [3, 1], [3, 1])
+    batch.num_draft_tokens[:] = [2, 0]
+    drafts = inputs.build(batch).draft_token_ids
+    assert gpu.blocking_uploads == blocking and drafts is not None and drafts.tolist() == [4, 6]
+    assert inputs.input_ids.on_device[:3].tolist() == [8, 4, 6]
+
+
 def test_a_decode_step_uploads_little_and_computes_nothing_else(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     generate(worker, 2)
@@ -141,8 +153,8 @@ def test_a_decode_step_uploads_little_and_computes_nothing_else(gpu: FakeGPU, tm
 def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     stages = worker.running.stages
-    assert {trait: [recording.size for recording in made] for trait, made in stages.recordings.items()} == {
-        "forward": [], "decode": [1, 2, 4], "logits": [1, 2, 4],
+    assert {key: [recording.size for recording in made] for key, made in stages.recordings.items()} == {
+        ("forward", False): [], ("decode", False): [1, 2, 4], ("logits", False): [1, 2, 4],
     }  # fmt: skip
     assert stages.find("decode", 3) is stages.find("decode", 4) is not stages.find("decode", 2)
     assert stages.find("decode", 5) is None and gpu.captures == 6

@@ -214,7 +214,7 @@ def chunks(draw: st.DrawFn, total: int) -> list[int]:
 def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens: list[int]) -> None:
     """Position i is scored once, with the hidden state before it. The row is delivered when its prompt ends."""
     twin = Twin()
-    scores = PromptScores(EchoSampler(), lambda hidden: hidden * 10, twin.state)  # type: ignore[arg-type]
+    scores = PromptScores(EchoSampler(), lambda hidden: hidden * 10, twin.state, twin.builder.head_adapters)  # type: ignore[arg-type]
     row = twin.rows[2] = Row(tokens, len(tokens))
     twin.blocks(row, len(tokens))
     params = SamplingParams(prompt_logprobs=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,13 +18,14 @@ FAST = KernelSpec(api="1.0", implementation="math:sqrt", tier="tuned", supports=
 OWN = KernelSpec(
     api="1.0", implementation="math:hypot", declares=True, tier="reference", supports={"dtype": {"float32", "float16"}}
 )
+ELSEWHERE = replace(OWN, platforms=frozenset({"other"}))
 RECORDS = KernelSpec(api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}})
 
 
 @pytest.fixture(autouse=True)
 def _specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the specs above where the entry points find them."""
-    for name in ("FAST", "OWN", "RECORDS"):
+    for name in ("FAST", "OWN", "ELSEWHERE", "RECORDS"):
         monkeypatch.setattr("pegboard_testing.fake_parts." + name, globals()[name], raising=False)
 
 
@@ -45,6 +48,14 @@ def test_a_plugin_declares_an_op_of_its_own_and_others_make_it_fast() -> None:
     assert chosen(wave__plain="OWN")["wave"] is math.hypot
     assert chosen(wave__plain="OWN", wave__fast="FAST")["wave"] is math.sqrt
     assert chosen("float16", wave__plain="OWN", wave__fast="FAST")["wave"] is math.hypot
+
+
+def test_an_op_that_is_declared_for_another_platform_is_not_loaded() -> None:
+    import math
+
+    with pytest.raises(ModelError, match="no kernel plugin computes 'wave' on the platform fake\n.*nothing suits"):
+        chosen(wave__plain="ELSEWHERE")["wave"]
+    assert chosen(wave__plain="ELSEWHERE", wave__fast="FAST")["wave"] is math.sqrt
 
 
 def test_an_op_nobody_declares_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.engine.kv.plan import capacity, plan_kv
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor, State
 from pegboard.worker.memory import allocate, copy_blocks, null_plan, trial_steps
 from pegboard_testing.fake_limits import fake_limits
+from pegboard_testing.fake_model import fake_kv_spec
 
 NUM_BLOCKS = 5
 
@@ -131,3 +133,17 @@ def test_trial_steps_stay_within_the_limits(max_model_len: int, max_num_seqs: in
     if min(max_model_len, max_num_batched_tokens) > 4 and max_num_seqs > 1:
         kinds = [(bool(step.new), bool(step.num_computed_tokens.any())) for step in steps[:-1]]
         assert kinds == [(True, False), (True, True), (False, True)], "a prompt, a prompt and a decode, decodes"
+
+
+def test_a_state_fits_its_region_if_its_group_has_fewer_layers() -> None:
+    """Four states of 1000 bytes and five layers of attention: five regions of at least 1000 bytes, and floats are aligned."""
+    state = KVCacheSpec(
+        tensors=(KVTensor("s", (249,), "float32"), KVTensor("c", (2,), "bfloat16")), retain=State(), unit="request"
+    )
+    specs = {i: state if i < 4 else fake_kv_spec(slot_bytes=3) for i in range(9)}
+    plan = plan_kv(specs, 100_000, fake_limits(block_size=16, max_model_len=128))
+    assert [len(group.layers) for group in plan.groups] == [4, 5] and plan.block_bytes == 5 * 1000
+    views = allocate(plan, lambda size: torch.zeros(size, dtype=torch.uint8))
+    views[3]["s"][1] = 1.0
+    assert not views[7]["kv"][2:].any() and views[7]["kv"][1].any()
+    assert capacity(plan) == "5,760 tokens and states, which the prefix cache does not keep"

@@ -48,7 +48,7 @@ async def serve_client(
     """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the program. engine: that of the
     client; its process is watched. on_loaded is called once the engine is ready, just before the server takes the listener. share
     sends what this process measures to the other API processes."""
-    from pegboard_server.app import open_app
+    from pegboard_server.app import load_adapters, open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.memory import keep_little
     from pegboard_server.server import run_server
@@ -66,6 +66,7 @@ async def serve_client(
     app = await open_app(client, traffic, publish if client.sinks else None)
     hooks = _hooks(client)
     async with client:
+        await load_adapters(app)
         if hooks is not None:
             hooks[0].call("pegboard_role_started", hooks[1])
         on_loaded()

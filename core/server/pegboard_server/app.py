@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import get_route_path  # type: ignore[attr-defined]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pegboard.config.schema import ServerConfig, Settings
+from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError, PluginNotFound, blame
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
 from pegboard.interfaces.builtin_tool import BuiltinTool
@@ -26,6 +26,7 @@ from pegboard.interfaces.metrics import Sample
 from pegboard.log import get_logger
 from pegboard.plugins.defaults import default_enabled
 from pegboard.plugins.names import to_install
+from pegboard_server.adapters import AdapterClient, serve_adapters
 from pegboard_server.gateway import Gateway, MountedApi, Traffic, error_response, owner_of
 from pegboard_server.http_metrics import MeasuredApp
 from pegboard_server.logs import logged
@@ -45,23 +46,18 @@ async def open_app(
 ) -> Starlette:
     """Build the application of all APIs enabled for `client`, and start their built-in tools. Raises PluginNotFound when no API
     is enabled, ConfigError, PluginError."""
-    apis = build_apis(client, await start_tools(client.registry))
-    return build_app(apis, client, client.plan.settings.server, traffic, publish, client.registry.modules)
+    settings = client.plan.settings
+    adapters = serve_adapters(client) if settings.engine.max_loras else None
+    apis = build_apis(adapters or client, await start_tools(client.registry))
+    app = build_app(apis, client, settings.server, traffic, publish, client.registry.modules)
+    app.state.adapters = adapters
+    return app
 
 
-def check_adapters(settings: Settings) -> None:
-    """Raise ConfigError if LoRA is on and no API lets clients name adapters: it would only take memory. Called before the engine
-    starts."""
-    if not settings.engine.max_loras:
-        return
-    from pegboard.plugins.registry import Registry
-
-    registry = Registry.discover(settings.plugins)
-    if not any("adapters" in registry.spec(entry).flags for entry in registry.enabled("api")):
-        raise ConfigError(
-            "enable_lora, max_loras: no API of this server lets clients name LoRA adapters, so LoRA would have no effect; leave "
-            "it out. Offline, LLM.generate(lora_request=…) uses adapters"
-        )
+async def load_adapters(app: Starlette) -> None:
+    """Load the adapters of the setting `lora_modules`. Call it once the engine is ready. Raises ConfigError."""
+    if app.state.adapters is not None:
+        await app.state.adapters.start()
 
 
 async def start_tools(registry: "Registry") -> Tools:
@@ -79,7 +75,7 @@ async def start_tools(registry: "Registry") -> Tools:
     return tools
 
 
-def build_apis(client: "AsyncLLM", tools: Tools) -> list[tuple[str, Any, Any]]:
+def build_apis(client: "AsyncLLM | AdapterClient", tools: Tools) -> list[tuple[str, Any, Any]]:
     """Returns (name, api, spec) of every enabled api. The default ones come first, in their own order, because the error body of
     the first api answers for paths that no api has. tools holds the plugins that serve built-in tools. Raises PluginNotFound when
     no api is enabled."""
@@ -89,7 +85,9 @@ def build_apis(client: "AsyncLLM", tools: Tools) -> list[tuple[str, Any, Any]]:
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    setup = ApiSetup(logged(client, config), msgspec.structs.asdict(config), client.sinks, tools, registry.modules)
+    setup = ApiSetup(
+        logged(cast(EngineClient, client), config), msgspec.structs.asdict(config), client.sinks, tools, registry.modules
+    )
     log.debug("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 

@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import BaseModel
@@ -14,6 +14,9 @@ from starlette.responses import Response
 from pegboard.errors import MalformedRequest, UnknownModel
 from pegboard.interfaces.api import EngineClient
 from pegboard_server.logs import ERROR
+
+if TYPE_CHECKING:
+    from pegboard.data.request import LoRARequest
 
 _TYPES = {
     400: "BadRequestError",
@@ -30,6 +33,9 @@ _TYPES_OF_HTTP = {400: BAD_REQUEST, 404: "Not Found"}
 MAX_NAME = 200
 """The most characters of an unknown model name that the error message repeats."""
 
+
+MAX_NAMES = 20
+"""The most served models that the error message lists. There can be many adapters."""
 
 MAX_MESSAGE, MAX_PARAMETER = 2000, 200
 """The most characters of an error's message and of its parameter. A client may send names and values of any length."""
@@ -102,12 +108,15 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-def served_model(client: EngineClient, name: str | None) -> str:
-    """Returns `name` if a model of this name is served, and the first served model when `name` is None. Raises UnknownModel."""
-    names = [model.name for model in client.models()]
-    if name is None:
-        return names[0]
-    if name not in names:
-        served = ", ".join(names)
-        raise UnknownModel(f"The model `{name[:MAX_NAME]}` does not exist. This server has: {served}", parameter="model")
-    return name
+async def served_model(client: EngineClient, name: str | None) -> "tuple[str, LoRARequest | None]":
+    """Returns the name of the model that a request asks for, and its LoRA adapter if the name is one's. A request that names no
+    model gets the first one. Raises UnknownModel, and what `EngineClient.adapter` raises."""
+    models = client.models()
+    if name is None or any(model.name == name and model.parent is None for model in models):
+        return name or models[0].name, None
+    adapter = await client.adapter(name)
+    if adapter is None:
+        served = ", ".join([model.name for model in models][:MAX_NAMES])
+        more = "" if len(models) <= MAX_NAMES else ", …"
+        raise UnknownModel(f"The model `{name[:MAX_NAME]}` does not exist. This server has: {served}{more}", parameter="model")
+    return name, adapter

@@ -50,8 +50,8 @@ class Serve:
         """Serve until told to stop. Returns 1 when the engine died."""
         settings, arguments = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
         check_server(settings.server)
-        if settings.engine.max_loras:
-            from pegboard_server.app import check_adapters
+        if settings.engine.max_loras or settings.server.lora_modules or settings.server.lora_resolvers:
+            from pegboard_server.adapters import check_adapters
 
             check_adapters(settings)
         if arguments.verbose:

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
+from pegboard.config.schema import ServerConfig
 from pegboard.errors import (
     ConfigError,
     EngineDeadError,
@@ -31,8 +31,7 @@ from pegboard.errors import (
     UnknownModel,
 )  # fmt: skip
 from pegboard.interfaces.api import CLIENT, ApiSpec
-from pegboard.plugins.registry import Registry
-from pegboard_server.app import build_app, check_adapters
+from pegboard_server.app import build_app
 from pegboard_server.gateway import error_response
 from pegboard_server.json_api import endpoint, error_body, error_event
 from pegboard_server.listener import bind_socket
@@ -262,21 +261,6 @@ def test_every_error_answer_has_its_traceback_in_the_log_if_asked_for(is_on, cap
     caplog.clear()
     assert client.get("/raise/config").status_code == 500
     assert ("Traceback" in caplog.text) == is_on  # without the flag, a named error of ours is one line
-
-
-def test_adapters_that_no_client_can_name_are_refused(fake_distributions, monkeypatch):
-    api = 'from pegboard.interfaces.api import ApiSpec\nSPEC = ApiSpec(api="1.0", implementation="x:Y", flags=frozenset({}))\n'
-    fake_distributions.add("acme", {"api": {"mine": "acme_api:SPEC"}}, {"acme_api": api.format("")})
-    fake_distributions.add("other", {"api": {"theirs": "other_api:SPEC"}}, {"other_api": api.format('{"adapters"}')})
-    monkeypatch.setattr(Registry, "discover", lambda config: Registry(fake_distributions.scan(), config))
-
-    def settings(loras: int, *names: str) -> Settings:
-        return Settings(EngineConfig(max_loras=loras), plugins=PluginConfig(enable=[f"api:{name}" for name in names]))
-
-    check_adapters(settings(0, "mine"))
-    check_adapters(settings(2, "mine", "theirs"))
-    with pytest.raises(ConfigError, match="no API of this server lets clients name LoRA adapters"):
-        check_adapters(settings(2, "mine"))
 
 
 def app_and_engine() -> tuple[Any, FakeEngineClient]:

@@ -27,6 +27,8 @@ from pegboard.interfaces.attention import (
     AttentionLayer,
     AttentionSetup,
     AttentionSpec,
+    Chunk,
+    Full,
     KVGroup,
     KVPlan,
     Window,
@@ -35,7 +37,7 @@ from pegboard.interfaces.spec import Multiple, unmet
 from pegboard.worker import memory
 from pegboard_testing.fake_limits import fake_limits
 
-FEATURES = ("window", "soft_cap")
+FEATURES = ("window", "chunk", "sinks", "soft_cap")
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types of the cache that only round. Others (int8 with scales) are for the backend's own tests."""
@@ -62,13 +64,15 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The reference, slow and readable: compute causal attention of each row's newest tokens over its whole history.
 
     q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
     Dv]. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose KV is already in the cache. Query token i of
-    a row with n new tokens is at position seq_len − n + i. window: in tokens, including the token itself. Heads are grouped: H is
-    a multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
+    a row with n new tokens is at position seq_len − n + i. window, chunk, sinks: see `AttentionLayer`. Heads are grouped: H is a
+    multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]
@@ -89,7 +93,12 @@ def paged_attention(
         hidden = key_positions > query_positions
         if window is not None:
             hidden |= key_positions <= query_positions - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        if chunk is not None:
+            hidden |= key_positions < query_positions // chunk * chunk
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:  # one more key, whose value is zero
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, stop - start, 1)], -1)
+        weights = scores.softmax(-1)[..., :length]
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 
@@ -212,11 +221,14 @@ class Trial:
         )
 
     def _dropped(self, piece: Piece) -> int:
-        """Return how many blocks at the start of the row no window reaches any more. The engine has already given them to other
-        rows."""
-        if any(layer.window is None for layer in self.layers):
-            return 0
-        return max(0, piece.start - max(layer.window or 0 for layer in self.layers) + 1) // self.block_size
+        """Return how many blocks at the start of the row no window or chunk reaches any more. The engine has already given them
+        to other rows."""
+        firsts = [0 if layer.chunk is None else piece.start // layer.chunk * layer.chunk for layer in self.layers]
+        firsts = [
+            first if layer.window is None else max(first, piece.start - layer.window + 1)
+            for first, layer in zip(firsts, self.layers, strict=True)
+        ]
+        return min(firsts) // self.block_size
 
     def step(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> dict[int, Tensor]:
         """Run one step through the backend and return the output [T, H · Dv] of each layer."""
@@ -238,8 +250,8 @@ class Trial:
         for layer in self.layers:
             owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
             q = torch.cat([self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]).float()
-            loc, lengths = inputs.query_start_loc, inputs.seq_lens
-            out = paged_attention(q, *self.caches[owner], tables, loc, lengths, layer.scale, layer.window, layer.soft_cap)
+            rows, features = (tables, inputs.query_start_loc, inputs.seq_lens), (layer.window, layer.soft_cap, layer.chunk)
+            out = paged_attention(q, *self.caches[owner], *rows, layer.scale, *features, layer.sinks)
             outputs[layer.layer_index] = out.flatten(1)
         return outputs
 
@@ -288,6 +300,11 @@ class AttentionContract:
             features["window"] = int(rng.choice([1, 2, 5, 16, 33, 200]))
         if self.can("soft_cap") and rng.random() < 0.3:
             features["soft_cap"] = float(rng.choice([0.5, 2.0, 30.0]))
+        if "window" not in features and self.can("chunk") and rng.random() < 0.4:
+            features["chunk"] = int(rng.choice([1, 2, 5, 16, 33, 200]))
+        if self.can("sinks") and rng.random() < 0.4:
+            sinks = rng.normal(1, 3, num_heads).astype(np.float32)
+            features["sinks"] = torch.from_numpy(sinks).to(self.device)
         return [AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                                scale=head_dim**-0.5 * (1 + i), **features) for i in range(2)]  # fmt: skip
 
@@ -332,7 +349,7 @@ class AttentionContract:
         if not (self.can("dtype", "float32") and self.can("kv_dtype", stored)):
             return
         rng = np.random.default_rng(700 + seed)
-        layer = self.random_layers(rng)[0]
+        layer = replace(self.random_layers(rng)[0], sinks=None)
         trial = Trial(self, [layer], self.some("block_size", [4, 16])[0], [1], seed, "float32", stored)
         values = np.exp(rng.normal(0, 5, (1, layer.num_kv_heads, layer.head_dim))).astype(np.float32)
         values *= rng.choice([-1, 0, 1], values.shape)
@@ -393,11 +410,14 @@ class AttentionContract:
     def test_a_window_may_drop_old_blocks_but_no_others(self) -> None:
         trial, _ = self.random_trial(600)
         plain = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=self.some("head_dim", [64])[0], scale=1.0)
-        assert not isinstance(trial.backend.kv_spec(plain, "float32").retain, Window)
+        assert not isinstance(trial.backend.kv_spec(plain, "float32").retain, Window | Chunk)
         if self.can("window"):
             narrow = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, window=32)
             retain = trial.backend.kv_spec(narrow, "float32").retain
             assert not isinstance(retain, Window) or retain.tokens >= 32
+        if self.can("chunk"):
+            local = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, chunk=32)
+            assert trial.backend.kv_spec(local, "float32").retain in (Chunk(32), Full())
 
     def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
         """Selection compares the need of a layer with `supports`. Each refusal names the feature."""

@@ -18,6 +18,7 @@ up to the compute type.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,8 +67,8 @@ def load_pieces(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> None:
 
 class QuantizationContract:
     """Every quantization method passes these. Override `spec`, `method` and `stored`. If they differ, also override `config`,
-    `block` and `row_block` (how many columns and rows are stored together) and `tolerance` (a factor on TOLERANCES, for methods
-    that also quantize activations)."""
+    `block` and `row_block` (how many columns and rows are stored together), `tolerance` (a factor on TOLERANCES, for methods that
+    also quantize activations) and `only_experts` (the method leaves all other layers plain)."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
@@ -75,6 +76,7 @@ class QuantizationContract:
     row_block = 1
     device = "cpu"
     tolerance = 1.0
+    only_experts = False
 
     def method(self, setup: QuantizationSetup) -> QuantizationMethod:
         """Return a new method."""
@@ -99,7 +101,7 @@ class QuantizationContract:
             stop = start + count * self.row_block
             parts.append(Part(f"model.part{index}.weight", (start, stop)))
             start = stop
-        return LinearLayer("model.merged", columns, start, tuple(parts))
+        return LinearLayer("model.merged", columns, start, tuple(parts), num_experts=1 if self.only_experts else 0)
 
     def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
         """Load random values, the last part first, and return the matrix that they represent."""
@@ -143,6 +145,21 @@ class QuantizationContract:
         for count in (1, 2, 33):
             x = self.activations(count, layer.in_features, dtype)
             self.check(call(x), x, matrix)
+
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    def test_experts_multiply_their_own_rows(self, dtype: str) -> None:
+        """The matrices of experts are parts below each other. An expert may have no rows."""
+        if unmet(self.spec.supports, {"dtype": dtype}):
+            return
+        layer = replace(self.layer((2, 3) * 3, self.block * 2), num_experts=3)
+        weight = self.linear(layer, dtype)
+        matrices = self.fill(weight, layer, 9, dtype).view(3, -1, layer.in_features)
+        bind_experts = getattr(weight, "bind_experts", None)
+        assert bind_experts is not None, "a weight of experts needs bind_experts"
+        call, x = bind_experts(REFERENCES, 3, None), self.activations(7, layer.in_features, dtype)
+        found = call(x, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
+        self.check(found[:3], x[:3], matrices[0])
+        self.check(found[3:], x[3:], matrices[2])
 
     def test_dequantize_gives_the_stored_values(self) -> None:
         layer = self.layer((6, 4), self.block * 2)

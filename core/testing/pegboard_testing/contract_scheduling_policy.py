@@ -21,7 +21,7 @@ import pytest
 
 from pegboard.config.limits import NO_LIMIT
 from pegboard.data.batch import StepTimes
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.interfaces.scheduling_policy import (
     RequestStatus,
     RequestView,
@@ -51,7 +51,7 @@ class View:
     num_computed_tokens: int = 0
     num_confirmed_tokens: int = 0
     num_preemptions: int = 0
-    lora: AdapterRef | None = None
+    lora: LoRARequest | None = None
     key: str = "a"
     all_token_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)

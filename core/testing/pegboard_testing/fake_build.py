@@ -11,7 +11,24 @@ from torch import Tensor
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, wanted_parts
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer
-from pegboard.ops import REFERENCES
+from pegboard.ops import REFERENCES, AdapterRows
+from pegboard.ops.experts import one_by_one
+
+
+def adapter_rows(slots: Sequence[int], num_slots: int) -> AdapterRows:
+    """Return rows with these adapter slots, grouped as a worker does it."""
+    found = torch.tensor(list(slots), dtype=torch.int64)
+    starts = torch.zeros(num_slots + 2, dtype=torch.int32)
+    starts[1:] = torch.bincount(found, minlength=num_slots + 1).cumsum(0)
+    return AdapterRows(found.argsort(stable=True).int(), starts)
+
+
+def adapter_product(slots: Any, slot: int) -> Tensor:
+    """Return what the adapter in a slot of a layer (`layers.lora.AdapterSlots`) adds to the layer's weight [out, in]."""
+    a, b, rank = slots.a[slot - 1], slots.b[slot - 1], slots.max_rank
+    firsts = range(0, a.shape[1], slots.width)
+    bounds = zip(firsts, slots.bounds, slots.bounds[1:], strict=False)
+    return torch.cat([a[:, first : first + rank] @ b[:, start:stop] for first, start, stop in bounds], 1).T
 
 
 class FakeQuantization:
@@ -55,6 +72,13 @@ class FakeWeight:
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> Callable[[Tensor], Tensor]:
         return lambda x: x @ self.weight.T
+
+    def bind_experts(
+        self, kernels: Mapping[str, Callable[..., Any]], num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        assert self.num_finishes, "bind before finish"
+        weights = self.weight.view(num_experts, -1, self.weight.shape[1])
+        return one_by_one([lambda x, w=w: x @ w.T for w in weights], weights.shape[1], bias)  # type: ignore[misc]
 
     def dequantize(self) -> Tensor:
         return self.weight

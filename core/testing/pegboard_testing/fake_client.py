@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -20,6 +21,9 @@ from pegboard.front.beam_search import beam_search_online
 from pegboard.interfaces.api import Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.output_parser import ChosenParser, OutputParser, OutputParserSetup, Parsers
 from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
+
+if TYPE_CHECKING:
+    from pegboard.data.request import LoRARequest
 
 BOS, EOS = 256, 257
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
@@ -78,6 +82,7 @@ class FakeEngineClient:
     """script: the texts of the completions: a string for all, a list indexed by completion, or a function of (prompt text,
     index).
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
+    adapters: the LoRA adapters, which are models too.
     tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
     tokens.
 
@@ -99,6 +104,7 @@ class FakeEngineClient:
         tool_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
         reasoning_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
         reads_special: bool = False,
+        adapters: "Sequence[LoRARequest]" = (),
     ) -> None:
         self.script = script
         self.max_model_len = max_model_len
@@ -112,6 +118,7 @@ class FakeEngineClient:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self._models = [ServedModel(name, name, max_model_len, 1_700_000_000) for name in models]
+        self.adapters = {adapter.lora_name: adapter for adapter in adapters}
         self._defaults = dict(defaults or {})
         self._health = Health(True)
         self._tokenizer = ByteTokenizer()
@@ -128,7 +135,12 @@ class FakeEngineClient:
         return self._tokenizer
 
     def models(self) -> Sequence[ServedModel]:
-        return self._models
+        base = self._models[0]
+        found = [replace(base, name=name, root=one.lora_path, parent=base.name) for name, one in self.adapters.items()]
+        return [*self._models, *found]
+
+    async def adapter(self, name: str) -> "LoRARequest | None":
+        return self.adapters.get(name)
 
     def default_params(self) -> Mapping[str, Any]:
         return self._defaults

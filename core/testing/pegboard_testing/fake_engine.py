@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import EngineRequest, RequestDelta
+from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
@@ -185,6 +185,13 @@ class FakeEngine:
         assert not any(self.engine._kv.pool._num_refs)
 
 
+def scored_prompt(delta: RequestDelta) -> list[int]:
+    """Return the prompt tokens that the delta has logprobs of."""
+    encoded = delta.prompt_logprobs
+    positions = msgspec.msgpack.decode(encoded, type=list[PositionLogprobs]) if encoded else []
+    return [position.token_ids[0] for position in positions]
+
+
 def expected_tokens(
     model: FakeModel,
     request: EngineRequest,
@@ -203,7 +210,7 @@ def expected_tokens(
         token = model.next_token(
             tokens,
             seed=seed,
-            lora_id=request.lora.lora_id if request.lora else 0,
+            lora_id=request.lora.lora_int_id if request.lora else 0,
             allowed=allowed(outputs) if allowed else None,
         )
         tokens.append(token)

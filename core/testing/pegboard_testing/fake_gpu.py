@@ -214,11 +214,22 @@ class FakeReplay:
 
 
 class Tape(TorchDispatchMode):
-    """Records operators in the order of their calls, with all tensors that they use."""
+    """Records operators in the order of their calls, with all tensors that they use. current: the one that is recording."""
+
+    current: Tape | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __enter__(self) -> Tape:
+        Tape.current = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        Tape.current = None
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = operator(*args, **(kwargs or {}))

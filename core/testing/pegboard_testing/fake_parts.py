@@ -6,7 +6,7 @@ wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -173,18 +173,18 @@ PARTS = {
 }
 
 
-def fake_worker_registry(platform: str, **more: str) -> Registry:
-    """Return a registry with only these plugins. platform: "module:SPEC" of its spec. more: entry points of kernels, by name with
-    "__" for the dot."""
-    values = {part: f"{HERE}:{name}" for part, name in PARTS.items()} | {("platform", "fake"): platform}
+def fake_worker_registry(platform: str, *, family: str = "fake", others: Sequence[Entry] = (), **more: str) -> Registry:
+    """Return a registry with only these plugins. platform: "module:SPEC" of its spec. family: its name. others: installed
+    entries, each of which replaces the fake with the same name, and the fake attention. more: entry points of kernels, by name
+    with "__" for the dot."""
+    values = {part: f"{HERE}:{name}" for part, name in PARTS.items()} | {("platform", family): platform}
     values |= {("kernel", name.replace("__", ".")): value for name, value in more.items()}
-    return Registry(
-        Scan(
-            entries=tuple(
-                Entry(kind, name, "fakes", "1.0", value, f"pegboard.{kind}.v1") for (kind, name), value in values.items()
-            )
-        )
-    )
+    for entry in others:
+        values.pop((entry.kind, entry.name), None)
+        if entry.kind == "attention":
+            values.pop(("attention", "paged"), None)
+    fakes = (Entry(kind, name, "fakes", "1.0", value, f"pegboard.{kind}.v1") for (kind, name), value in values.items())
+    return Registry(Scan(entries=(*fakes, *others)))
 
 
 def tiny_checkpoint(path: Any) -> Checkpoint:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pegboard.data.batch import CSR, Batch, Logprobs, NewRequest, StepOutput, StepTimes, TokenMasks
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
@@ -67,7 +67,11 @@ class FakeWorker:
         self.memory = np.full((plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64)
         self.rows: list[_Row | None] = [None] * max_num_seqs
         self.adapters: dict[int, int] = {}  # slot → lora_id
-        self.bad_adapters: set[str] = set()  # paths that cannot be loaded
+        self.bad_adapters: set[str] = set()  # paths that cannot be read
+        self.versions: dict[str, str] = {}  # path → which files are there
+        self.slow_reads = 0  # how often a read is not done when the engine asks
+        self.asked: dict[int, int] = {}  # ticket → how often the engine asked
+        self.read: dict[int, int] = {}  # ticket → lora_id
         self.num_steps = 0
         self.num_tokens = 0
         views = {layer: {"kv": self.memory} for group in plan.groups for layer in group.layers}
@@ -99,17 +103,28 @@ class FakeWorker:
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
-        """Load an adapter, or return why not. Other methods do nothing. Refuses the methods that a real worker refuses."""
+        """Read or load an adapter. Other methods do nothing. Refuses the methods that a real worker refuses."""
         if method not in START_CALLS | SERVING_CALLS | ENGINE_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
-        return self._load_adapter(*args) if method == "load_adapter" else None  # type: ignore[arg-type]
+        own = {"read_adapter": self._read_adapter, "load_adapter": self._load_adapter, "drop_adapters": self._drop_adapters}
+        return own[method](*args) if method in own else None  # type: ignore[operator]
 
-    def _load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
-        self.adapters.pop(slot, None)
-        if adapter.path in self.bad_adapters:
-            return f"adapter {adapter.name!r}: {adapter.path} is missing"
-        self.adapters[slot] = adapter.lora_id
-        return None
+    def _read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:
+        asked = self.asked[ticket] = self.asked.get(ticket, 0) + 1
+        if asked <= self.slow_reads:
+            return None
+        if adapter.lora_path in self.bad_adapters:
+            return "", f"{adapter.lora_path} is missing"
+        self.read[ticket] = adapter.lora_int_id
+        return f"{adapter.lora_path} {adapter.lora_int_id} {self.versions.get(adapter.lora_path, '')}", ""
+
+    def _load_adapter(self, slot: int, ticket: int) -> None:
+        self.adapters[slot] = self.read[ticket]
+
+    def _drop_adapters(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            self.asked.pop(ticket, None)
+            self.read.pop(ticket, None)
 
     def _row(self, batch: Batch, i: int) -> _Row:
         row = self.rows[int(batch.rows[i])]

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -56,25 +56,16 @@ def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.fixture
 def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets Triton kernels compute on the CPU, in Triton's interpreter. The test is skipped unless the environment had
-    TRITON_INTERPRET=1 when Triton was imported.
-
-    The interpreter keeps bfloat16 numbers as 16-bit integers, and Triton 3.9 multiplies matrices of these integers. Here they are
-    widened first.
-    """
+    TRITON_INTERPRET=1 when Triton was imported."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("TRITON_INTERPRET=1 is not set, so Triton kernels need a GPU")
     try:
-        import triton.language as tl
         from triton.runtime.interpreter import InterpreterBuilder
     except ImportError:
         pytest.skip("triton is not installed")
-    multiply = InterpreterBuilder.create_dot
+    from pegboard_testing.fake_triton import corrected_products
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        a, b = (self.create_fp_ext(part, tl.float32) if part.dtype.scalar == tl.bfloat16 else part for part in (a, b))
-        return multiply(self, a, b, *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", corrected_products())
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.quantization import Part
+from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
-from pegboard_weights.grouped import block_form
+from pegboard_weights.config import QuantConfig, matches
+from pegboard_weights.grouped import block_form, check_whole_groups
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import Form, Pieces, module_of, scales_of, tensor_of
+from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
 
 READING = "awq 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
@@ -29,6 +30,26 @@ READING = "awq 1"
 PER_WORD = 8
 ROW_OF_PLACE = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight rows each 4-bit part of a word holds (gemm)."""
+
+
+class AWQ(FormatMethod):
+    """The method of checkpoints whose `quantization_config` is AutoAWQ's."""
+
+    def __init__(self, options: None, setup: QuantizationSetup) -> None:
+        super().__init__(setup)
+        config = QuantConfig(setup.config, "AWQ")
+        config.one_of(("bits", "w_bit"), (4,), 4)
+        self.group_size = config.size(("group_size", "q_group_size"), 128)
+        self.has_zeros = config.flag("zero_point", True)
+        self.version = str(config.one_of("version", ("gemm", "gemv", "GEMM", "GEMV"), "gemm")).lower()
+        self.excluded = config.names("modules_to_not_convert")
+
+    def reader(self, module: str, layer: AnyLayer) -> AWQReader | None:
+        if isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded):
+            return None
+        group_size = layer.in_features if self.group_size == -1 else self.group_size
+        check_whole_groups(module, layer.in_features, group_size, "AWQ")
+        return AWQReader(group_size, self.has_zeros, is_gemv=self.version == "gemv")
 
 
 class AWQReader:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 
 Bound = Callable[[Tensor], Tensor]
+BoundExperts = Callable[[Tensor, Tensor], Tensor]
 
 
 class Held(Protocol):
@@ -148,6 +149,10 @@ class Transformed:
     def bind(self) -> Bound:
         transformed, call = self.transform.of, self.weight.bind()
         return lambda x: call(transformed(x))
+
+    def bind_experts(self, num_experts: int, bias: Tensor | None) -> BoundExperts:
+        transformed, call = self.transform.of, self.weight.bind_experts(num_experts, bias)
+        return lambda x, starts: call(transformed(x), starts)
 
     def dense(self) -> Tensor:
         return self.transform.undone(self.weight.dense().float())

@@ -23,7 +23,6 @@ READING = "small floats 1"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-PLAIN = ("float32", "bfloat16", "float16")
 
 
 def float8_rows(pieces: Pieces, name: str, scale: Tensor, block: tuple[int, int]) -> FloatCodes | Tensor:
@@ -59,8 +58,6 @@ class FloatReader:
     of mantissa. block: None = the shape of the scales says whether there is one for the tensor
     or one per row. weight, scale, factor: endings of the tensors' names; of several, the one that the checkpoint has.
     scale_type: "e4m3" and "e8m0" may also be stored as bytes, uint8. is_divisor: the scales are divided by the factor.
-
-    A module whose weight has a plain type, and that has no scale, is plain.
     """
 
     bits: int = 8
@@ -75,8 +72,6 @@ class FloatReader:
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         module, rows = module_of(part), part.rows[1] - part.rows[0]
         weight, scale = _first(module, self.weight, available), _first(module, self.scale, available)
-        if weight in available and available[weight].stored in PLAIN and scale not in available:
-            return [WantedWeight(weight, (rows, columns))]
         shapes: list[tuple[int, ...]] = [(rows, columns * self.bits // 8)]
         if self.bits == 4 and self.block is not None:
             shapes.append((rows, columns // self.block[1], self.block[1] // 2))
@@ -91,18 +86,15 @@ class FloatReader:
         if self.block is None:
             return [(), (1,), (1, 1), (rows, 1), (rows,)]
         high, wide = -(-rows // self.block[0]), -(-columns // self.block[1])
-        return [(high, wide), (high, 1, wide, 1)]
+        of_one: list[tuple[int, ...]] = [(), (1,)] if high == wide == 1 else []
+        return [(high, wide), (high, 1, wide, 1), *of_one]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        if _stored(part, self.scale, pieces) is None:
-            return "float_weight"
         return code_form(columns, columns if self.block is None else self.block[1])
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
         weight, scale = _stored(part, self.weight, pieces), _stored(part, self.scale, pieces)
-        assert weight is not None
-        if scale is None:
-            return floats(pieces, weight)
+        assert weight is not None and scale is not None
         codes, values = self._codes(pieces, weight)
         scales = self._scales(pieces, scale)
         if self.block is None:

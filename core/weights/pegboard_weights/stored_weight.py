@@ -18,14 +18,17 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackEntry
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
+from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
-from pegboard_weights.composed import Bound, SideBySide, Transform, Transformed, are_equal, replace
+from pegboard_weights.composed import Bound, BoundExperts, SideBySide, Transform, Transformed, are_equal, replace
 
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
 AnyLayer = LinearLayer | EmbeddingLayer
 Form = Literal["float_weight", "block_weight", "code_weight"]
 """The weight format that holds floats, `Blocks` or `FloatCodes`."""
+PLAIN = ("float32", "bfloat16", "float16")
+"""Types of weights that are not quantized."""
 FORMS: Mapping[Form, type] = {"block_weight": Blocks, "code_weight": FloatCodes}
 
 
@@ -88,9 +91,16 @@ def floats(pieces: Pieces, name: str) -> Tensor:
 
 
 def scales_of(pieces: Pieces, name: str) -> Tensor:
-    """Return a tensor of scales as `Blocks` takes them: float16 as stored, and all others as float32."""
-    found = floats(pieces, name)
-    return found if found.dtype == torch.float16 else found.float()
+    """Return a tensor of scales as `Blocks` takes them, see `in_half`."""
+    return in_half(floats(pieces, name))
+
+
+def in_half(values: Tensor) -> Tensor:
+    """Return floats as float16 if that is exact, which it is for nearly all scales in bfloat16, else as float32."""
+    if values.dtype == torch.float16:
+        return values
+    half = values.half()
+    return half if torch.equal(half.float(), values.float()) else values.float()
 
 
 def tensor_of(pieces: Pieces, name: str, *dtypes: torch.dtype) -> Tensor:
@@ -133,7 +143,9 @@ class FormatMethod:
         if not any(found.values()):
             return None
         kind = StoredTable if isinstance(layer, EmbeddingLayer) else StoredWeight
-        return kind(layer.path, shape, {part: reader or PlainReader() for part, reader in found.items()}, self.setup)
+        weight = kind(layer.path, shape, {part: reader or PlainReader() for part, reader in found.items()}, self.setup)
+        weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
+        return weight
 
 
 def module_of(part: Part) -> str:
@@ -160,26 +172,35 @@ class Span:
 
 class StoredWeight:
     """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are kept until `finish`. Rows
-    without a part (of a padded vocabulary) stay zero."""
+    without a part (of a padded vocabulary) stay zero. num_experts: see `LinearLayer`."""
 
     IS_TABLE = False
+    num_experts = 0
 
     def __init__(self, path: str, shape: tuple[int, int], readers: Mapping[Part, Reader], setup: QuantizationSetup) -> None:
         self.path, self.shape, self.readers, self.setup = path, shape, dict(readers), setup
-        self.wanted: list[WantedWeight] = []
+        self.wanted: dict[str, WantedWeight] = {}
         self.pieces: dict[str, WeightPiece] = {}
         self.spans: list[Span] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        self.wanted = [
-            wanted for part, reader in self.readers.items() for wanted in reader.tensors(part, self.shape[1], available)
-        ]
-        return list(self.wanted)
+        """A part of which the checkpoint has none of the format's tensors, but plain floats, is plain: routers of experts, which
+        not all configs list."""
+        wanted: list[WantedWeight] = []
+        for part, reader in self.readers.items():
+            found, plain = reader.tensors(part, self.shape[1], available), available.get(part.name)
+            others = {weight.name for weight in found} - {part.name}
+            if plain is not None and plain.stored in PLAIN and others and not others & available.keys():
+                self.readers[part] = PlainReader()
+                found = self.readers[part].tensors(part, self.shape[1], available)
+            wanted += found
+        self.wanted = {weight.name: weight for weight in wanted}
+        return wanted
 
     def accept(self, piece: WeightPiece) -> None:
-        wanted = next((wanted for wanted in self.wanted if wanted.name == piece.name), None)
+        wanted = self.wanted.get(piece.name)
         if wanted is None:
-            names = ", ".join(wanted.name for wanted in self.wanted)
+            names = ", ".join(self.wanted)
             raise ModelError(f"{self.path} has no place for {piece.name}; it is read from {names}")
         if tuple(piece.shape) != wanted.shape:
             raise ModelError(f"tensor {piece.name} has shape {tuple(piece.shape)}; {self.path} expects {wanted.shape}")
@@ -187,7 +208,7 @@ class StoredWeight:
 
     def finish(self) -> None:
         """The next `accept` starts a reload. The bound callables see the new weights when it is finished."""
-        missing = sorted({wanted.name for wanted in self.wanted} - set(self.pieces))
+        missing = sorted(self.wanted.keys() - self.pieces.keys())
         if missing:
             raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
         pieces, self.pieces = self.pieces, {}
@@ -204,14 +225,22 @@ class StoredWeight:
             self._fill(span, pieces)
 
     def _split(self, pieces: Pieces) -> list[Span]:
-        """Return the spans of the weight, without their ops. Parts of the same form and transform are one span."""
+        """Return the spans of the weight, without their ops. Parts of the same form and transform are one span. If experts need
+        several, none reaches from one expert to the next."""
+        found = [
+            Span(*part.rows, reader.form(part, self.shape[1], pieces), self._transform(part, reader, pieces), {part: reader})
+            for part, reader in self.readers.items()
+        ]
+        is_one = all(span.form == found[0].form and are_equal(span.transform, found[0].transform) for span in found)
+        step = self.shape[0] // self.num_experts if self.num_experts and not is_one else self.shape[0]
         spans: list[Span] = []
-        for part, reader in self.readers.items():
-            form, transform = reader.form(part, self.shape[1], pieces), self._transform(part, reader, pieces)
-            if spans and spans[-1].form == form and are_equal(spans[-1].transform, transform):
-                spans[-1].readers[part], spans[-1].stop = reader, part.rows[1]
+        for span in found:
+            last = spans[-1] if spans and span.start % step else None
+            if last is not None and last.form == span.form and are_equal(last.transform, span.transform):
+                last.readers |= span.readers
+                last.stop = span.stop
             else:
-                spans.append(Span(part.rows[0], part.rows[1], form, transform, {part: reader}))
+                spans.append(span)
         spans[-1].stop = self.shape[0]
         return spans
 
@@ -242,14 +271,23 @@ class StoredWeight:
         parts = [[part.name, *part.rows, *reader.key(part, pieces)] for part, reader in span.readers.items()]
         return cache.entry(self.path, [shape, self.IS_TABLE, parts])
 
-    def weight(self) -> Any:
-        """Return what holds the matrix: an op, or ops that are composed. It exists after the first `finish`."""
+    def weight(self, start: int = 0, stop: int | None = None) -> Any:
+        """Return what holds the matrix, or the rows [start, stop): an op, or ops that are composed. It exists after the first
+        `finish`."""
         assert self.spans, "call finish() before the weight is used"
-        held = [span.op if span.transform is None else Transformed(span.op, span.transform) for span in self.spans]
+        spans = [span for span in self.spans if start <= span.start and (stop is None or span.stop <= stop)]
+        held = [span.op if span.transform is None else Transformed(span.op, span.transform) for span in spans]
         return held[0] if len(held) == 1 else SideBySide(held)
 
     def bind(self, kernels: Kernels) -> Bound:
         return self.weight().bind()
+
+    def bind_experts(self, kernels: Kernels, num_experts: int, bias: Tensor | None) -> BoundExperts:
+        if len(self.spans) == 1:
+            call: BoundExperts = self.weight().bind_experts(num_experts, bias)
+            return call
+        rows = self.shape[0] // num_experts
+        return one_by_one([self.weight(start, start + rows).bind() for start in range(0, self.shape[0], rows)], rows, bias)
 
     def dequantize(self) -> Tensor:
         return self.weight().dense().float()

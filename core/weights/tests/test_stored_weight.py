@@ -54,10 +54,10 @@ def load(weight: Any, rows: tuple[int, ...], seed: int) -> Tensor:
     return values
 
 
-def made(rows: tuple[int, ...], *readers: Reader | None) -> Any:
+def made(rows: tuple[int, ...], *readers: Reader | None, num_experts: int = 0) -> Any:
     starts = [sum(rows[:index]) for index in range(len(rows))]
     parts = tuple(Part(f"m.{index}.weight", (start, start + rows[index])) for index, start in enumerate(starts))
-    weight = Method(list(readers)).linear(LinearLayer("m", COLUMNS, sum(rows), parts))
+    weight = Method(list(readers)).linear(LinearLayer("m", COLUMNS, sum(rows), parts, num_experts=num_experts))
     assert weight is not None
     return weight
 
@@ -129,3 +129,26 @@ def test_a_reload_brings_its_own_transform() -> None:
     reader.values = Hadamard(2)
     with pytest.raises(ModelError, match="m comes with another transform than it was first loaded with"):
         load(weight, (3,), 3)
+
+
+@pytest.mark.parametrize(
+    ("readers", "spans"),
+    [
+        ((EightBits(),) * 6, [(0, 24)]),
+        ((EightBits(), EightBits(), None, EightBits(), EightBits(), EightBits()), [(0, 8), (8, 11), (11, 16), (16, 24)]),
+        ((EightBits(), Turned(Hadamard(4))) * 3, [(0, 3), (3, 8), (8, 11), (11, 16), (16, 19), (19, 24)]),
+    ],
+    ids=["one form", "one expert differs", "a transform each"],
+)
+def test_experts_are_cut_between_each_other(readers: tuple[Reader, ...], spans: list[tuple[int, int]]) -> None:
+    """Three experts of two parts each. Only if the forms differ, each expert has its own spans."""
+    rows = (3, 5) * 3
+    weight = made(rows, *readers, num_experts=3)
+    load(weight, rows, 1)
+    assert [(span.start, span.stop) for span in weight.spans] == spans
+    matrices, bias, x = weight.dequantize().view(3, 8, COLUMNS), torch.randn(3, 8), torch.randn(7, COLUMNS)
+    call = weight.bind_experts({}, 3, bias)
+    found = call(x, torch.tensor([0, 2, 2, 7]))
+    expected = torch.cat((x[:2] @ matrices[0].T + bias[0], x[2:] @ matrices[2].T + bias[2]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    assert weight.bind_experts({}, 3, None)(x[:0], torch.tensor([0, 0, 0, 0])).shape == (0, 8)

@@ -17,11 +17,9 @@ from pegboard.interfaces.attention import (
     AttentionInputs,
     AttentionLayer,
     AttentionSetup,
-    Full,
     KVCacheSpec,
     KVTensor,
     KVView,
-    Window,
 )
 from pegboard_kernel_cpu.attention_structs import (
     CACHE_TYPES,
@@ -43,7 +41,7 @@ from pegboard_kernel_cpu.values import Call, Turn, Value, new, rows_of, submit
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PLAN = PYFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32)
+_PLAN = PYFUNCTYPE(None, c_void_p, *[c_int32] * 6)
 """The type of the C function that plans a step. The call keeps the interpreter lock, because it takes only a few microseconds.
 The step's program runs next and releases the lock."""
 
@@ -59,6 +57,8 @@ class NativeAttention:
         self.group = max(layer.num_heads // layer.num_kv_heads for layer in setup.layers)
         windows = [layer.window for layer in setup.layers]
         self.window = 0 if None in windows else max(window or 0 for window in windows)
+        chunks = {layer.chunk for layer in setup.layers}
+        self.chunk = (first.chunk or 0) if len(chunks) == 1 else 0
         self.num_threads = self.library.num_threads
         self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
         self.views: Mapping[int, KVView] = {}
@@ -93,8 +93,7 @@ class NativeAttention:
         tensors = [KVTensor("k", shape, dtype), KVTensor("v", shape, dtype)]
         if dtype == "int8":
             tensors += [KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")]
-        retain = Window(layer.window) if layer.window else Full()
-        return KVCacheSpec(tensors=tuple(tensors), retain=retain, block_size_multiple=16)
+        return KVCacheSpec(tensors=tuple(tensors), retain=layer.retain, block_size_multiple=16)
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         self.views, self.block_size = views, block_size
@@ -108,7 +107,7 @@ class NativeAttention:
         plan.query_start_loc, plan.seq_lens = inputs.query_start_loc.data_ptr(), inputs.seq_lens.data_ptr()
         plan.block_table, plan.table_stride = table.data_ptr(), table.stride(0)
         plan.slot_mapping = inputs.slot_mapping.data_ptr()
-        self._fill(addressof(plan), self.num_threads, self.num_kv_heads, self.group, self.window, self.most_pieces)
+        self._fill(addressof(plan), self.num_threads, self.num_kv_heads, self.group, self.window, self.chunk, self.most_pieces)
 
     def bind(self, layer: AttentionLayer) -> "NativeLayer":
         return NativeLayer(self, layer)
@@ -177,7 +176,9 @@ class NativeLayer:
             plan=addressof(self.backend.current),
             cache=self.cache,
             num_heads=self.layer.num_heads,
+            sinks=None if self.layer.sinks is None else self.layer.sinks.data_ptr(),
             window=self.layer.window or 0,
+            chunk=self.layer.chunk or 0,
             scale=self.layer.scale * unit,
             soft_cap=self.layer.soft_cap or 0.0,
             value_unit=unit,

@@ -67,7 +67,8 @@ _ATTEND = [
     *((name, c_int64) for name in ("q_stride", "out_stride")),
     ("plan", c_void_p),
     ("cache", Cache),
-    *((name, c_int32) for name in ("num_heads", "window")),
+    ("sinks", c_void_p),
+    *((name, c_int32) for name in ("num_heads", "window", "chunk")),
     *((name, c_float) for name in ("scale", "soft_cap", "value_unit")),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,13 +13,19 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.blocks import Blocks
+from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
-from pegboard_kernel_cpu.structures import Format, LinearBlocks, LookupBlocks
+from pegboard_kernel_cpu.structures import ExpertsBlocks, Format, LinearBlocks, LookupBlocks
 from pegboard_kernel_cpu.values import Call, Value, new, quantize_call, refusal, rows_of, submit
 
 NO_SHIFT, MINIMUMS, ZEROS = range(3)
 """What a record has in addition to scales and codes, as in csrc/linear_blocks.c."""
+
+HALVES, FLOATS, BYTES, PAIRS = range(4)
+"""The types of scales, as in csrc/linear_blocks.c."""
+
+SCALE_TYPES = {torch.float16: HALVES, torch.float32: FLOATS, torch.int8: BYTES, torch.uint8: PAIRS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +40,46 @@ class Segment:
 
 
 class Run(NamedTuple):
-    """See `packed_weight.Run`. order: number of the order of columns, -1 = in order."""
+    """See `packed_weight.Run` and `Format` in csrc/linear_blocks.c. order: number of the order of columns, -1 = in order."""
 
     start: int
     stop: int
     bits: int
     block_size: int
-    is_wide: bool
+    scale_type: int
     shift: int
     zero: int
     order: int
+    outer: int
 
     def is_computable(self, columns: int) -> bool:
         if not all(isinstance(value, int) for value in self) or self.order < -1:
             return False
         is_whole = self.block_size == 16 or (self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0)
-        is_known = self.is_wide in (0, 1) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
-        return is_known and is_whole and 1 <= self.bits <= 8
+        is_known = self.scale_type in range(4) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS) and 1 <= self.bits <= 8
+        if self.scale_type in (HALVES, FLOATS) or not (is_whole and is_known):
+            return is_whole and is_known and self.outer == 0
+        is_outer = self.outer > 0 and self.outer % max(self.block_size, 32) == 0 and columns % self.outer == 0
+        return is_outer and (self.scale_type == BYTES or self.shift == MINIMUMS)
 
     def format(self) -> Format:
-        scale_bytes = 4 if self.is_wide else 2
-        shift_bytes = (0, scale_bytes, 1)[self.shift]
+        scale_bytes = (2, 4, 1, 1)[self.scale_type]
+        shift_bytes = (0, 0 if self.scale_type == PAIRS else scale_bytes, 1)[self.shift]
         sets = 2 if self.block_size == 16 else 1
         record_bytes = GROUP * sets * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
-        return Format(self.bits, self.block_size, self.is_wide, self.shift, self.zero, record_bytes)
+        return Format(self.bits, self.block_size, self.scale_type, self.shift, self.zero, record_bytes, self.outer)
 
     def num_bytes(self, columns: int) -> int:
-        per_record = max(self.block_size, 32)
-        return -(-(self.stop - self.start) // GROUP) * (columns // per_record) * self.format().record_bytes
+        group_bytes = columns // max(self.block_size, 32) * self.format().record_bytes
+        if self.outer:
+            group_bytes += columns // self.outer * GROUP * (4 if self.shift == MINIMUMS else 2)
+        return -(-(self.stop - self.start) // GROUP) * group_bytes
 
 
 class NativeBlockWeight(PackedWeight):
     """See `pegboard.ops.blocks.BlockWeight`. A weight whose columns are in another order is not kept in the cache."""
 
-    LAYOUT = "cpu blocks 3"
+    LAYOUT = "cpu blocks 4"
     RUN = Run
 
     def __init__(
@@ -91,22 +103,28 @@ class NativeBlockWeight(PackedWeight):
     def run_of(self, start: int, rows: Blocks) -> Run:
         """The order of columns is noted."""
         has_zeros = isinstance(rows.zero, Tensor)
-        shift = ZEROS if has_zeros else NO_SHIFT if rows.minimum is None else MINIMUMS
-        is_wide, zero = rows.scale.dtype == torch.float32, 0 if isinstance(rows.zero, Tensor) else rows.zero
+        scale_type, zero = SCALE_TYPES[rows.scale.dtype], 0 if isinstance(rows.zero, Tensor) else rows.zero
+        shift = ZEROS if has_zeros else NO_SHIFT if rows.minimum is None and scale_type != PAIRS else MINIMUMS
         order = -1 if rows.order is None else self._number_of(rows.order)
-        return Run(start, start + rows.codes.shape[0], rows.bits, rows.block_size, is_wide, shift, zero, order)
+        outer = 0 if rows.outer is None else rows.codes.shape[1] // rows.outer.shape[2]
+        return Run(start, start + rows.codes.shape[0], rows.bits, rows.block_size, scale_type, shift, zero, order, outer)
 
     def segment_of(self, run: Run, packed: Tensor) -> Segment:
         order = self._orders[run.order] if run.order >= 0 else None
         return Segment(run.start, run.stop, run.format(), packed, order)
 
     def pack(self, segment: Segment, start: int, rows: Blocks) -> None:
-        codes, scale = rows.codes.contiguous(), rows.scale.contiguous()
+        if segment.format.scale_type == FLOATS and rows.scale.dtype == torch.float16:
+            minimum = None if rows.minimum is None else rows.minimum.float()
+            rows = replace(rows, scale=rows.scale.float(), minimum=minimum)
+        if bytes(self.run_of(start, rows).format()) != bytes(segment.format):
+            raise ModelError("a reload must not change the format of integers or scales: load the checkpoint in a new engine")
         shift = rows.zero if isinstance(rows.zero, Tensor) else rows.minimum
-        shift = None if shift is None else shift.contiguous()
+        stored = (rows.codes, rows.scale, shift, rows.outer)
+        held = [None if part is None else part.contiguous() for part in stored]
         library().pack_blocks(
-            codes.data_ptr(), scale.data_ptr(), None if shift is None else shift.data_ptr(),
-            start - segment.start, codes.shape[0], self.shape[1], byref(segment.format), segment.packed.data_ptr(),
+            *(None if part is None else part.data_ptr() for part in held),
+            start - segment.start, rows.codes.shape[0], self.shape[1], byref(segment.format), segment.packed.data_ptr(),
         )  # fmt: skip
 
     def can_keep(self) -> bool:
@@ -128,6 +146,26 @@ class NativeBlockWeight(PackedWeight):
 
     def bind(self) -> "NativeBlockLinear":
         return NativeBlockLinear(self.segments, self.shape)
+
+    def group_bytes(self, segment: Segment) -> int:
+        form, columns = segment.format, self.shape[1]
+        size = columns // max(form.block_size, 32) * form.record_bytes
+        return size + (columns // form.outer * GROUP * (4 if form.shift == MINIMUMS else 2) if form.outer else 0)
+
+    def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> "NativeBlockLinear":
+        return NativeBlockLinear(segments, shape)
+
+    def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
+        kinds = {tuple((s.start, s.stop, s.order is None, bytes(s.format)) for s in own) for own in experts}
+        if len(kinds) > 1 or any(segment.order is not None for segment in experts[0]):
+            return None
+        slices = []
+        for own in zip(*experts, strict=True):
+            products = [_arguments(segment, self.shape[1]) for segment in own]
+            for expert, product in enumerate(products):
+                product.bias = None if bias is None else bias[expert, own[0].start :].data_ptr()
+            slices.append((own[0].stop - own[0].start, products))
+        return NativeExperts("experts_blocks", ExpertsBlocks, slices, _quantized, (experts, bias))
 
     def bind_lookup(self) -> "NativeBlockLookup":
         if len(self.segments) != 1 or self._orders:
@@ -159,27 +197,33 @@ class NativeBlockLinear:
             raise refusal("has rows without weights (a padded vocabulary)")
         reads: dict[int, dict[str, Tensor]] = {}
         for order in self.orders:
-            if type(x) is Value:
-                quantized = x.recorder.quantized(x, order)
-            else:
-                quantized = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
-                to = dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))
-                calls.append(quantize_call(x, order, to))
-            reads[id(order)] = dict(zip(("x", "x_scales", "x_sums"), quantized, strict=True))
+            reads[id(order)], before = _quantized(x, order)
+            calls += before
         out = new(x, self.shape[0])
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
-            calls.append(
-                Call("linear_blocks", self._arguments(segment), reads[id(segment.order)], {"out": columns}, segment.packed)
-            )
+            arguments = _arguments(segment, self.shape[1])
+            calls.append(Call("linear_blocks", arguments, reads[id(segment.order)], {"out": columns}, segment.packed))
         submit(x, *calls)
         return out
 
-    def _arguments(self, segment: Segment) -> LinearBlocks:
-        rows = segment.stop - segment.start
-        return LinearBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.shape[1], format=segment.format)
+
+def _arguments(segment: Segment, columns: int) -> LinearBlocks:
+    rows = segment.stop - segment.start
+    return LinearBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format)
+
+
+def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor], list[Call]]:
+    """Return x as the products read it, and the calls that must run before."""
+    calls: list[Call] = []
+    if type(x) is Value:
+        quantized = x.recorder.quantized(x, order)
+    else:
+        quantized = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
+        calls.append(quantize_call(x, order, dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))))
+    return dict(zip(("x", "x_scales", "x_sums"), quantized, strict=True)), calls
 
 
 class NativeBlockLookup:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.ops.float_codes import FloatCodes, float8_values
+from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
-from pegboard_kernel_cpu.structures import E4M3_UNIT, CodeFormat, LinearCodes, LookupCodes
+from pegboard_kernel_cpu.structures import E4M3_UNIT, CodeFormat, ExpertsCodes, LinearCodes, LookupCodes
 from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
 
 TABLE, E4M3, E5M2 = range(3)
@@ -121,6 +122,25 @@ class NativeCodeWeight(PackedWeight):
     def bind(self) -> NativeCodeLinear:
         return NativeCodeLinear(self.segments, self.shape)
 
+    def group_bytes(self, segment: Segment) -> int:
+        form, columns = segment.format, self.shape[1]
+        scale_bytes = 4 if form.scale_kind == FLOAT_SCALES else 1
+        return GROUP * (-(-columns // form.block_size) * scale_bytes + columns * form.bits // 8)
+
+    def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> NativeCodeLinear:
+        return NativeCodeLinear(segments, shape)
+
+    def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
+        if len({tuple((s.start, s.stop, *_kind(s)) for s in own) for own in experts}) > 1:
+            return None
+        slices = []
+        for own in zip(*experts, strict=True):
+            products = [_arguments(segment, self.shape[1]) for segment in own]
+            for expert, product in enumerate(products):
+                product.bias = None if bias is None else bias[expert, own[0].start :].data_ptr()
+            slices.append((own[0].stop - own[0].start, products))
+        return NativeExperts("experts_codes", ExpertsCodes, slices, lambda x: ({"x": x}, []), (experts, bias))
+
     def bind_lookup(self) -> NativeCodeLookup:
         if len(self.segments) != 1:
             raise ModelError("an embedding table must be stored in a single format")
@@ -169,6 +189,17 @@ def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:
     return TABLE, 1.0, codes
 
 
+def _kind(segment: Segment) -> tuple[int, ...]:
+    """Return what the kernels decide once for all experts."""
+    form = segment.format
+    return form.bits, form.kind, form.scale_kind, form.block_size
+
+
+def _arguments(segment: Segment, columns: int) -> LinearCodes:
+    rows = segment.stop - segment.start
+    return LinearCodes(weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format)
+
+
 class NativeCodeLinear:
     """[T, in] → [T, out]."""
 
@@ -184,9 +215,7 @@ class NativeCodeLinear:
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
-            arguments = LinearCodes(
-                weight=segment.packed.data_ptr(), rows=segment.stop - segment.start, columns=self.shape[1], format=segment.format
-            )
+            arguments = _arguments(segment, self.shape[1])
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
             calls.append(Call("linear_codes", arguments, {"x": x}, {"out": columns}, segment))
         submit(x, *calls)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pegboard.ops.linear import FloatWeight
+from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import LinearFloat, LookupFloat
+from pegboard_kernel_cpu.structures import ExpertsFloat, LinearFloat, LookupFloat
 from pegboard_kernel_cpu.values import Call, new, rows_of, submit
 
 GROUP = 16
@@ -45,6 +48,25 @@ class NativeFloatWeight(FloatWeight):
             self.finish()
         assert self._packed is not None
         return NativeFloatLinear(self._packed, self.shape)
+
+    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """Matrices that are not whole groups of rows are computed one by one, from the plain matrix."""
+        rows, columns = self.shape[0] // num_experts, self.shape[1]
+        if rows % GROUP:
+            return super().bind_experts(num_experts, bias)
+        self.bind()
+        packed = self._packed
+        assert packed is not None
+        products = [
+            LinearFloat(
+                weight=packed[expert * rows :].data_ptr(),
+                bias=None if bias is None else bias[expert].data_ptr(),
+                rows=rows,
+                columns=columns,
+            )
+            for expert in range(num_experts)
+        ]
+        return NativeExperts("experts_float", ExpertsFloat, [(rows, products)], lambda x: ({"x": x}, []), (packed, bias))
 
     def bind_lookup(self) -> "NativeFloatLookup":
         """Return [T] row indices → [T, in]. Call it only for a table."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
+from pegboard.ops.experts import one_by_one
 from pegboard_kernel_cpu.repack import open_packed, store_packed
 
 GROUP = 16
@@ -142,6 +145,53 @@ class PackedWeight:
             runs.append(run)
             end = run.stop
         return runs if runs and self._offsets(runs)[-1] == num_bytes else None
+
+    def group_bytes(self, segment: Any) -> int:
+        """Return the number of bytes of 16 packed rows of a segment."""
+        raise AssertionError("a subclass overrides group_bytes")
+
+    def linear(self, segments: Sequence[Any], shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+        """Return the callable [T, in] → [T, out] of some segments."""
+        raise AssertionError("a subclass overrides linear")
+
+    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """Experts whose matrices consist of different formats are computed one by one. Matrices whose rows are not whole groups
+        are expanded to floats in every call, which is slow, but no real model has them."""
+        rows = self.shape[0] // num_experts
+        experts = [own for expert in range(num_experts) if (own := self._of_expert(expert * rows, (expert + 1) * rows))]
+        if len(experts) < num_experts:
+
+            def expanded(x: Tensor, expert: int) -> Tensor:
+                return torch.nn.functional.linear(x, self.dense()[expert * rows : (expert + 1) * rows])
+
+            return one_by_one([partial(expanded, expert=expert) for expert in range(num_experts)], rows, bias)
+        if (together := self.together(experts, bias)) is not None:
+            return together
+        return one_by_one([self.linear(own, (rows, self.shape[1])) for own in experts], rows, bias)
+
+    def together(self, experts: list[list[Any]], bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the product of all experts in one call for each segment, or None if their segments differ. experts: the segments
+        of each expert."""
+        raise AssertionError("a subclass overrides together")
+
+    def dense(self) -> Tensor:
+        """Return the matrix as float32 [out, in]."""
+        raise AssertionError("a subclass overrides dense")
+
+    def _of_expert(self, start: int, stop: int) -> list[Any] | None:
+        """Return the segments of the rows [start, stop), counted from `start`. None = a group of rows would have to be cut, or
+        rows are missing."""
+        found, at = [], start
+        for segment in self.segments:
+            first, last = max(start, segment.start), min(stop, segment.stop)
+            if first >= last:
+                continue
+            if first != at or (first - segment.start) % GROUP or (last - segment.start) % GROUP and last != segment.stop:
+                return None
+            size, at = self.group_bytes(segment), last
+            packed = segment.packed[(first - segment.start) // GROUP * size :]
+            found.append(replace(segment, start=first - start, stop=last - start, packed=packed))
+        return found if at == stop else None
 
     @property
     def nbytes(self) -> int:

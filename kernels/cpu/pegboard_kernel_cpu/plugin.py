@@ -32,7 +32,12 @@ RMS_NORM = _compiled("elementwise:rms_norm")
 ADD_RMS_NORM = _compiled("elementwise:add_rms_norm")
 SILU_MUL = _compiled("elementwise:silu_mul")
 GELU_TANH_MUL = _compiled("elementwise:gelu_tanh_mul")
+CLAMPED_SWIGLU = _compiled("experts:clamped_swiglu")
+ROUTE = _compiled("experts:route")
+SORT_BY_EXPERT = _compiled("experts:sort_by_expert")
+SUM_EXPERTS = _compiled("experts:sum_experts")
 ROPE = _compiled("elementwise:rope")
+LORA_ADD = _compiled("lora:lora_add")
 SAMPLE_TOKENS = _compiled("sampling:sample_tokens")
 FLOAT_WEIGHT = _compiled("float_weight:NativeFloatWeight", "weight_format")
 BLOCK_WEIGHT = _compiled("block_weight:NativeBlockWeight", "weight_format")
@@ -53,6 +58,8 @@ ATTENTION = AttentionSpec(
         "kv_dtype": {"float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2"},
         "head_dim": frozenset(range(8, 257, 8)),
         "window": True,
+        "chunk": True,
+        "sinks": True,
         "soft_cap": True,
         "block_size": Multiple(16),
     },

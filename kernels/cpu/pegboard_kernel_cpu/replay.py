@@ -9,14 +9,15 @@ serves every step that fits its buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import Structure, addressof
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Instruction, LookupFloat
-from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, quantize_call, refusal, set_place
+from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Repeated
+from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
@@ -174,13 +175,13 @@ class Recorder:
         if known is not None and value.is_whole:
             return known
         width = value.shape[1]
-        made = self.value(width, torch.int8), self.value(width // 32), self.value(width // 16)
+        made = new(value, width, torch.int8), new(value, width // 32), new(value, width // 16)
         fields: dict[str, Tensor] = dict(zip(("to.codes", "to.scales", "to.sums"), made, strict=True))
         producer = self._producer(value) if order is None else None
         if producer is not None and hasattr(producer.arguments, "to"):
             producer.writes.update(fields)
         else:
-            self.emit(quantize_call(value, order, fields))
+            submit(value, quantize_call(value, order, fields))
         if value.is_whole:
             self._quantized[key] = made
         return made
@@ -213,6 +214,7 @@ class Program:
         self._lifetimes()
         self.buffers, self.num_bytes = self._place()
         self._instructions = (Instruction * 0)()
+        self._due: list[tuple[str, Structure]] = []
         self._tensors: list[Tensor] = []
         self._views: tuple[Tensor, ...] = ()
         self._num_rows = -1
@@ -230,9 +232,16 @@ class Program:
             for name, value in (*call.reads.items(), *call.writes.items()):
                 buffer, offset, _, stride = value.place
                 set_place(call.arguments, name, buffer.address + offset + (0 if buffer.is_input else base), stride)
-        self._instructions = self.library.instructions([(call.kernel, call.arguments) for call in self.calls])
+        self._due = [self._due_call(call) for call in self.calls]
+        self._instructions = self.library.instructions(self._due)
         self._tensors = [self._tensor(value, arena, base - arena.data_ptr()) for value in self._outputs]
         self._num_rows = -1
+
+    def _due_call(self, call: Call) -> tuple[str, Structure]:
+        """Return the kernel and the arguments that run a call."""
+        if call.copies == 1:
+            return call.kernel, call.arguments
+        return "repeated", Repeated(self.library.address(call.kernel), addressof(call.arguments), call.copies)
 
     def _tensor(self, value: Value, arena: Tensor, start: int) -> Tensor:
         """Return the value's memory as a tensor [rows, width]."""

@@ -38,14 +38,19 @@ class LinearFloat(Structure):
     )
 
 
+class ExpertsFloat(Structure):
+    _fields_ = (("common", LinearFloat), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
+
+
 class Format(Structure):
     _fields_ = (
         ("bits", c_int32),
         ("block_size", c_int32),
-        ("is_wide", c_int32),
+        ("scale_type", c_int32),
         ("shift", c_int32),
         ("zero", c_int32),
         ("record_bytes", c_int32),
+        ("outer", c_int32),
     )
 
 
@@ -62,6 +67,10 @@ class LinearBlocks(Structure):
         ("columns", c_int64),
         ("format", Format),
     )
+
+
+class ExpertsBlocks(Structure):
+    _fields_ = (("common", LinearBlocks), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
 
 
 class LookupBlocks(Structure):
@@ -99,6 +108,10 @@ class LinearCodes(Structure):
         ("columns", c_int64),
         ("format", CodeFormat),
     )
+
+
+class ExpertsCodes(Structure):
+    _fields_ = (("common", LinearCodes), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
 
 
 class LookupCodes(Structure):
@@ -139,6 +152,83 @@ class GatedActivation(Structure):
         ("columns", c_int64),
         ("is_gelu", c_int64),
     )
+
+
+class Route(Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("correction", c_void_p),
+        ("weights", c_void_p),
+        ("ids", c_void_p),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
+        ("num_groups", c_int64),
+        ("top_groups", c_int64),
+        ("group_best", c_int64),
+        ("is_sigmoid", c_int64),
+        ("renormalize", c_int64),
+        ("scale", c_float),
+    )
+
+
+class SortByExpert(Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("places", c_void_p),
+        ("starts", c_void_p),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
+    )
+
+
+class SpreadRows(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("places", c_void_p),
+        ("factors", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("top_k", c_int64),
+    )
+
+
+class SumExperts(Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("rows_stride", c_int64),
+        ("places", c_void_p),
+        ("weights", c_void_p),
+        ("shared", c_void_p),
+        ("shared_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("top_k", c_int64),
+    )
+
+
+class ClampedSwiglu(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("interleaved", c_int64),
+        ("alpha", c_float),
+        ("limit", c_float),
+    )
+
+
+class Repeated(Structure):
+    _fields_ = (("kernel", c_void_p), ("arguments", c_void_p), ("copies", c_int64))
 
 
 class SampleTokens(Structure):

@@ -24,13 +24,14 @@ from pegboard_kernel_cpu.structures import Quantize
 class Call:
     """One kernel call: which tensor [T, width] each field of its arguments points to. Field names may be dotted ("to.codes").
     `<name>_stride` is also set if the structure has it. A tensor that is both read and written is in `reads` and in `writes`.
-    holds: another object whose memory the arguments point to."""
+    holds: another object whose memory the arguments point to. copies: rows per token of the step, if it is recorded."""
 
     kernel: str
     arguments: Structure
     reads: dict[str, Any]
     writes: dict[str, Any]
     holds: Any = None
+    copies: int = 1
 
     def point(self) -> None:
         """Write the addresses of the tensors into the arguments."""
@@ -53,6 +54,7 @@ def submit(x: Tensor, *calls: Call) -> None:
     """Run the calls for as many tokens as x has rows. If x is a stand-in, append them to its recording instead."""
     if type(x) is Value:
         for call in calls:
+            call.copies = x.copies
             x.recorder.emit(call)
         return
     for call in calls:
@@ -60,9 +62,13 @@ def submit(x: Tensor, *calls: Call) -> None:
     library().team_run([(call.kernel, call.arguments) for call in calls], x.shape[0])
 
 
-def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return memory for a result [T, width]: a tensor, or a stand-in if x is one."""
-    return x.recorder.value(width, dtype) if type(x) is Value else torch.empty(x.shape[0], width, dtype=dtype)
+def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int = 1) -> Tensor:
+    """Return memory for a result [T · copies, width], if x has T rows: a tensor, or a stand-in if x is one."""
+    rows = x.shape[0] * copies
+    if type(x) is not Value:
+        return torch.empty(rows, width, dtype=dtype)
+    made: Tensor = x.recorder.value(width * copies * x.copies, dtype)
+    return made.view(rows, width) if copies * x.copies > 1 else made
 
 
 def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:
@@ -155,6 +161,11 @@ class Value(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise refusal(f"computes {operator}")
+
+    @property
+    def copies(self) -> int:
+        """Number of rows for each row of the recording."""
+        return int(self.shape[0]) // int(self.recorder.rows)
 
     @property
     def offset(self) -> int:

@@ -73,14 +73,19 @@ class Stored(AttentionContract):
             self.check(trial, pieces, trial.step(pieces), TOLERANCES[self.kv_dtype])
 
 
+SINKS = torch.tensor([9.0, 0, 5, -3, 7, 8])
+REACH = st.none() | st.integers(1, 300)
+
+
 @st.composite
 def layers_of_a_group(draw: st.DrawFn) -> list[AttentionLayer]:
     num_kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 7, 50]))
     head_dim = draw(st.sampled_from([8, 16, 32, 40, 64, 80, 96, 128, 256]))
     num_heads = num_kv_heads * group
     features: dict[str, Any] = {
-        "window": draw(st.none() | st.integers(1, 300)),
+        **draw(st.sampled_from(["window", "chunk"]).flatmap(lambda name: st.fixed_dictionaries({name: REACH}))),
         "soft_cap": draw(st.none() | st.floats(0.5, 50)),
+        "sinks": torch.linspace(-2, 4, num_heads) if draw(st.booleans()) else None,
     }
     return [
         AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -104,10 +109,10 @@ def _layer(**changes: Any) -> AttentionLayer:
 
 
 @pytest.mark.parametrize("kv_dtype", sorted(TOLERANCES))
-@pytest.mark.parametrize("window", [None, 500])
-def test_a_long_history_is_split_and_merged_alike_every_time(kv_dtype: str, window: int | None) -> None:
+@pytest.mark.parametrize("features", [{}, {"window": 500}, {"chunk": 700}, {"sinks": SINKS}], ids=lambda own: "".join(own))
+def test_a_long_history_is_split_and_merged_alike_every_time(kv_dtype: str, features: dict[str, Any]) -> None:
     contract = Stored(kv_dtype)
-    trial = contract.trial([_layer(window=window)], 32, [1101, 40], 7)
+    trial = contract.trial([_layer(**features)], 32, [1101, 40], 7)
     trial.step([Piece(0, 0, 1100), Piece(1, 0, 39)])
     last = [Piece(0, 1100, 1101), Piece(1, 39, 40)]
     outputs = [trial.step(last)[0] for _ in range(5)]
@@ -120,12 +125,14 @@ def _items(backend: NativeAttention) -> list[Item]:
 
 
 @settings(max_examples=20)
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=6), st.none() | st.integers(1, 900))
-def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window: int | None) -> None:
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3000)), min_size=1, max_size=6), st.none() | st.integers(1, 900),
+       st.booleans())  # fmt: skip
+def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], reach: int | None, in_chunks: bool) -> None:
     """Plan a step. Check that every item stays within the keys of its tokens and that items are sorted by work. rows: the number
     of new tokens of each row, and the number of tokens before them."""
     contract = Stored("float32")
-    trial = Trial(contract, [_layer(window=window, head_dim=8)], 32, [new + known for new, known in rows], 0)
+    layer = _layer(**{"chunk" if in_chunks else "window": reach}, head_dim=8)
+    trial = Trial(contract, [layer], 32, [new + known for new, known in rows], 0)
     trial.backend.plan(trial.inputs([Piece(row, known, known + new) for row, (new, known) in enumerate(rows)]))
     items = _items(trial.backend)
     assert [item.work for item in items] == sorted((item.work for item in items), reverse=True)
@@ -135,7 +142,8 @@ def test_every_key_in_sight_is_computed_once(rows: list[tuple[int, int]], window
             mine = [item for item in items if item.row == row and item.first <= token < item.first + item.count]
             ranges = sorted((item.key_first, item.key_stop) for item in mine)
             position = known + token
-            assert ranges[0][0] <= (max(0, position + 1 - window) if window else 0) and ranges[-1][1] > position
+            first = 0 if reach is None else position // reach * reach if in_chunks else max(0, position + 1 - reach)
+            assert ranges[0][0] <= first and ranges[-1][1] > position
             assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
             assert all(item.num_splits == len(mine) for item in mine)
             assert {item.split for item in mine} == set(range(len(mine)))

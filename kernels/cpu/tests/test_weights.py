@@ -18,7 +18,7 @@ from pegboard.ops.blocks import Blocks, BlockWeight
 
 pytestmark = pytest.mark.usefixtures("native")
 
-HALF, FLOAT = torch.float16, torch.float32
+HALF, FLOAT, BYTES, PAIRS = torch.float16, torch.float32, torch.int8, torch.uint8
 FORMATS = [(bits, 32, dtype, shift) for bits in (4, 8) for dtype in (HALF, FLOAT) for shift in ("", "minimum", "zeros", "both")]
 FORMATS += [
     (4, 64, HALF, "zeros"),
@@ -38,7 +38,16 @@ FORMATS += [(5, 32, FLOAT, ""), (5, 32, HALF, "minimum"), (5, 96, HALF, "zeros")
 FORMATS += [(7, 32, HALF, ""), (7, 64, FLOAT, "zeros")]
 FORMATS += [(2, 16, FLOAT, "minimum"), (3, 16, HALF, ""), (4, 16, HALF, "zeros"), (5, 16, FLOAT, "zeros"), (6, 16, FLOAT, "")]
 FORMATS += [(8, 16, FLOAT, ""), (8, 16, HALF, "both")]
-"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point, minimums, both, or zero points."""
+FORMATS += [
+    (4, 32, BYTES, "minimum"),
+    (5, 32, BYTES, "minimum"),
+    (6, 16, BYTES, ""),
+    (3, 16, BYTES, ""),
+    (2, 16, PAIRS, "minimum"),
+]
+FORMATS += [(4, 96, BYTES, "zeros"), (8, 32, BYTES, "both"), (8, 16, PAIRS, "minimum"), (3, 32, PAIRS, "minimum")]
+"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point, minimums, both, or zero points.
+Integer scales have a second level."""
 COLUMNS = 192
 """A multiple of every block size."""
 SOME = settings(max_examples=12, deadline=None)
@@ -55,7 +64,12 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
     minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if shift in ("minimum", "both") else None
     zeros = torch.randint(low, min(high, 127) + 1, shape, generator=generator).to(torch.int8)
     zero = zeros if shift == "zeros" else 0 if shift == "minimum" or (bits == 8 and not shift) else (low + high) // 2 + 1
-    return Blocks(bits, block_size, codes, scale, minimum, zero)
+    if dtype in (HALF, FLOAT):
+        return Blocks(bits, block_size, codes, scale, minimum, zero)
+    outer = torch.rand((1 if minimum is None else 2, rows, columns // 96), generator=generator).half() * 0.0005
+    scale = torch.randint(0 if dtype == PAIRS else -128, 256 if dtype == PAIRS else 128, shape, generator=generator).to(dtype)
+    minimum = None if minimum is None or dtype == PAIRS else torch.randint(-128, 128, shape, generator=generator).to(BYTES)
+    return Blocks(bits, block_size, codes, scale, minimum, zero, outer=outer)
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +123,7 @@ def test_every_format_with_few_and_many_tokens(form: tuple) -> None:
         x = activations(count, columns, 3)
         expected = quantized(x) @ blocks.dense().T
         assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    stored = [blocks.scale, blocks.minimum, blocks.zero if form[3] == "zeros" else None]
+    stored = [blocks.scale, blocks.minimum, blocks.zero if form[3] == "zeros" else None, blocks.outer]
     packed = 40 * columns * form[0] / 8 + sum(part.nbytes for part in stored if part is not None)
     assert weight.nbytes <= 48 / 40 * packed + 64, "codes take their own bits, and scales are kept as they are stored"
 
@@ -162,6 +176,24 @@ def test_a_reload_keeps_the_order_of_columns() -> None:
     assert torch.allclose(weight.dense()[:, order], blocks_of(FORMATS[0], 20, COLUMNS, 1).dense(), atol=1e-6)
     with pytest.raises(ModelError, match="a reload must not change the order"):
         weight.write(0, replace(blocks, order=order.roll(1)))
+
+
+def test_a_reload_keeps_the_format() -> None:
+    """Scales in float16 fit where float32 was held. Anything else would be read as something else."""
+    narrow = blocks_of((4, 32, HALF, "minimum"), 20, 64, 0)
+    assert narrow.minimum is not None
+    wide = replace(narrow, scale=narrow.scale.float(), minimum=narrow.minimum.float())
+    for first, second in ((wide, narrow), (narrow, wide), (narrow, blocks_of((4, 32, HALF, "zeros"), 20, 64, 0))):
+        weight = NativeBlockWeight((20, 64), torch.float32, "cpu")
+        weight.write(0, first)
+        weight.finish()
+        weight.write(0, second)
+        if first is wide:
+            weight.finish()
+            assert torch.allclose(weight.dense(), narrow.dense(), atol=1e-6)
+        else:
+            with pytest.raises(ModelError, match="a reload must not change the format"):
+                weight.finish()
 
 
 def test_a_zero_row_of_activations_gives_zeros() -> None:

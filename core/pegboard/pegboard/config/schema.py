@@ -28,8 +28,6 @@ MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used
 """The settings that a command's short help shows, as section.name."""
 SHORT_DTYPES: Mapping[str, str] = _DATA["short_dtypes"]
 """vLLM's short names of types → names of torch."""
-REFUSED_KV_DTYPES: Mapping[str, str] = _DATA["refused_kv_dtypes"]
-"""vLLM's types of the KV cache that the engine does not have → why."""
 
 
 def doc(text: str) -> Meta:
@@ -67,6 +65,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hf_overrides: Annotated[dict[str, Any] | None, doc("Values that override the checkpoint's config (JSON)")] = None
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
+    mamba_block_size: Annotated[
+        int | None, doc("Tokens between two states that the prefix cache keeps, of layers with states; default: 512")
+    ] = None
     kv_cache_dtype: Annotated[
         str,
         doc(
@@ -120,6 +121,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = {}
     max_loras: Annotated[int, doc("Maximum number of different adapters in one step; 0 = LoRA off")] = 0
     max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
+    max_cpu_loras: Annotated[int | None, doc("Number of adapters kept in memory; default: max_loras")] = None
+    lora_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], doc("Type that adapters are stored in; auto = dtype")
+    ] = "auto"
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("What to do when a KV load fails")] = "recompute"
     # output
@@ -214,6 +219,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     return_tokens_as_token_ids: Annotated[bool, doc("Name tokens token_id:N in logprobs unless a request forbids it")] = False
     response_role: Annotated[str, doc("Role of generated messages")] = "assistant"
+    # LoRA adapters
+    lora_modules: Annotated[
+        list[Any] | None, doc("LoRA adapters that clients may use, as name=path or JSON with name and path")
+    ] = None
+    lora_resolvers: Annotated[
+        list[str] | None,
+        doc("LoRA resolver plugins, in the order in which they are asked; default: those that have options"),
+    ] = None
+    lora_base_models: Annotated[
+        list[str], doc("More names that adapters may record for the base model if a resolver finds them; * = any")
+    ] = []
+    lora_resolver_wait_s: Annotated[float, doc("Seconds that a request waits for LoRA resolvers")] = 30.0
     # limits
     max_body_bytes: Annotated[int, doc("Largest request body")] = 8 * 1024 * 1024
     max_prompts_per_request: Annotated[int, doc("Maximum number of prompts in one completion request")] = 1024
@@ -312,22 +329,25 @@ def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
 
 def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
-    positive = ("max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight", "num_threads",
-                "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size", "pipeline_parallel_size",
-                "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_queued_reqs")  # fmt: skip
+    positive = ("max_model_len", "block_size", "mamba_block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight",
+                "num_threads", "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size",
+                "pipeline_parallel_size", "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills",
+                "max_num_queued_reqs")  # fmt: skip
     _check_positive(config, positive)
     if config.dtype not in DTYPES:
         raise ConfigError(
             f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
         )
-    if reason := REFUSED_KV_DTYPES.get(config.kv_cache_dtype):
-        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} cannot be used: {reason}")
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}")
     if config.max_long_partial_prefills > config.max_num_partial_prefills:
         raise ConfigError("max_long_partial_prefills must not exceed max_num_partial_prefills")
+    if config.max_loras < 0 or config.max_lora_rank < 1:
+        raise ConfigError("max_loras must not be negative, and max_lora_rank must be at least 1")
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
+        raise ConfigError(f"max_cpu_loras={config.max_cpu_loras} must be at least max_loras={config.max_loras}")
     structured_outputs_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
@@ -342,7 +362,7 @@ def check_server(config: ServerConfig) -> None:
     positive = ("api_server_count", "max_body_bytes", "max_prompts_per_request", "max_running_requests",
                 "h11_max_incomplete_event_size", "h11_max_header_count", "max_log_len")  # fmt: skip
     _check_positive(config, positive)
-    for name in ("shutdown_timeout_s", "engine_stall_s", "engine_end_s", "plugin_call_s"):
+    for name in ("shutdown_timeout_s", "engine_stall_s", "engine_end_s", "plugin_call_s", "lora_resolver_wait_s"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must not be negative, got {getattr(config, name)}")
     if config.ssl_cert_reqs not in (0, 1, 2):

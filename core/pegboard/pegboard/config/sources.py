@@ -78,6 +78,11 @@ def _environment_layers() -> Iterator[tuple[Layer, str]]:
             ((setting, form),) = ENVIRONMENT["sets"][name].items()
             home = all_settings()[setting]
             yield {home.section: {setting: coerced(home, form.format(value))}}, f"the environment variable {name}"
+        elif form := ENVIRONMENT["forms"].get(name):
+            yield {VLLM: {form: value.lower() in ("1", "true")}}, f"the environment variable {name}"
+        elif option := ENVIRONMENT["options"].get(name):
+            address, _, field = option.rpartition(".")
+            yield {"plugins": {"options": {address: {field: value}}}}, f"the environment variable {name}"
         elif ENVIRONMENT["agrees"].get(name) not in ("*", value):
             hint = ENVIRONMENT["instead"].get(name)
             warn_once(f"the environment variable {name} has no effect in Pegboard{f'; use {hint}' if hint else ''}")

@@ -8,16 +8,31 @@ from typing import Any
 import msgspec
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import RequestError
 
 
-class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter on local disk. `lora_id` is unique in an engine. `digest`, a hash of the files, is part of the block
-    hashes."""
+class LoRARequest(msgspec.Struct, frozen=True):
+    """A LoRA adapter in a local folder. An engine knows it by `lora_int_id` and `lora_path`.
 
-    lora_id: int
-    name: str
-    path: str
+    lora_int_id: at least 1. base_model_name: the model that it was made for, which is only shown. load_inplace: read the files
+    again, even if the adapter is loaded. digest: a hash of the adapter, which the engine sets when it has read it; it is part of
+    the block hashes. Raises RequestError for a wrong value.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    base_model_name: str | None = None
+    load_inplace: bool = False
     digest: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text in (("lora_name", self.lora_name), ("lora_path", self.lora_path)):
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"{name} of a LoRARequest must be a text that is not empty, got {text!r:.60}", parameter=name)
+        number = self.lora_int_id
+        if type(number) is not int or not 0 < number < 2**63:
+            raise RequestError(f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}", parameter="lora_int_id")
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -30,7 +45,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     arrival_s: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
-    lora: AdapterRef | None = None
+    lora: LoRARequest | None = None
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
     client: str = ""
@@ -50,13 +65,14 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first delta only. error:
     the reason when finish_reason is "error". error_parameter: the field that is wrong, if the request itself is wrong (a grammar
     that does not compile). ends_whole: finish_reason is "stop", but the last token is not a stop token and belongs to the text.
+    prompt_logprobs: an encoded list[PositionLogprobs], or empty. It can be long, so it is decoded where there is time.
     """
 
     request_id: str
     index: int = 0
     token_ids: list[int] = []
     logprobs: list[PositionLogprobs] | None = None
-    prompt_logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: msgspec.Raw = msgspec.Raw()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.loras import slot_of
 from pegboard.engine.queues import Queues
 from pegboard.engine.requests import Request
 from pegboard.interfaces.scheduling_policy import StepBudget
@@ -92,7 +93,7 @@ def build_batch(step: int, plan: StepPlan, queues: Queues, limits: Limits) -> tu
     if plan.has_trimmed_drafts:
         batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
     if limits.max_loras:
-        batch.lora_slots = _ints(queues.loras.slot_of(request.lora) for request, _ in items)
+        batch.lora_slots = _ints(slot_of(request) for request, _ in items)
     queues.removed_rows = []
     for request, entry in items:
         request.num_computed_tokens += entry.num_tokens

@@ -15,7 +15,7 @@ from pegboard.config.schema import EngineConfig, check_engine, structured_output
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.plan import num_tokens, plan_kv
+from pegboard.engine.kv.plan import capacity, plan_kv
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError, blame, expect
 from pegboard.interfaces.attention import KVPlan
@@ -68,9 +68,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     log.info("device %s: computes in %s", config.device, config.dtype)
     gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
     stored = "+".join(sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors}))
-    log.info(
-        "KV cache: %d tokens in %d blocks (%.2f GiB), stored in %s", num_tokens(kv_plan), kv_plan.num_blocks, gibibytes, stored
-    )
+    log.info("KV cache: %s in %d blocks (%.2f GiB), stored in %s", capacity(kv_plan), kv_plan.num_blocks, gibibytes, stored)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     return Engine(
         executor=executor,
@@ -175,6 +173,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,
         max_loras=config.max_loras,
+        max_cpu_loras=config.max_cpu_loras or config.max_loras,
         kv_load_failure_policy=config.kv_load_failure_policy,
         kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
     )

@@ -17,10 +17,11 @@ import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepOutput
-from pegboard.data.request import AdapterRef, EngineRequest, RequestDelta
+from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
@@ -69,7 +70,7 @@ class Engine:
         self._has_priority = has_priority
         self._clock = clock
         self._kv = KVCache(kv_plan, limits)
-        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors or {}, self._kv), clock, self._load_adapter)
+        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors or {}, self._kv), clock, self._call_adapters)
         self._metrics = metrics or StepMetrics(limits)
         self._scheduler = Scheduler(limits, self._queues, self._grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
@@ -81,6 +82,10 @@ class Engine:
             "reset_prefix_cache": self._reset_prefix_cache,
             "call": self._call,
             "decisions": decisions,
+            "add_lora": lambda lora: self._loras().add(msgspec.convert(lora, LoRARequest)),
+            "remove_lora": lambda lora_id: self._loras().remove(lora_id),
+            "pin_lora": lambda lora_id: self._loras().pin(lora_id),
+            "list_loras": lambda: self._loras().ids(),
         }
         executor.watch(self._on_death)
 
@@ -102,6 +107,8 @@ class Engine:
             raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
+        if request.lora is not None:
+            request = msgspec.structs.replace(request, lora=self._queues.loras.arrive(request.lora))
         with self._dying():
             for completion in completions_of(request):
                 if constraint is not None:
@@ -136,6 +143,8 @@ class Engine:
                 self._finish_oldest()
             elif not self._queues.deltas:
                 self._grammars.compiler.wait(GRAMMAR_NAP_S)
+                if self.limits.max_loras:
+                    self._queues.loras.wait()
             self._publish()
             deltas, self._queues.deltas = self._queues.deltas, []
             return deltas
@@ -145,16 +154,11 @@ class Engine:
         with self._metrics.timed("schedule"):
             return self._scheduler.schedule()
 
-    def _load_adapter(self, slot: int, adapter: AdapterRef) -> bool:
-        """Copy an adapter into a slot. Return False and do nothing while steps are in flight; no step starts before they have
-        ended. Raises RequestError if a rank cannot load it."""
+    def _call_adapters(self, method: str, *args: object) -> list[object] | None:
+        """Call a worker method about adapters on all ranks. Return None and do nothing while steps are in flight; no step starts
+        before they have ended."""
         self._drains = bool(self._in_flight)
-        if self._drains:
-            return False
-        reasons = self._executor.call("load_adapter", slot, adapter)
-        for reason in filter(None, reasons):
-            raise RequestError(str(reason), parameter="lora_request")
-        return True
+        return None if self._drains else self._executor.call(method, *args)
 
     def _finish_oldest(self) -> None:
         batch, future = self._in_flight.popleft()
@@ -188,6 +192,7 @@ class Engine:
             metrics.finished(request, self._clock())
         if self.limits.max_loras:
             metrics.loras(queues.running, queues.requests)
+            self._drop_adapters()
         metrics.publish(self._gauges())
 
     def _gauges(self) -> dict[str, float]:
@@ -208,7 +213,9 @@ class Engine:
         self._must_live()
         if action not in self._actions:
             raise RequestError(f"unknown action {action!r}; there are {', '.join(self._actions)}", parameter="action")
-        return self._actions[action](**arguments)
+        found = self._actions[action](**arguments)
+        self._drop_adapters()
+        return found
 
     def stats(self) -> dict[str, Any]:
         """Return current numbers, totals since the start, and how many blocks each running request holds in each KV group."""
@@ -243,10 +250,27 @@ class Engine:
         if method not in SERVING_CALLS:
             allowed = ", ".join(sorted(SERVING_CALLS))
             raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
-        with self._dying():  # a step in flight may wait for masks, and only this thread sends them
+        self._finish_steps()
+        return self._executor.call(method, *args)
+
+    def _drop_adapters(self) -> None:
+        """Let the workers forget the adapters that are not needed any more, unless steps are in flight."""
+        if self._queues.loras.dropped and not self._in_flight:
+            dropped, self._queues.loras.dropped = self._queues.loras.dropped, []
+            self._executor.call("drop_adapters", dropped)
+
+    def _loras(self) -> LoRASlots:
+        """Return the adapters, after all steps have ended. Raises RequestError if LoRA is off."""
+        if not self.limits.max_loras:
+            raise RequestError("LoRA is off; start with enable_lora or max_loras of at least 1", parameter="lora_request")
+        self._finish_steps()
+        return self._queues.loras
+
+    def _finish_steps(self) -> None:
+        """End the steps in flight. They may wait for masks, and only this thread sends them."""
+        with self._dying():
             while self._in_flight:
                 self._finish_oldest()
-        return self._executor.call(method, *args)
 
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts no requests afterwards."""

@@ -53,6 +53,7 @@ class Prefill:
         """Admit requests in the policy's order until rows, tokens or blocks run out. A request whose grammar cannot be compiled,
         or whose adapter cannot be loaded, fails."""
         queues = self._queues
+        queues.loras.num_passes += 1
         admitted: list[Request] = []
         failed: list[tuple[Request, str, str | None]] = []  # not the error: it would make a cycle with this frame
         # The policy returns the objects that it was given.
@@ -70,9 +71,9 @@ class Prefill:
             queues.fail(request, "error", reason, parameter)
 
     def _try(self, request: Request, plan: StepPlan, failed: list[tuple[Request, str, str | None]]) -> Verdict:
-        loras, adapter = self._queues.loras, request.lora
+        loras = self._queues.loras
         try:
-            if not self._is_ready(request) or not (adapter is None or loras.assign(adapter)):
+            if not self._is_ready(request) or not (request.lora is None or loras.assign(request)):
                 return Verdict.SKIPPED
         except EngineDeadError:
             raise
@@ -80,8 +81,8 @@ class Prefill:
             failed.append((request, str(error), getattr(error, "parameter", None)))
             return Verdict.SKIPPED
         verdict = self._try_with_adapter(request, plan)
-        if adapter is not None and verdict is not Verdict.ADMITTED:
-            loras.release(adapter)
+        if request.adapter is not None and verdict is not Verdict.ADMITTED:
+            loras.release(request)
         return verdict
 
     def _try_with_adapter(self, request: Request, plan: StepPlan) -> Verdict:
@@ -121,7 +122,7 @@ class Prefill:
         """Start a completion of n > 1 from its parent's blocks, so that only the last prompt token must be computed. Return False
         if that is not possible; the request is then admitted normally."""
         parent = request.parent
-        if parent is None or parent.status is not RequestStatus.RUNNING:
+        if parent is None or parent.status is not RequestStatus.RUNNING or parent.lora != request.lora:
             return False
         num_prompt = request.num_prompt_tokens
         if self._kv.holds(request) or request.num_output_tokens or parent.num_confirmed_tokens < num_prompt:

@@ -7,14 +7,14 @@ waits again. In between it is *draining*, and results that arrive for it are dro
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, TransferReport
-from pegboard.data.request import AdapterRef, RequestDelta
+from pegboard.data.request import RequestDelta
 from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.loras import LoRASlots
 from pegboard.engine.requests import Request
 from pegboard.errors import expect
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorScheduler, Match, Release
@@ -28,9 +28,6 @@ TOTALS = (
     "num_preemptions_total",
 )
 """Metrics that are counted here. Queries and hits are numbers of tokens."""
-
-BASE_SLOT = 0
-"""The LoRA slot of the base model."""
 
 
 class Queues:
@@ -46,13 +43,13 @@ class Queues:
         policy: SchedulingPolicy,
         connectors: KVConnectors,
         clock: Callable[[], float],
-        load_adapter: Callable[[int, AdapterRef], bool],
+        call_adapters: Callable[..., list[object] | None],
     ) -> None:
         self.clock = clock
         self.kv = kv
         self.policy = policy
         self.connectors = connectors
-        self.loras = LoRASlots(limits.max_loras, load_adapter)
+        self.loras = LoRASlots(limits, call_adapters)
         self.requests: dict[str, Request] = {}
         self.completions: dict[str, list[Request]] = {}
         self.running: list[Request] = []
@@ -104,6 +101,8 @@ class Queues:
         del self.requests[request.key]
         siblings = self.completions[request.request_id]
         siblings.remove(request)
+        if request.lora is not None:
+            self.loras.ended(request)
         if not siblings:
             del self.completions[request.request_id]
         if not was_draining:
@@ -136,8 +135,8 @@ class Queues:
         self.free_rows.append(request.row)
         self.removed_rows.append(request.row)
         request.row = None
-        if request.lora is not None:
-            self.loras.release(request.lora)
+        if request.adapter is not None:
+            self.loras.release(request)
         if request.status is RequestStatus.PREEMPTED:
             request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
             self._wait(request)
@@ -277,44 +276,3 @@ class KVConnectors:
             self._kv.pool.free(pinned.pop(0))
             if not pinned:
                 del self._pins[name, key]
-
-
-class LoRASlots:
-    """Assigns LoRA adapters to the worker's slots 1 … max_loras. An adapter that a running request uses never loses its slot, so
-    no batch needs more than `max_loras` adapters. Of the other adapters, the least recently used one loses its slot first.
-
-    load: copies an adapter into a slot. It returns False if that is not possible now, and raises RequestError if the adapter
-    cannot be loaded."""
-
-    def __init__(self, max_loras: int, load: Callable[[int, AdapterRef], bool]) -> None:
-        self._load = load
-        self._free = list(range(max_loras, BASE_SLOT, -1))
-        self._slots: OrderedDict[int, int] = OrderedDict()  # lora_id → slot, least recently used first
-        self._num_users: dict[int, int] = {}
-
-    def assign(self, adapter: AdapterRef) -> bool:
-        """Load the adapter, unless it is loaded, and hold its slot until `release`. Return False if the request must wait: other
-        adapters hold all slots, or nothing can be loaded now. Raises RequestError if the adapter cannot be loaded."""
-        lora_id = adapter.lora_id
-        if lora_id not in self._slots:
-            if not self._free:
-                unused = next((other for other in self._slots if other not in self._num_users), None)
-                if unused is None:
-                    return False
-                self._free.append(self._slots.pop(unused))
-            if not self._load(self._free[-1], adapter):
-                return False
-            self._slots[lora_id] = self._free.pop()
-        self._slots.move_to_end(lora_id)
-        self._num_users[lora_id] = self._num_users.get(lora_id, 0) + 1
-        return True
-
-    def release(self, adapter: AdapterRef) -> None:
-        """Release the slot for one user of the adapter."""
-        self._num_users[adapter.lora_id] -= 1
-        if not self._num_users[adapter.lora_id]:
-            del self._num_users[adapter.lora_id]
-
-    def slot_of(self, adapter: AdapterRef | None) -> int:
-        """Return the slot of an adapter that is held, or 0 for the base model."""
-        return BASE_SLOT if adapter is None else self._slots[adapter.lora_id]

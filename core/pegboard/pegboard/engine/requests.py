@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import AdapterRef, EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
@@ -39,7 +39,7 @@ class Request:
     priority: int
     arrival_s: float
     cache_salt: str | None
-    lora: AdapterRef | None
+    lora: LoRARequest | None
     kv_transfer_params: dict[str, Any] | None
     trace_headers: dict[str, str] | None
     client: str
@@ -61,6 +61,7 @@ class Request:
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
     compilation: Any = None
+    adapter: Any = None
     num_waiting_children: int = 0
     uses_connectors: bool = True
     finish_reason: str | None = None
@@ -156,7 +157,7 @@ def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool)
             parameter="priority",
         )
     if request.lora is not None and not limits.max_loras:
-        raise RequestError(f"adapter {request.lora.name!r}: LoRA is off; start with max_loras of at least 1", parameter="model")
+        raise RequestError(f"adapter {request.lora.lora_name!r}: LoRA is off; start with enable_lora", parameter="model")
     n, most = request.params.n, limits.max_num_queued_reqs
     if n > most:
         raise RequestError(f"n must be at most {most}, the number of completions that may wait, got {n}", parameter="n")

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
@@ -226,7 +228,8 @@ class Scheduler:
         if is_first:
             delta.num_cached_tokens = request.num_cached_tokens
             if output.prompt_logprobs and request.row in output.prompt_logprobs:
-                delta.prompt_logprobs = _positions(output.prompt_logprobs[request.row])
+                positions = _positions(output.prompt_logprobs[request.row])
+                delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
         if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
             delta.logprobs = _positions(logprobs)[: len(kept)]
         self._metrics.tokens(request, len(kept), now_s)

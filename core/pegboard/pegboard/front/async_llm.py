@@ -16,7 +16,9 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
@@ -34,6 +36,7 @@ from pegboard.engine.boundary.messages import (
     Rejected,
     StepDeltas,
 )
+from pegboard.engine.loras import POLL_S
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
 from pegboard.front.beam_search import beam_search_online
@@ -46,7 +49,7 @@ from pegboard.log import get_logger
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
-    from pegboard.data.request import AdapterRef
+    from pegboard.data.request import LoRARequest
     from pegboard.engine.boundary.client import EngineProcess
     from pegboard.interfaces.tokenizer import Tokenizer
     from pegboard.plan.engine_plan import EnginePlan
@@ -54,8 +57,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-MANY_POSITIONS = 64
-"""Logprobs of more positions of a prompt are converted in a thread: one position with 20 logprobs takes 50 µs."""
+MANY_BYTES = 16 * 1024
+"""Longer encoded logprobs of a prompt are converted in a thread: one position with 20 of them has 0.3 KiB and takes 60 µs."""
 
 LONG_PROMPT_CHARS = 4096
 """Prompts with at least this many characters or ids are built in a thread, because that takes about a millisecond."""
@@ -257,7 +260,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
-        lora_request: "AdapterRef | None" = None,
+        lora_request: "LoRARequest | None" = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task aborts the request.
@@ -286,7 +289,7 @@ class AsyncLLM:
                 live.wake.clear()
                 if stream.error is not None:
                     raise stream.error
-                if len(stream.late) > MANY_POSITIONS:
+                if len(stream.late) > MANY_BYTES:
                     await asyncio.to_thread(stream.add_late)
                 output = stream.take()
                 if output is not None:
@@ -377,6 +380,34 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. Return False and do nothing while some are in use."""
         return bool(await self.control("reset_prefix_cache"))
+
+    async def adapter(self, name: str) -> "LoRARequest | None":
+        return None
+
+    # --- LoRA adapters ---------------------------------------------------------------------------------------------------
+
+    async def add_lora(self, lora_request: "LoRARequest") -> bool:
+        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or does not fit the model, if
+        there is no room for it, or if LoRA is off."""
+        while not await self.control("add_lora", lora=msgspec.to_builtins(lora_request)):
+            lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
+            await asyncio.sleep(POLL_S)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. Running requests keep it until they end. Return False if none with this id is in memory."""
+        return bool(await self.control("remove_lora", lora_id=lora_id))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in memory, or if as many adapters as
+        there are slots are pinned."""
+        return bool(await self.control("pin_lora", lora_id=lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """Return the ids of the adapters in memory."""
+        return set(cast("list[int]", await self.control("list_loras")))
+
+    # --- control ---------------------------------------------------------------------------------------------------------
 
     async def control(self, action: str, **arguments: object) -> object:
         """Run a control action. This process answers "abort" (request_ids), "plugins", "settings" and "load" (the number of

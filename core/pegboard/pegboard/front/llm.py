@@ -18,7 +18,7 @@ from typing import Any
 
 from pegboard.config.schema import Settings
 from pegboard.data.output import MetricValue, RequestOutput
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
@@ -76,7 +76,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: AdapterRef | Sequence[AdapterRef | None] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts and return the outputs in the order of the prompts. One list of token ids is one prompt.
@@ -121,7 +121,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: AdapterRef | None = None,
+        lora_request: LoRARequest | None = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,

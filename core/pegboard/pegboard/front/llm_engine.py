@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pegboard.config.schema import Settings
 from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, RequestOutput, Vector
-from pegboard.data.request import AdapterRef, EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.boundary.spawn import BUILDER, load_function
+from pegboard.engine.loras import POLL_S
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
@@ -76,7 +80,7 @@ class LLMEngine:
         prompt: PromptInput,
         params: SamplingParams,
         *,
-        lora_request: AdapterRef | None = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> None:
         """Check and queue a request. Raises RequestError."""
@@ -121,6 +125,27 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._streams)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or does not fit the model, if
+        there is no room for it, or if LoRA is off."""
+        while not self.engine.control("add_lora", lora=lora_request):
+            lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
+            time.sleep(POLL_S)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. Running requests keep it until they end. Return False if none with this id is in memory."""
+        return bool(self.engine.control("remove_lora", lora_id=lora_id))
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in memory, or if as many adapters as
+        there are slots are pinned."""
+        return bool(self.engine.control("pin_lora", lora_id=lora_id))
+
+    def list_loras(self) -> set[int]:
+        """Return the ids of the adapters in memory."""
+        return set(self.engine.control("list_loras"))
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far. Raises ConfigError if `disable_log_stats` is set."""

@@ -15,7 +15,7 @@ import msgspec
 
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
-from pegboard.data.request import AdapterRef, EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
@@ -98,7 +98,7 @@ class RequestBuilder:
         return OutputStream(request, self.tokenizer, self._texts, prompt=prompt, stream_interval=interval)
 
     def build(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "AdapterRef | None" = None
+        self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "LoRARequest | None" = None
     ) -> EngineRequest:
         """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
         arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
@@ -152,15 +152,15 @@ class RequestBuilder:
         ends = [self.tokenizer.encode(end, add_special_tokens=False) for end in parser.make(setup).reasoning_end()]
         return msgspec.structs.replace(structure, reasoning_end_token_ids=ends)
 
-    def _check(self, params: SamplingParams, priority: int, lora: "AdapterRef | None") -> None:
+    def _check(self, params: SamplingParams, priority: int, lora: "LoRARequest | None") -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling parameters must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
             )
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority must be an integer, got {priority!r}", parameter="priority")
-        if lora is not None and not isinstance(lora, AdapterRef):
-            raise RequestError(f"lora_request must be an AdapterRef, got {type(lora).__name__}", parameter="lora_request")
+        if lora is not None and not isinstance(lora, LoRARequest):
+            raise RequestError(f"lora_request must be a LoRARequest, got {type(lora).__name__}", parameter="lora_request")
         params.check_against_model(vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs)
         if self.tokenizer is None:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]

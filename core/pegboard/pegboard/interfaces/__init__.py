@@ -67,6 +67,7 @@ KINDS: dict[str, Kind] = {
         _kind("tool_parser", "output_parser:OutputParserSpec", "keyed", "A", "tool calls in the output", provisional=True),
         _kind("reasoning_parser", "output_parser:OutputParserSpec", "keyed", "AE", "reasoning in the output", provisional=True),
         _kind("builtin_tool", "BuiltinToolSpec", "set", "A", "tools that the server runs", ambient=True, provisional=True),
+        _kind("lora_resolver", "LoRAResolverSpec", "chain", "A", "finds adapters by name", provisional=True),
         _kind("metrics", "MetricsSpec", "set", "AE", "where measurements go", ambient=True),
         _kind("api", "ApiSpec", "set", "A", "HTTP routes", ambient=True),
         _kind("command", "CommandSpec", "keyed", "–", "a word of the command line", provisional=True),

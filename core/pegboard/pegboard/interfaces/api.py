@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.data.output import RequestOutput
-    from pegboard.data.request import AdapterRef
+    from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
@@ -33,9 +33,10 @@ class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
     content_types: media types that its routes accept as request bodies. The server refuses all others.
     unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time.
-    flags: "adapters" = its clients can name LoRA adapters (`RequestOptions.lora`)."""
+    flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`). "loads_adapters" = its clients
+    can load and unload adapters."""
 
-    FLAGS = frozenset({"adapters"})
+    FLAGS = frozenset({"adapters", "loads_adapters"})
 
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ class RequestOptions:
 
     request_id: str
     priority: int = 0
-    lora: "AdapterRef | None" = None
+    lora: "LoRARequest | None" = None
     trace_headers: Mapping[str, str] | None = None
 
 
@@ -123,6 +124,10 @@ class EngineClient(Protocol):
     def default_params(self) -> Mapping[str, Any]:
         """Return the model's sampling defaults (generation_config and overrides) by SamplingParams field. `max_tokens` is
         included only if the model limits it."""
+
+    async def adapter(self, name: str) -> "LoRARequest | None":
+        """Return the LoRA adapter that a request names as its model, or None if there is no such adapter. An adapter that is not
+        listed in `models` may be found and loaded now. Raises RequestError if there is one but it cannot be used."""
 
     async def control(self, action: str, **arguments: object) -> object:
         """Run any other action: "abort", "reset_prefix_cache", "plugins", "stats", …"""

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
-    """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window and soft_cap are True if the backend can do them.
+    """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window, chunk, sinks and soft_cap are True if the backend
+    can do them (see `AttentionLayer`).
+    latent: the types in which it can store the latents of latent attention, where kv_dtype does not count.
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
     `plan` fills in place.
@@ -39,8 +41,11 @@ class AttentionSpec(Spec):
 class AttentionNeed(Need):
     dtype: str | None = None
     kv_dtype: str | None = None
+    latent: str | None = None
     head_dim: int | None = None
     window: bool = False
+    chunk: bool = False
+    sinks: bool = False
     soft_cap: bool = False
     block_size: int | None = None
 
@@ -85,8 +90,11 @@ class KVTensor(msgspec.Struct, frozen=True):
 
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
-        num_bits = int(re.findall(r"\d+", self.dtype)[0])  # "bfloat16" has 16 bits, "float8_e4m3fn" has 8
-        return math.prod(self.shape) * num_bits // 8
+        return math.prod(self.shape) * self.item_bytes()
+
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return int(re.findall(r"\d+", self.dtype)[0]) // 8  # "bfloat16" has 16 bits, "float8_e4m3fn" has 8
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,10 +135,35 @@ class KVPlan(msgspec.Struct, frozen=True):
 # --- the layer, the views and the step ----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, slots=True)
+class Latent:
+    """The up-projections of a layer with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). They are set when weights are
+    loaded, in the compute type. Letters: C channels of a latent, R rotated channels, N other channels of a key, V of a value.
+
+    A token stores one latent c [C] and one part of its keys r [R], which all H heads share. The key of head h is (up_k[h] c, r)
+    and its value is up_v[h]ᵀ c. A backend may compute them (*expanded*), or multiply the queries with up_k and the results with
+    up_v (*absorbed*); then (c, r) is the only key and c the only value. up_k: [H, N, C]. up_v: [H, C, V].
+    """
+
+    up_k: "Tensor | None" = None
+    up_v: "Tensor | None" = None
+
+    def matrices(self) -> "tuple[Tensor, Tensor]":
+        """Return (up_k, up_v)."""
+        assert self.up_k is not None and self.up_v is not None, "weights are not loaded"
+        return self.up_k, self.up_v
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer of the model. scale: factor of q·k. window: in tokens, including the current one. shares_kv_with: the
-    layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None = head_dim.
+    """One attention layer of the model. scale: factor of q·k. window: in tokens, including the current one. chunk: in tokens; a
+    token at position p attends to the positions from p − p mod chunk (Meta 2025, Llama 4). A layer has a window, a chunk or
+    neither. shares_kv_with: the layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None =
+    head_dim. exact_keys: the cache must store floats of at least 16 bits. latent: set for latent attention. Such a layer has one
+    KV head, head_dim = C + R and value_dim = C.
+
+    sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more score, sinks[h], whose value
+    is zero (OpenAI 2025, gpt-oss). soft_cap does not change it.
 
     k_scale, v_scale: float32 [K], positive, given exactly if the cache stores 8-bit floats. The cache stores k / k_scale, rounded
     to the nearest code, and the largest code for what is larger; a code means code · k_scale. Values likewise. They are written
@@ -143,11 +176,36 @@ class AttentionLayer:
     head_dim: int
     scale: float
     window: int | None = None
+    chunk: int | None = None
+    sinks: "Tensor | None" = field(default=None, compare=False)
     soft_cap: float | None = None
     shares_kv_with: int | None = None
     value_dim: int | None = None
+    latent: Latent | None = field(default=None, compare=False)
+    exact_keys: bool = False
     k_scale: "Tensor | None" = field(default=None, compare=False)
     v_scale: "Tensor | None" = field(default=None, compare=False)
+
+    @property
+    def retain(self) -> Retain:
+        """What later tokens still read of the layer's cache."""
+        if self.chunk is not None:
+            return Chunk(self.chunk)
+        return Full() if self.window is None else Window(self.window)
+
+
+LATENT_TILE = 128
+"""Channels of a latent that share a scale in the type fp8_ds_mla."""
+
+
+def latent_tensor(layer: AttentionLayer, dtype: str) -> KVTensor:
+    """Return what latent attention stores for a token: (c, r) in the type `dtype`. With fp8_ds_mla it is vLLM's layout for
+    DeepSeek: C codes of float8_e4m3fn, a float32 scale for each 128 of them (their largest magnitude / 448), and r in bfloat16.
+    """
+    rank = layer.value_dim or 0
+    if dtype != "fp8_ds_mla":
+        return KVTensor("latent", (layer.head_dim,), dtype)
+    return KVTensor("latent", (rank + 4 * -(-rank // LATENT_TILE) + 2 * (layer.head_dim - rank),), "uint8")
 
 
 KVView = Mapping[str, Any]
@@ -202,10 +260,11 @@ class AttentionBackend(Protocol):
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors. block_size: in tokens."""
 
-    def bind(self, layer: AttentionLayer) -> "Callable[[Tensor, Tensor | None, Tensor | None], Tensor]":
+    def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
         """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It writes k and v to the cache and
         then attends under the current plan. k and v are None if the layer shares another layer's cache. Hot: it is called for
-        every layer in every step."""
+        every layer in every step. For latent attention, the callable is (q [T, H, N], rotated part of q [T, H, R], latent [T, C],
+        rotated part of the key [T, R]) → [T, H * V], and writes the last two."""
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Derive what all layers of the group share. Called once per step, before the forward. `inputs` stays valid until the

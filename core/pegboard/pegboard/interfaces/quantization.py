@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec(Spec):
     """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online" = it quantizes plain
-    checkpoints while they are loaded."""
+    checkpoints while they are loaded. reads: other methods whose checkpoints it reads when the user asks for it by name."""
 
     FLAGS = frozenset({"online"})
+
+    reads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +87,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom. is_head: the outputs are logits."""
+    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom. is_head: the outputs are logits.
+    num_experts: W consists of the matrices of so many experts, which have equal numbers of rows; 0 = it is not of experts."""
 
     path: str
     in_features: int
     out_features: int
     parts: tuple[Part, ...]
     is_head: bool = False
+    num_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,16 @@ class HeadMethod(Protocol):
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> "Callable[[Tensor], Tensor]":
         """Return the callable [N, width] → [N, num_rows]."""
+
+
+class ExpertsMethod(Protocol):
+    """An optional addition to the WeightMethod of a layer with `num_experts`."""
+
+    def bind_experts(
+        self, kernels: Mapping[str, Callable[..., Any]], num_experts: int, bias: "Tensor | None"
+    ) -> "Callable[[Tensor, Tensor], Tensor]":
+        """Return the callable (x [N, in], starts int32 [E + 1]) → [N, out / E]. The rows of x are sorted by expert; expert e
+        multiplies the rows from starts[e] to starts[e + 1]. bias: [E, out / E], added to the results."""
 
 
 class QuantizationMethod(Protocol):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pegboard.config.limits import Limits
     from pegboard.data.batch import Logprobs, TokenMasks
     from pegboard.data.sampling_params import SamplingParams
+    from pegboard.interfaces.platform import Copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class SamplerSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class SamplerSetup:
     """seed: of the generator for requests without a seed. processors: custom logits processors in chain order. kernels: the
-    chosen ops. They include "sample_tokens" (see `pegboard.ops.sampling`) if a plugin of the kind `kernel` provides it."""
+    chosen ops. They include "sample_tokens" (see `pegboard.ops.sampling`) if a plugin of the kind `kernel` provides it. copies:
+    from and to a device with separate memory; None if there is none. A sampler that copies with them never waits."""
 
     limits: "Limits"
     device: str
@@ -39,6 +41,7 @@ class SamplerSetup:
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
     processors: Sequence[Any] = field(default_factory=tuple)
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    copies: "Copies | None" = None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pegboard.interfaces.spec import Spec
 if TYPE_CHECKING:
     from pegboard.config.limits import Limits
     from pegboard.data.batch import StepTimes
-    from pegboard.data.request import AdapterRef
+    from pegboard.data.request import LoRARequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class RequestView(Protocol):
     arrival_s: float
     num_computed_tokens: int
     num_preemptions: int
-    lora: AdapterRef | None
+    lora: LoRARequest | None
     key: str
     all_token_ids: list[int]
     block_hashes: list[bytes]

@@ -10,23 +10,36 @@ from __future__ import annotations
 from pegboard.layers.activation import Activation
 from pegboard.layers.attention import Attention
 from pegboard.layers.build import Build, Layer
+from pegboard.layers.config import read, size_of
 from pegboard.layers.embedding import Embedding, Head
+from pegboard.layers.experts import Experts
+from pegboard.layers.latent import LatentAttention
 from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import Norm
 from pegboard.layers.rope import Rope, Rotation
 from pegboard.layers.stack import LayerStack
+from pegboard.layers.states import Parameters, ShortConv, StateLayer
+from pegboard.ops.experts import RouterRule
 
 __all__ = [
     "Activation",
     "Attention",
     "Build",
     "Embedding",
+    "Experts",
     "Head",
+    "LatentAttention",
     "Layer",
     "LayerStack",
     "Linear",
     "Norm",
+    "Parameters",
     "QKVLinear",
     "Rope",
     "Rotation",
+    "RouterRule",
+    "ShortConv",
+    "StateLayer",
+    "read",
+    "size_of",
 ]

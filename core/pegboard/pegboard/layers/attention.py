@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, as_tensor
@@ -10,7 +11,7 @@ from torch import Tensor, as_tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers.build import Build, Layer
+from pegboard.layers.build import Build, Layer, PlainTensor
 from pegboard.layers.rope import Rope, Rotation
 
 
@@ -18,7 +19,8 @@ class Attention(Layer):
     """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv].
 
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in tokens, including the current one.
-    rope: if given, q and k are first rotated by the step's rotation.
+    rope: if given, q and k are first rotated by the step's rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at
+    build.path. chunk, exact_keys: see AttentionLayer.
     """
 
     def __init__(
@@ -31,15 +33,20 @@ class Attention(Layer):
         *,
         scale: float | None = None,
         window: int | None = None,
+        chunk: int | None = None,
+        has_sinks: bool = False,
         soft_cap: float | None = None,
         rope: Rope | None = None,
         shares_kv_with: int | None = None,
         value_dim: int | None = None,
+        exact_keys: bool = False,
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
             raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
         self.rope = rope
+        name = f"{build.path}.sinks"
+        self.sinks = PlainTensor({name: (0, num_heads)}, (num_heads,), replace(build, dtype="float32")) if has_sinks else None
         self.spec = AttentionLayer(
             layer_index=layer_index,
             num_heads=num_heads,
@@ -47,15 +54,18 @@ class Attention(Layer):
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
             window=window,
+            chunk=chunk,
+            sinks=None if self.sinks is None else self.sinks.data,
             soft_cap=soft_cap,
             shares_kv_with=shares_kv_with,
             value_dim=value_dim,
+            exact_keys=exact_keys,
         )
         build.declared.attention[layer_index] = self.spec
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        """Find the checkpoint's scales of the KV cache, if the cache has scales. The checkpoint's format decides how they are
-        named."""
+        """Find the sinks, and the checkpoint's scales of the KV cache, if the cache has scales. The checkpoint's format decides
+        how scales are named."""
         layer, path = self.build.declared.attention[self.spec.layer_index], self.build.path
         self.scales: dict[str, list[Tensor]] = {}
         for kind, scale in (("k", layer.k_scale), ("v", layer.v_scale)):
@@ -65,10 +75,14 @@ class Attention(Layer):
                 self.scales.setdefault(name, []).append(scale)
         if sum(map(len, self.scales.values())) == 1:
             raise ModelError(f"{path}: the checkpoint has {next(iter(self.scales))}, but needs scales for keys and values")
-        return [WantedWeight(name) for name in self.scales]
+        wanted = [WantedWeight(name) for name in self.scales]
+        return wanted if self.sinks is None else [*wanted, WantedWeight(f"{path}.sinks", (self.spec.num_heads,))]
 
     def accept(self, piece: WeightPiece) -> None:
-        """Set the scales that this tensor is for. Raises ModelError if it is not one positive number, or one per KV head."""
+        """Set the sinks, or the scales that this tensor is for. Raises ModelError if it is not a number per head, or, for scales,
+        not one positive number or one per KV head."""
+        if self.sinks is not None and piece.name in self.sinks.names:
+            return self.sinks.accept(piece)
         numbers, num_heads = as_tensor(piece.data).float().flatten(), self.spec.num_kv_heads
         if numbers.numel() not in (1, num_heads) or not bool(((numbers > 0) & numbers.isfinite()).all()):
             needed = f"a scale of the KV cache is one positive number, or one for each of {num_heads} KV heads"

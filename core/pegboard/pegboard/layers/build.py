@@ -10,25 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError, expect
-from pegboard.interfaces.attention import AttentionLayer
+from pegboard.interfaces.attention import AttentionLayer, KVTensor
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, QuantizationMethod, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.ops import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
 class LoRALimits:
-    """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base model, is not counted."""
+    """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base model, is not counted.
+    dtype: torch name of the type that they are stored in."""
 
     num_slots: int
     max_rank: int
+    dtype: str
 
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model have registered, in order."""
+    """What the constructors of one model have registered, in order. states: the state of one request in each state layer."""
 
     layers: list[Layer] = field(default_factory=list)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
+    states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Build:
     dtype, device: torch names, of activations. quantization: how weights are stored. plain: the method for layers that
     `quantization` does not take. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
     max_positions: no step has a larger position; None = only the config limits them.
-    attention: layer index → its bound attention, which core adds before `bind`. lora_slots: returns the [T] adapter slots of the
-    step's tokens; None if LoRA is off.
+    attention: layer index → its bound attention or states, which core adds before `bind`. lora_rows: returns which tokens of
+    the step use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head. None if LoRA is off.
     """
 
     dtype: str
@@ -51,7 +55,8 @@ class Build:
     rope_style: str = "halves"
     max_positions: int | None = None
     lora: LoRALimits | None = None
-    lora_slots: Callable[[], Tensor] | None = None
+    lora_rows: Callable[[], AdapterRows | None] | None = None
+    lora_head_rows: Callable[[], AdapterRows | None] | None = None
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
@@ -104,11 +109,13 @@ class Layer(nn.Module):
 
 class PlainTensor:
     """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A reload writes to the same
-    address."""
+    address. dtype: torch name; None = the compute type."""
 
-    def __init__(self, names: Mapping[str, tuple[int, int]], shape: tuple[int, ...], build: Build) -> None:
+    def __init__(
+        self, names: Mapping[str, tuple[int, int]], shape: tuple[int, ...], build: Build, dtype: str | None = None
+    ) -> None:
         self.names = dict(names)
-        self.data = torch.empty(shape, dtype=getattr(torch, build.dtype), device=build.device)
+        self.data = torch.empty(shape, dtype=getattr(torch, dtype or build.dtype), device=build.device)
 
     def accept(self, piece: WeightPiece) -> None:
         """Copy a piece to its rows. Raises ModelError if it does not fit."""
@@ -126,6 +133,7 @@ class WeightLayer(Layer):
 
     method: WeightMethod | None = None
     bias: PlainTensor | None = None
+    adapters: Any = None  # layers.lora.AdapterSlots
 
     def accept(self, piece: WeightPiece) -> None:
         target = self.bias if self.bias is not None and piece.name in self.bias.names else self.method

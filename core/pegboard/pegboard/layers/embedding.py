@@ -9,6 +9,8 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, PlainTensor, WeightLayer
+from pegboard.layers.linear import with_bias
+from pegboard.layers.lora import AdapterSlots
 
 
 class Embedding(WeightLayer):
@@ -26,7 +28,12 @@ class Embedding(WeightLayer):
 
     def bind(self) -> None:
         assert self.method is not None
-        self.forward = self.method.bind(self.build.kernels)
+        call = self.method.bind(self.build.kernels)
+        if self.build.lora is not None:
+            part = Part(f"{self.build.path}.weight", (0, self.width))
+            self.adapters = self.adapters or AdapterSlots(self.build, [part], self.num_rows, self.build.lora_rows)
+            call = self.adapters.added_to(call)
+        self.forward = call
 
 
 class Head(WeightLayer):
@@ -64,8 +71,10 @@ class Head(WeightLayer):
             assert self.method is not None
             multiply = self.method.bind(self.build.kernels)
 
-        if self.bias is None:
-            self.forward = lambda hidden: multiply(hidden).float()
-        else:
-            bias = self.bias.data
-            self.forward = lambda hidden: multiply(hidden).add_(bias).float()
+        if self.bias is not None:
+            multiply = with_bias(multiply, self.bias.data)
+        if self.build.lora is not None:
+            part = Part(f"{self.build.path}.weight", (0, self.num_rows))
+            self.adapters = self.adapters or AdapterSlots(self.build, [part], self.width, self.build.lora_head_rows)
+            multiply = self.adapters.added_to(multiply)
+        self.forward = lambda hidden: multiply(hidden).float()

@@ -36,7 +36,6 @@ class Linear(WeightLayer):
             raise ConfigError(f"{build.path}: parts {dict(parts or {})} do not add up to {out_features}")
         self.modules_by_name, self.wants_bias = names, bias
         self.in_features, self.out_features = in_features, out_features
-        self.adapters: AdapterSlots | None = None
 
     def _layout(self) -> tuple[Part, ...]:
         """Return where each checkpoint tensor is in the merged weight."""
@@ -60,10 +59,11 @@ class Linear(WeightLayer):
     def bind(self) -> None:
         assert self.method is not None
         call = self.method.bind(self.build.kernels)
+        call = call if self.bias is None else with_bias(call, self.bias.data)
         if self.build.lora is not None:
-            self.adapters = self.adapters or AdapterSlots(self.build, self._layout(), self.in_features, self.out_features)
+            self.adapters = self.adapters or AdapterSlots(self.build, self._layout(), self.in_features, self.build.lora_rows)
             call = self.adapters.added_to(call)
-        self.forward = call if self.bias is None else _with_bias(call, self.bias.data)
+        self.forward = call
 
 
 class QKVLinear(Linear):
@@ -95,5 +95,6 @@ class QKVLinear(Linear):
         self.forward = forward
 
 
-def _with_bias(call: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tensor], Tensor]:
+def with_bias(call: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return `call` plus the bias [out]."""
     return lambda x: call(x).add_(bias)

@@ -1,8 +1,8 @@
-"""LoRA on a linear layer. The adapters' product is added to the output, so the format of the base weight does not matter."""
+"""LoRA on a layer with a weight. The adapters' product is added to the output, so the format of the weight does not matter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,49 +10,71 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part
 from pegboard.layers.build import Build
+from pegboard.ops import AdapterRows
+
+LANES = 16
+"""The ranks of each part are padded to a multiple of this."""
+
+Fitted = list[tuple[int, Tensor, Tensor]]
+"""The matrices of one adapter in one layer: number of the part, A transposed, and B times the scaling, transposed."""
 
 
 class AdapterSlots:
-    """The stacked matrices A [slots, rank, in] and B [slots, out, rank] of one linear layer. Slot 0 stays zero (the base model).
-    Adapters are copied in place, so the addresses that recordings use stay valid."""
+    """The matrices A [slots, in, parts · rank] and B [slots, rank, out] of one layer (see `ops.lora_add`). Adapters are copied in
+    place, so the addresses that recordings use stay valid. rows: returns the rows of the step's adapters; None = there are none.
+    """
 
-    def __init__(self, build: Build, parts: Sequence[Part], in_features: int, out_features: int) -> None:
+    def __init__(
+        self, build: Build, parts: Sequence[Part], in_features: int, rows: Callable[[], AdapterRows | None] | None
+    ) -> None:
         limits = build.lora
-        assert limits is not None
-        self.build = build
-        options = {"dtype": getattr(torch, build.dtype), "device": build.device}
+        assert limits is not None and rows is not None
+        self.rows, self.kernels, self.max_rank = rows, build.kernels, limits.max_rank
         self.modules = {part.name.removesuffix(".weight"): part for part in parts}
-        rank = limits.max_rank * len(self.modules)
-        self.max_rank = limits.max_rank
-        self.a = torch.zeros(limits.num_slots + 1, rank, in_features, **options)
-        self.b = torch.zeros(limits.num_slots + 1, out_features, rank, **options)
+        self.bounds = (0, *(part.rows[1] for part in parts))
+        self.width = -(-limits.max_rank // LANES) * LANES
+        options = {"dtype": getattr(torch, limits.dtype), "device": build.device}
+        self.a = torch.zeros(limits.num_slots, in_features, self.width * len(parts), **options)
+        self.b = torch.zeros(limits.num_slots, limits.max_rank, self.bounds[-1], **options)
+        self.ranks = torch.zeros(limits.num_slots, dtype=torch.int32, device=build.device)
 
-    def load(self, slot: int, weights: dict[str, tuple[Tensor, Tensor]], scaling: float) -> None:
-        """Copy an adapter into a slot. weights: module path → (A [rank, in], B [out, rank]). Modules that the adapter does not
-        change get zeros. Raises ModelError if the rank is too large or a shape does not fit."""
-        self.a[slot].zero_()
-        self.b[slot].zero_()
+    def fitted(self, weights: Mapping[str, tuple[Tensor, Tensor]], scaling: float) -> Fitted:
+        """Return an adapter's matrices for this layer as they are stored. weights: module path → (A [rank, in], B [out, rank]).
+        Raises ModelError if the rank is too large, a shape does not fit or a value is not finite."""
+        found = []
         for index, (name, part) in enumerate(self.modules.items()):
             if name not in weights:
                 continue
             a, b = weights[name]
-            fits = a.ndim == 2 and a.shape[1] == self.a.shape[2] and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
+            fits = a.ndim == 2 and a.shape[1] == self.a.shape[1] and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
             if not fits:
                 raise ModelError(f"the shapes of {name} do not fit the model: A {list(a.shape)}, B {list(b.shape)}")
             if a.shape[0] > self.max_rank:
                 raise ModelError(f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}")
-            first = index * self.max_rank
-            self.a[slot, first : first + a.shape[0]].copy_(a)
-            self.b[slot, part.rows[0] : part.rows[1], first : first + a.shape[0]].copy_(b * scaling)
+            a, b = a.T.to(self.a.dtype).contiguous(), (b * scaling).T.to(self.b.dtype).contiguous()
+            if not (a.isfinite().all() and b.isfinite().all()):
+                raise ModelError(f"{name} has values that are not finite")
+            found.append((index, a, b))
+        return found
+
+    def load(self, slot: int, fitted: Fitted) -> None:
+        """Copy an adapter into a slot, from 1 on. Modules that the adapter does not change get zeros."""
+        a, b = self.a[slot - 1], self.b[slot - 1]
+        if self.ranks[slot - 1]:
+            a.zero_()
+            b.zero_()
+        for index, own_a, own_b in fitted:
+            first, rank = index * self.width, own_a.shape[1]
+            a[:, first : first + rank].copy_(own_a)
+            b[:rank, self.bounds[index] : self.bounds[index + 1]].copy_(own_b)
+        self.ranks[slot - 1] = max((own.shape[1] for _, own, _ in fitted), default=0)
 
     def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return `call` plus the product of the adapters of the step's tokens."""
-        shrink, expand = self.build.kernels["lora_shrink"], self.build.kernels["lora_expand"]
-        current, a, b = self.build.lora_slots, self.a, self.b
-        assert current is not None
+        """Return `call` plus the products of the adapters. A step without adapters only calls `call`."""
+        add, rows_of_step, a, b, ranks, bounds = self.kernels["lora_add"], self.rows, self.a, self.b, self.ranks, self.bounds
 
         def forward(x: Tensor) -> Tensor:
-            token_slots = current()
-            return expand(call(x), shrink(x, a, token_slots), b, token_slots)
+            y, rows = call(x), rows_of_step()
+            return y if rows is None else add(y, x, a, b, ranks, bounds, rows)
 
         return forward

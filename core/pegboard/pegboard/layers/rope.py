@@ -1,7 +1,7 @@
 """Rotary position embedding: the frequencies come from the checkpoint's config, and each step gathers once.
 
-Scaling rules: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024) and that of Llama 3,
-as their config fields define them.
+Scaling rules: linear (Chen et al. 2023), dynamic NTK, fixed and mixed NTK (Su 2023, kexue.fm/archives/9706), YaRN (Peng et al.
+2023), LongRoPE (Ding et al. 2024) and that of Llama 3, as their config fields define them.
 """
 
 from __future__ import annotations
@@ -81,20 +81,34 @@ def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_posi
     factor = float(scaling.get("factor") or max_positions / original)
     if kind == "linear":
         return inverse / factor, 1.0
+    if kind == "dynamic" and (alpha := scaling.get("alpha")):  # HunYuan: the base grows by a fixed amount
+        return _inverse(dim, base * float(alpha) ** (dim / (dim - 2))), 1.0
     if kind == "dynamic":  # all lengths use the base of the longest one, because a key must not depend on later tokens
         grown = factor * stretched_positions(scaling, max_positions) / max_positions - (factor - 1)
         return _inverse(dim, base * grown ** (dim / (dim - 2))), 1.0
     if kind == "llama3":
         return _llama3(inverse, factor, original, scaling), 1.0
-    if kind == "yarn":
+    if kind == "ntk":
+        return _ntk(dim, base, factor, scaling.get("mixed_b")), 1.0
+    if kind in ("yarn", "deepseek_yarn"):
         return _yarn(inverse, dim, base, factor, original, scaling)
-    if kind == "longrope":
+    if kind in ("longrope", "su"):  # "su": its first name
         return _longrope(inverse, factor, original, max_positions, scaling)
-    raise ModelError(f"rope scaling {kind!r} is not supported; known: linear, dynamic, llama3, yarn, longrope")
+    known = "default, linear, dynamic, ntk, llama3, yarn, deepseek_yarn, longrope"
+    raise ModelError(f"rope scaling {kind!r} is not supported; known: {known}")
 
 
 def _inverse(dim: int, base: float) -> Tensor:
     return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _ntk(dim: int, base: float, factor: float, mixed: Any) -> Tensor:
+    """Fixed NTK: the slowest channels are interpolated by `factor`, the fastest not at all. mixed: an exponent, with which the
+    divisors grow faster or slower from channel to channel."""
+    if mixed is None:
+        return _inverse(dim, base * factor) / factor ** (2 / dim)
+    growth = math.log(factor) / (dim / 2) ** float(mixed)
+    return _inverse(dim, base) / torch.exp(growth * torch.arange(1, dim // 2 + 1, dtype=torch.float32) ** float(mixed))
 
 
 def _longrope(
@@ -136,5 +150,7 @@ def _yarn(
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
     magnitude, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if _kind(scaling) == "deepseek_yarn":
+        magnitude, all_dim = 1.0 if magnitude is None else magnitude, all_dim or 1e-9  # an omitted factor divides by 1
     default = grown(magnitude) / grown(all_dim) if magnitude and all_dim else grown(1.0)
     return inverse / factor * ramp + inverse * (1 - ramp), float(scaling.get("attention_factor") or default)

@@ -11,12 +11,14 @@ from typing import Any
 
 from pegboard.ops.activation import gelu_tanh_mul, silu_mul
 from pegboard.ops.blocks import BlockWeight
+from pegboard.ops.experts import clamped_swiglu, route, sort_by_expert, sum_experts
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
-from pegboard.ops.lora import lora_expand, lora_shrink
+from pegboard.ops.lora import AdapterRows, lora_add
 from pegboard.ops.norm import add_rms_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
+from pegboard.ops.states import StateRows, causal_conv, chunked_scan, selective_scan
 
 OPS: dict[str, Callable[..., Any]] = {
     op.__name__: op
@@ -26,9 +28,15 @@ OPS: dict[str, Callable[..., Any]] = {
         rope,
         silu_mul,
         gelu_tanh_mul,
-        lora_shrink,
-        lora_expand,
+        clamped_swiglu,
+        route,
+        sort_by_expert,
+        sum_experts,
+        lora_add,
         sample_tokens,
+        causal_conv,
+        selective_scan,
+        chunked_scan,
     )
 }
 """Name of every op → its reference."""
@@ -42,4 +50,4 @@ WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {
 
 REFERENCES = OPS | WEIGHT_FORMATS
 
-__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "BlockWeight", "CodeWeight", "FloatWeight", *OPS]
+__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "AdapterRows", "BlockWeight", "CodeWeight", "FloatWeight", "StateRows", *OPS]

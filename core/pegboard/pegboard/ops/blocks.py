@@ -27,6 +27,10 @@ class Blocks:
     block_size], both float16 or both float32, exactly as stored; minimum None = 0. zero: one number for all blocks, or, if
     minimum is None, int8 [rows, columns / block_size]. block_size: 16, or a multiple of 32 that divides the columns. order: int64
     [columns], where each column of codes belongs in W (GPTQ's act order); None = in order.
+
+    outer: float16 [1 or 2, rows, columns / N], the second level of scales that are integers themselves. N columns of a row share
+    outer[0], which their scales are multiplied with, and outer[1] for their minimums. N is a multiple of block_size and 32. The
+    integers are int8, or uint8 with the scale in the lower four bits and the minimum in the upper four (minimum is None then).
     """
 
     bits: int
@@ -36,14 +40,25 @@ class Blocks:
     minimum: Tensor | None = None
     zero: int | Tensor = 0
     order: Tensor | None = None
+    outer: Tensor | None = None
+
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """Return scales and minimums of one level, as float32 [rows, columns / block_size]. minimums: None = 0."""
+        scale, minimum = self.scale, self.minimum
+        if self.outer is None:
+            return scale.float(), None if minimum is None else minimum.float()
+        if scale.dtype == torch.uint8:
+            scale, minimum = scale & 15, scale >> 4
+        outer = self.outer.float().repeat_interleave(scale.shape[1] // self.outer.shape[2], dim=2)
+        return scale * outer[0], None if minimum is None else minimum * outer[1]
 
     def dense(self) -> Tensor:
         """Return the rows as float32 [rows, columns]."""
-        rows, columns = self.codes.shape
+        (rows, columns), (scale, minimum) = self.codes.shape, self.scales()
         zero = self.zero.float().unsqueeze(-1) if isinstance(self.zero, Tensor) else self.zero
-        blocks = (self.codes.float().view(rows, -1, self.block_size) - zero) * self.scale.float().unsqueeze(-1)
-        if self.minimum is not None:
-            blocks = blocks + self.minimum.float().unsqueeze(-1)
+        blocks = (self.codes.float().view(rows, -1, self.block_size) - zero) * scale.unsqueeze(-1)
+        if minimum is not None:
+            blocks = blocks + minimum.unsqueeze(-1)
         if self.order is None:
             return blocks.view(rows, columns)
         return torch.empty(rows, columns).index_copy_(1, self.order, blocks.view(rows, columns))
@@ -94,6 +109,10 @@ class BlockWeight:
     def bind(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T, in] → [T, out]."""
         return self._float.bind()
+
+    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E]. See `ExpertsMethod`."""
+        return self._float.bind_experts(num_experts, bias)
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""

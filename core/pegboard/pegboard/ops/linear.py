@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from pegboard.ops.experts import one_by_one
 
 
 class FloatWeight:
@@ -39,6 +42,11 @@ class FloatWeight:
         """Return the callable [T, in] → [T, out]."""
         linear, weight = functional.linear, self.plain()
         return lambda x: linear(x, weight)
+
+    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E]. See `ExpertsMethod`."""
+        weights = self.plain().view(num_experts, -1, self.shape[1])
+        return one_by_one([partial(functional.linear, weight=weight) for weight in weights], weights.shape[1], bias)
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""

@@ -1,25 +1,41 @@
-"""Low-rank adapters (Hu et al. 2021): y += B A x, with an adapter slot per token. Slot 0 holds zeros."""
+"""Low-rank adapters (Hu et al. 2021): y += B A x, where each row has the A and B of its adapter, or none."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def lora_shrink(x: Tensor, a: Tensor, slots: Tensor) -> Tensor:
-    """Multiply row t with a[slots[t]]: x [T, in], a [slots, rank, in], slots [T] → [T, rank]."""
-    out = x.new_zeros(x.shape[0], a.shape[1])
-    for slot in torch.unique(slots).tolist():
-        if slot:
-            rows = slots == slot
-            out[rows] = x[rows] @ a[slot].T
-    return out
+class AdapterRows(NamedTuple):
+    """Which rows of a step use which adapter. order: int32 [T], the rows sorted by slot. starts: int32 [slots + 2]; the rows of
+    slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0 use the base model only."""
+
+    order: Tensor
+    starts: Tensor
 
 
-def lora_expand(y: Tensor, shrunk: Tensor, b: Tensor, slots: Tensor) -> Tensor:
-    """y [T, out] += shrunk [T, rank] · b[slots[t]]ᵀ, with b [slots, out, rank]. Changes y in place and returns it."""
-    for slot in torch.unique(slots).tolist():
-        if slot:
-            rows = slots == slot
-            y[rows] += shrunk[rows] @ b[slot].T
+def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
+    """Add the products of the adapters to y [T, out] in place, and return y.
+
+    x: [T, in], or [T] integers i, which stand for rows that are 1 in column i and 0 elsewhere. a: [slots, in, P · R] and
+    b: [slots, R', out] with R' ≤ R, of slots 1 …. Part p of the P parts has the columns p · R … of a, and writes the columns
+    bounds[p] … bounds[p + 1] of y. ranks: int32 [slots]; only the first ranks[slot] columns of each part, and rows of b,
+    are not zero; 0 = the adapter does not change this layer.
+    """
+    starts = rows.starts.tolist()
+    width = a.shape[2] // (len(bounds) - 1)
+    for slot in range(len(a)):
+        own = rows.order[starts[slot + 1] : starts[slot + 2]].long()
+        rank = int(ranks[slot])
+        if not len(own) or not rank:
+            continue
+        shrunk = a[slot, x[own]].to(y.dtype) if x.dim() == 1 else x[own] @ a[slot].to(x.dtype)
+        parts = [
+            shrunk[:, p * width : p * width + rank] @ b[slot, :rank, start:stop].to(y.dtype)
+            for p, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
+        ]
+        y.index_add_(0, own, torch.cat(parts, 1).to(y.dtype))
     return y

@@ -21,7 +21,7 @@ from pegboard.data.checkpoint_file import read_object
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
-from pegboard.interfaces.quantization import QuantizationNeed
+from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec, Vocabulary
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
@@ -87,7 +87,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     engine = settings.engine
     reference = engine.model or default_model()
     with _progress() as report:
-        files = _fetch(registry, settings, reference, FileFilter(), report, engine.revision)
+        files = fetch(registry, settings, reference, FileFilter(), report, engine.revision)
         checkpoint = _describe(registry, settings, files)
         if engine.tokenizer is not None:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
@@ -176,9 +176,11 @@ def _amend(registry: Registry, settings: Settings) -> Settings:
 # --- files and description ---------------------------------------------------------------------------------------------------
 
 
-def _fetch(
+def fetch(
     registry: Registry, settings: Settings, text: str, wanted: FileFilter, progress: Progress, revision: str | None
 ) -> LocalFiles:
+    """Return the files that a reference stands for, which its model source fetches if they are not there. Raises ModelError,
+    PluginError."""
     from pegboard.plan.model_reference import parse_reference
 
     engine = settings.engine
@@ -240,7 +242,7 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
     """Return the tokenizer that --tokenizer points to: the payload in a checkpoint file, or the files of a directory."""
     specs = [cast(TokenizerSpec, registry.spec(entry)) for entry in registry.entries("tokenizer")]
     wanted = sorted({pattern for spec in specs for pattern in spec.reads})
-    files = _fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
+    files = fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
     if files.root.is_file():
         return _describe(registry, settings, files).tokenizer
     return TokenizerPayload(str(default_name("tokenizer")), files.root)
@@ -292,7 +294,8 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
     if asked and stored and asked != stored:
         entry = registry.find("quantization", asked)
         is_same = any(other.value == entry.value for other in registry.entries("quantization") if other.name == stored)
-        if not is_same and "online" not in registry.spec(entry).flags:
+        spec = cast(QuantizationSpec, registry.spec(entry))
+        if not is_same and "online" not in spec.flags and stored not in spec.reads:
             raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
     method = asked or stored or default_name("quantization")
     if method is not None:

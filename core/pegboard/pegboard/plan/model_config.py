@@ -90,7 +90,7 @@ def _config_limit(config: Mapping[str, Any]) -> int | None:
 def stretched(scaling: Mapping[str, Any], limit: int) -> int:
     """Return the length that rotary scaling makes of a model's `limit`. YaRN stretches its original length."""
     kind, factor = scaling.get("rope_type") or scaling.get("type"), float(scaling.get("factor") or 1.0)
-    if kind == "yarn":
+    if kind in ("yarn", "deepseek_yarn"):
         return max(1, int(float(scaling.get("original_max_position_embeddings") or limit / factor) * factor))
     return max(1, int(limit * factor)) if kind in ("linear", "dynamic", "ntk") else limit
 
@@ -102,7 +102,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def vocab_size(checkpoint: Checkpoint) -> int:
-    size = text_config(checkpoint.config).get("vocab_size")
+    config = text_config(checkpoint.config)
+    size = config.get("padded_vocab_size", config.get("vocab_size"))
     if not isinstance(size, int) or size < 1:
         raise ModelError(f"{checkpoint.path}: the checkpoint's config has vocab_size={size!r}, expected a positive number")
     return size

@@ -259,10 +259,14 @@ class Registry:
         """Return the entry's validated options object, or None if it has no options. Raises ConfigError."""
         return options.resolve(entry, self.spec(entry), options.raw_values(entry, self._raw_options))
 
+    def has_options(self, entry: Entry) -> bool:
+        """Return whether any option of this plugin was given."""
+        return bool(options.raw_values(entry, self._raw_options))
+
     def check_options(self) -> None:
         """Validate every option that was given, including those of plugins that are not chosen. Raises ConfigError."""
         for entry in self.scan.entries:
-            if not self.blocked(entry) and options.raw_values(entry, self._raw_options):
+            if not self.blocked(entry) and self.has_options(entry):
                 self.options(entry)
 
     def build(self, entry: Entry, setup: object) -> Any:

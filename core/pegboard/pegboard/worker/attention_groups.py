@@ -7,12 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.errors import expect
-from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
+from pegboard.errors import ConfigError, expect
+from pegboard.interfaces.attention import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionLayer,
+    AttentionNeed,
+    AttentionSetup,
+    KVCacheSpec,
+    KVPlan,
+)
 from pegboard.interfaces.quantization import QuantizationMethod
+from pegboard.ops import StateRows
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
@@ -21,12 +31,35 @@ K_RANGE, V_RANGE = 200.0, 100.0
 still be stored as 8-bit floats with 4 bits of exponent."""
 
 
+class StateGroup:
+    """The state layers of one KV group, in the place of an attention backend. Ops compute the states, so only ops are chosen."""
+
+    rows: StateRows
+
+    def bind(self, states: Mapping[str, Any]) -> Callable[[], tuple[Mapping[str, Any], StateRows]]:
+        """Return the callable of a layer with these states."""
+        return lambda: (states, self.rows)
+
+    def plan(self, inputs: AttentionInputs) -> None:
+        """Find the states of the step's rows."""
+        count, blocks = inputs.num_rows, inputs.block_table[: inputs.num_rows, 0].long()
+        starts = inputs.query_start_loc_cpu[: count + 1]
+        lengths = np.diff(starts)
+        is_new = torch.from_numpy(inputs.seq_lens_cpu[:count] == lengths).to(blocks.device)
+        self.rows = StateRows(blocks, is_new, starts.tolist())
+        if (lengths != 1).any():
+            singles = np.flatnonzero(lengths == 1)
+            self.rows.singles = torch.from_numpy(singles).to(blocks.device)
+            self.rows.single_tokens = torch.from_numpy(starts[singles].astype(np.int64)).to(blocks.device)
+
+
 class AttentionGroups:
     """The model's attention layers: the backend chosen for each, what each stores, and the bound callables. Layers that store
     8-bit floats get their scales here. They are 1 until weights are loaded or `setting_scales` is called.
 
     need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored; None = the type that the
-    checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named.
+    checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named. states: what
+    each state layer stores.
     """
 
     def __init__(
@@ -37,22 +70,34 @@ class AttentionGroups:
         need: AttentionNeed,
         setup: AttentionSetup,
         explicit: str | None,
+        states: Mapping[int, KVCacheSpec] | None = None,
     ) -> None:
+        self.states = dict(states or {})
         self.registry, self.layers, self.need, self.setup = registry, layers, need, setup
-        self.stored = {i: need.kv_dtype or quantization.kv_cache(layer) or setup.dtype for i, layer in layers.items()}
+        if need.kv_dtype == "fp8_ds_mla" and any(layer.latent is None for layer in layers.values()):
+            reason = "it is a layout for latent attention (MLA), which this model does not have in all layers; try fp8"
+            raise ConfigError(f"kv_cache_dtype 'fp8_ds_mla' cannot be used: {reason}")
+        own = {i: quantization.kv_cache(layer) if layer.latent is None else None for i, layer in layers.items()}
+        self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
         for index, layer in layers.items():
-            if self.stored[index].startswith("float8"):
+            if layer.exact_keys and (stored := self.stored[index]) not in ("float32", "bfloat16", "float16"):
+                raise ConfigError(f"the KV cache of this model cannot store {stored}; use --kv-cache-dtype auto")
+            if self.stored[index].startswith("float8") and layer.latent is None:
                 scales = torch.ones(2, layer.num_kv_heads, device=setup.device)
                 layers[index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
         self.entries = {index: self._choose(layer, explicit) for index, layer in layers.items()}
-        self.backends: list[tuple[int, AttentionBackend]] = []
+        self.backends: list[tuple[int, AttentionBackend | StateGroup]] = []
 
     def _choose(self, layer: AttentionLayer, explicit: str | None) -> Entry:
+        stored = self.stored[layer.layer_index]
         need = replace(
             self.need,
-            kv_dtype=self.stored[layer.layer_index],
+            kv_dtype=stored if layer.latent is None else None,
+            latent=None if layer.latent is None else stored,
             head_dim=layer.head_dim,
             window=layer.window is not None,
+            chunk=layer.chunk is not None,
+            sinks=layer.sinks is not None,
             soft_cap=layer.soft_cap is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
@@ -63,7 +108,7 @@ class AttentionGroups:
 
     def kv_specs(self) -> dict[int, KVCacheSpec]:
         """Return what each layer stores, for the layers that have their own cache."""
-        specs = {}
+        specs = dict(self.states)
         for index, layer in self.layers.items():
             if layer.shares_kv_with is not None:
                 continue
@@ -81,13 +126,21 @@ class AttentionGroups:
 
     def not_replayed(self) -> str:
         """Return why steps of this model cannot be recorded; "" if they can."""
+        if self.states:
+            return "layers with states cannot be replayed"
         eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}
         return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
 
     def attach(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> dict[int, Callable[..., Any]]:
-        """Build the backends on the memory of `views` and bind every layer. Returns {layer index: bound attention}."""
-        self.backends, bound = [], {}
+        """Build the backends on the memory of `views` and bind every layer. Returns {layer index: bound attention or states}."""
+        self.backends = []
+        bound: dict[int, Callable[..., Any]] = {}
         for group_index, group in enumerate(plan.groups):
+            if group.spec.unit == "request":
+                states = StateGroup()
+                self.backends.append((group_index, states))
+                bound.update({index: states.bind(views[index]) for index in group.layers})
+                continue
             members: dict[Entry, list[AttentionLayer]] = {}
             for index, layer in self.layers.items():
                 owner = index if layer.shares_kv_with is None else layer.shares_kv_with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pegboard.errors import ModelError, PluginBroken
@@ -14,17 +14,23 @@ from pegboard.plugins.registry import Registry
 
 class Kernels(dict[str, Callable[..., Any]]):
     """Maps the name of an op or weight format to its implementation. replay: makes the recorder of a kernel plugin; None if there
-    is none."""
+    is none. refused: why an op that a plugin declares cannot be computed here."""
 
     replay: Callable[[], Any] | None = None
 
+    def __init__(self, known: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(known)
+        self.refused: dict[str, str] = {}
+
     def __missing__(self, name: str) -> Callable[..., Any]:
+        if name in self.refused:
+            raise ModelError(self.refused[name])
         raise ModelError(f"there is no op {name!r}; known: {', '.join(sorted(self))}")
 
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
     """Choose the best suitable plugin of the `kernel` kind for everything that core or a plugin declares. Where there is none,
-    the reference is used."""
+    the reference is used: core's, or that of the plugin which declares the name, if it runs on this platform."""
     kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
     declared: dict[str, Entry] = {}
     for entry in registry.entries("kernel"):
@@ -46,6 +52,9 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
         need = KernelNeed(platform=platform, dtype=dtype)
         decision = registry.choose("kernel", need, key=name, among=entries, required=False)
         winner = decision.winner or declared.get(name)
+        if decision.winner is None and winner is not None and platform not in (registry.spec(winner).platforms or {platform}):
+            kernels.refused[name] = f"no kernel plugin computes {name!r} on the platform {platform}\n{decision.table()}"
+            continue
         if winner is not None and name == RECORDER:
             kernels.replay = registry.load(winner)
         elif winner is not None:

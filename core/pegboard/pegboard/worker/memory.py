@@ -54,7 +54,7 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
         layers.setdefault(spec, []).append(index)
     groups = tuple(KVGroup(tuple(indices), spec, block_size) for spec, indices in layers.items())
     regions = max(len(group.layers) for group in groups)
-    largest = max(sum(_layout(group)) for group in groups)
+    largest = -(-max(sum(_layout(group)) for group in groups) // 8) * 8  # so that every tensor can be aligned in a region
     return KVPlan(groups, 1, largest * regions, block_size)
 
 

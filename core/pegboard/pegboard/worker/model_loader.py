@@ -7,14 +7,13 @@ finished weights plus one layer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from torch import Tensor
 from tqdm import tqdm
 
 from pegboard.errors import ModelError, expect
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
-from pegboard.layers import Layer, Linear
+from pegboard.layers import Layer
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -55,19 +54,6 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
                 layer.finish()
     if owners:
         raise ModelError(f"the weight loader {checkpoint.format!r} did not deliver: {_some(sorted(owners))}")
-
-
-def load_adapter(layers: Iterable[Layer], slot: int, scaling: float, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Copy an adapter into a slot of every layer. weights: module path → (A, B). Raises ModelError if it does not fit the model.
-    The slot must then not be used before another adapter fills it."""
-    used: set[str] = set()
-    for layer in layers:
-        if isinstance(layer, Linear) and layer.adapters is not None:
-            own = {name: weights[name] for name in layer.adapters.modules if name in weights}
-            layer.adapters.load(slot, own, scaling)
-            used |= own.keys()
-    if unknown := sorted(weights.keys() - used):
-        raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
 
 
 def bind_layers(layers: Iterable[Layer]) -> None:

@@ -19,6 +19,7 @@ from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
+from pegboard.worker.attention_groups import StateGroup
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import Stages
@@ -32,7 +33,7 @@ class RunnerParts:
     """What a runner computes with. All parts are built and bound."""
 
     model: Any
-    backends: list[tuple[int, AttentionBackend]]  # each with the index of its KV group
+    backends: list[tuple[int, AttentionBackend | StateGroup]]  # each with the index of its KV group
     plan: KVPlan
     views: Mapping[int, Mapping[str, Tensor]]
     sampler: Sampler
@@ -57,9 +58,10 @@ class ModelRunner:
             state=self.state,
             device=parts.device,
             copies=parts.copies,
+            max_loras=limits.max_loras,
         )
-        self.stages = Stages(parts.model, self.inputs)
-        self.scores = PromptScores(parts.sampler, parts.model.logits, self.state)
+        self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
+        self.scores = PromptScores(parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
         """Record the model's stages. Returns the reasons why some of them run eagerly. refusal: why attention cannot be
@@ -83,6 +85,7 @@ class ModelRunner:
             output = self._empty(batch)
             return lambda: output
         num_tokens = int(batch.num_scheduled_tokens.sum())
+        self.inputs.has_adapters = batch.lora_slots is not None and bool(batch.lora_slots.any())
         recording = self.stages.choose(num_tokens, num_tokens == batch.num_rows and bool(batch.samples.all()))
         inputs = self.inputs.build(batch, recording.size if recording is not None and self.stages.pads else 0)
         prepared = time.perf_counter()

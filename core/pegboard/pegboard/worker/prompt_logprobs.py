@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, Logprobs, NewRequest
 from pegboard.interfaces.sampler import Sampler
-from pegboard.worker.step_inputs import RowState, StepInputs
+from pegboard.worker.step_inputs import AdapterGroups, RowState, StepInputs
 
 CHUNK = 256
 """Number of positions that are scored at once. It limits the logits in memory to 256 × vocabulary."""
@@ -18,8 +18,10 @@ CHUNK = 256
 class PromptScores:
     """The rows that asked for prompt logprobs, and the logprobs found so far."""
 
-    def __init__(self, sampler: Sampler, logits: Callable[[Tensor], Tensor], state: RowState) -> None:
-        self.sampler, self.logits, self.state = sampler, logits, state
+    def __init__(
+        self, sampler: Sampler, logits: Callable[[Tensor], Tensor], state: RowState, head_adapters: AdapterGroups
+    ) -> None:
+        self.sampler, self.logits, self.state, self.head_adapters = sampler, logits, state, head_adapters
         self.wanted: dict[int, int] = {}
         self.parts: dict[int, list[Logprobs]] = {}
 
@@ -50,7 +52,9 @@ class PromptScores:
             for offset in range(0, count, CHUNK):
                 stop = min(offset + CHUNK, count)
                 targets = self.state.token_ids[row, start + offset + 1 : start + stop + 1]
-                scores = self.logits(hidden[first + offset : first + stop])
+                slot = 0 if batch.lora_slots is None else int(batch.lora_slots[index])
+                with self.head_adapters.only(slot, stop - offset):
+                    scores = self.logits(hidden[first + offset : first + stop])
                 self.parts[row].append(self.sampler.score(scores, torch.from_numpy(targets).long(), self.wanted[row]))
             if start + num_scheduled >= num_prompt:
                 finished[row] = Logprobs.concat(self.parts[row])

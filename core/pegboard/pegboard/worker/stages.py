@@ -8,7 +8,8 @@ token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 
 class Stages:
-    """The stages of one bound model."""
+    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps with adapters, or both."""
 
-    def __init__(self, model: Any, inputs: InputBuilder) -> None:
-        self.model, self.inputs = model, inputs
+    def __init__(self, model: Any, inputs: InputBuilder, with_adapters: Sequence[bool] = (False,)) -> None:
+        self.model, self.inputs, self.with_adapters = model, inputs, with_adapters
         self.pads = False
-        self.recordings: dict[Trait, list[Recording]] = {}
+        self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.rows = torch.empty(0)
 
     @torch.inference_mode()
@@ -47,7 +48,7 @@ class Stages:
             "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
         }
         self.pads, refusals = replay.pads, dict[str, list[str]]()
-        for trait, (run, buffers, largest) in runs.items():
+        for (trait, (run, buffers, largest)), inputs.has_adapters in product(runs.items(), self.with_adapters):
             made: list[Recording] = []
             try:
                 for size in sorted(replay.sizes(trait, largest), reverse=True):
@@ -55,13 +56,14 @@ class Stages:
                         plan(inputs.blank(size))
                     made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
             except CannotRecord as refusal:
-                refusals.setdefault(str(refusal), []).append(trait)
-            self.recordings[trait] = made
+                refusals.setdefault(str(refusal), []).append(f"{trait} with adapters" if inputs.has_adapters else trait)
+            self.recordings[trait, inputs.has_adapters] = made
+        inputs.has_adapters = False
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
 
     def find(self, trait: Trait, num_rows: int) -> Recording | None:
         """Return the smallest recording for at least `num_rows` rows."""
-        for recording in self.recordings.get(trait, ()):
+        for recording in self.recordings.get((trait, self.inputs.has_adapters), ()):
             if num_rows <= recording.size:
                 return recording
         return None

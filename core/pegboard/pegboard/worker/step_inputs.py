@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, NewRequest
-from pegboard.interfaces.attention import AttentionInputs, KVPlan
+from pegboard.interfaces.attention import AttentionInputs, KVPlan, State
 from pegboard.interfaces.platform import Copies
+from pegboard.ops import AdapterRows
 
 ON_DEVICE = -2
 """Replaces a sampled token that so far only the device knows."""
@@ -28,7 +31,8 @@ class RowState:
         self.block_tables = []
         self.num_blocks = []
         for group in plan.groups:
-            width = -(-capacity // group.block_size) + 1 if group.spec.unit == "token" else capacity
+            retain = group.spec.retain
+            width = 1 + retain.draft_states if isinstance(retain, State) else -(-capacity // group.block_size) + 1
             self.block_tables.append(np.zeros((max_num_seqs, width), np.int32))
             self.num_blocks.append(np.zeros(max_num_seqs, np.int64))
 
@@ -118,15 +122,49 @@ class StepInputs:
     draft_token_ids: Tensor | None
 
 
+class AdapterGroups:
+    """Groups rows by the adapter that they use. rows: for the ops, in buffers that keep their addresses."""
+
+    def __init__(self, order: Buffer, starts: Buffer) -> None:
+        self.order, self.starts = order, starts
+        self.rows = self._buffers = AdapterRows(order.on_device, starts.on_device)
+
+    def fill(self, slots: np.ndarray) -> None:
+        """Group rows with these slots [T]."""
+        self.rows = self._buffers
+        self.order.array[: len(slots)] = np.argsort(slots, kind="stable")
+        np.cumsum(np.bincount(slots, minlength=len(self.starts.array) - 1), out=self.starts.array[1:])
+        self.order.sent(len(slots))
+        self.starts.sent(len(self.starts.array))
+
+    @contextmanager
+    def only(self, slot: int, num_rows: int) -> Iterator[None]:
+        """Compute `num_rows` rows with one slot in the block, in memory of their own."""
+        order, starts = self.rows
+        bounds = torch.arange(len(starts), dtype=torch.int32).gt(slot).int() * num_rows
+        self.rows = AdapterRows(torch.arange(num_rows, dtype=torch.int32, device=order.device), bounds.to(starts.device))
+        yield
+        self.rows = self._buffers
+
+
 class InputBuilder:
     """The persistent buffers and the arithmetic that fills them. In a plain step, no Python code runs per token or row.
 
     last_tokens: [R], the last sampled token of every row, on a device with separate memory. The next step reads it there, while
-    the host still waits for its copy.
+    the host still waits for its copy. has_adapters: some token of the step uses an adapter. Then `adapters` groups the tokens,
+    and `head_adapters` the rows of the output head.
     """
 
     def __init__(
-        self, plan: KVPlan, *, max_tokens: int, max_rows: int, state: RowState, device: str, copies: Copies | None = None
+        self,
+        plan: KVPlan,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        state: RowState,
+        device: str,
+        copies: Copies | None = None,
+        max_loras: int = 0,
     ) -> None:
         self.plan, self.state, self.device, self.copies = plan, state, device, copies
         self.max_tokens, self.max_rows = max_tokens, max_rows
@@ -136,10 +174,12 @@ class InputBuilder:
         self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
         self.slots = [self._buffer(max_tokens) for _ in plan.groups]
         self.tables = [self._buffer(max_rows, table.shape[1], dtype=torch.int32) for table in state.block_tables]
-        self.logits_index, self.lora_slots = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.logits_index, self.drafts = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.has_adapters = False
+        starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
+        self.adapters, self.head_adapters = (AdapterGroups(self._buffer(max_tokens, dtype=torch.int32), s) for s in starts)
         self.known_places, self.known_rows, self.sampled_rows = (self._buffer(max_rows) for _ in range(3))
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.token_lora_slots = self.lora_slots.on_device
         self.one_each = np.arange(max_rows + 1, dtype=np.int32)
         self.marks = [lambda: None, lambda: None]
 
@@ -191,9 +231,10 @@ class InputBuilder:
             places = np.arange(offsets[-1]) + np.repeat(loc[1:][sampled] - wanted - offsets[:-1], wanted)
             self.logits_index.array[: len(places)] = places
             sampled_rows, index_tensor = rows[sampled], self.logits_index.sent(len(places))
-        if batch.lora_slots is not None:
-            self.lora_slots.array[:num_tokens] = np.repeat(batch.lora_slots, counts)
-            self.token_lora_slots = self.lora_slots.sent(num_tokens)
+        if self.has_adapters and batch.lora_slots is not None:
+            token_slots = np.repeat(batch.lora_slots, counts)
+            self.adapters.fill(token_slots)
+            self.head_adapters.fill(token_slots if index_tensor is None else token_slots[places])
         inputs = self._send(num_rows, num_tokens, padded)
         if self.copies is not None:
             self._fetch_sampled(token_ids, token_rows)
@@ -216,7 +257,9 @@ class InputBuilder:
             first = state.num_tokens[row]
             state.token_ids[row, first : first + count] = kept[:count]
             placed.append(kept[:count])
-        return torch.from_numpy(np.concatenate(placed).astype(np.int64)).to(self.device)
+        drafts = np.concatenate(placed)
+        self.drafts.array[: len(drafts)] = drafts
+        return self.drafts.sent(len(drafts))
 
     def _place(self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray) -> None:
         """Fill the slots and block tables of KV group `index`."""

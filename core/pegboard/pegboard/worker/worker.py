@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.env import cache_dir
-from pegboard.errors import ConfigError, ModelError, PegboardError, blame, expect
-from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan
+from pegboard.errors import ConfigError, ModelError, blame, expect
+from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
 from pegboard.interfaces.kernel import RECORDER
@@ -28,20 +28,25 @@ from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, Wei
 from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
+from pegboard.ops import AdapterRows
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
+from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, load_adapter, load_weights
+from pegboard.worker.model_loader import bind_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
 
 log = get_logger(__name__)
+
+STATE_EVERY = 512
+"""Tokens between two states that the prefix cache keeps, if mamba_block_size is not set."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,16 @@ class Worker:
         kv_dtype = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         need = AttentionNeed(platform=entry.name, dtype=config.dtype, kv_dtype=kv_dtype, block_size=self.limits.block_size)
         setup = AttentionSetup((), config.dtype, self.device.name, self.limits, self.device.num_threads, self.kernels)
+        if declared.states and (config.spec_method or config.kv_connectors):
+            reason = "the model has layers with states, which cannot be taken back after drafts and are not transferred"
+            raise ConfigError(f"{reason}; remove spec_method and kv_connectors")
+        every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
+        states = {
+            index: KVCacheSpec(tensors=tensors, retain=State(checkpoint_every=every), unit="request")
+            for index, tensors in declared.states.items()
+        }
         self.attention = AttentionGroups(
-            self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend
+            self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend, states
         )
 
     def _build_model(self) -> None:
@@ -106,6 +119,7 @@ class Worker:
         plain_name = default_name("quantization")
         is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
         plain = quantization if is_plain else self._quantization({}, plain_name)
+        lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         self.build = Build(
             dtype=config.dtype,
             device=self.device.name,
@@ -114,10 +128,12 @@ class Worker:
             kernels=self.kernels,
             rope_style=checkpoint.rope_style,
             max_positions=self.limits.max_model_len,
-            lora=LoRALimits(config.max_loras, config.max_lora_rank) if config.max_loras else None,
-            lora_slots=lambda: self.running.inputs.token_lora_slots,
+            lora=LoRALimits(config.max_loras, config.max_lora_rank, lora_dtype) if config.max_loras else None,
+            lora_rows=lambda: self._adapter_rows(False),
+            lora_head_rows=lambda: self._adapter_rows(True),
         )
-        self.model_entry = self.registry.choose("model", Need(), keys=checkpoint.architectures).require()
+        need = Need(platform=self.platform_name)
+        self.model_entry = self.registry.choose("model", need, keys=checkpoint.architectures).require()
         implementation = self.registry.load(self.model_entry)
         self.model = self.registry.checked(self.model_entry, implementation(checkpoint.config, self.build), None)
 
@@ -206,6 +222,7 @@ class Worker:
             logprobs_mode=config.logprobs_mode,
             processors=tuple(processors),
             kernels=self.kernels,
+            copies=self.platform.copies(),
         )
         return self.registry.build(self.sampler_entry, setup)
 
@@ -267,24 +284,38 @@ class Worker:
             raise ConfigError(f"workers have no method {method!r}; known: {', '.join(sorted(known))}")
         return getattr(self, method)(*args)
 
-    def load_adapter(self, slot: int, adapter: AdapterRef) -> str | None:
-        """Copy an adapter into a slot of every layer. Return None, or why that is not possible: it cannot be read, or does not
-        fit the model."""
-        try:
-            scaling, weights = self._adapter_reader(Path(adapter.path))(Path(adapter.path), self.plan.checkpoint)
-            load_adapter(self.build.declared.layers, slot, scaling, weights)
-        except (PegboardError, OSError, ValueError, TypeError) as error:
-            return f"adapter {adapter.name!r}: {error}"
-        return None
+    def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
+        inputs = self.runner.inputs if self.runner is not None else None
+        if inputs is None or not inputs.has_adapters:
+            return None
+        return (inputs.head_adapters if is_head else inputs.adapters).rows
 
-    def _adapter_reader(self, folder: Path) -> Callable[[Path, Checkpoint], Any]:
-        """Return the function of the first weight loader that reads adapters in files like those in the folder."""
+    @cached_property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that this rank keeps in memory."""
+        return Adapters(self.build.declared.layers, self._read_adapter)
+
+    def read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:
+        """Start to read an adapter in a thread. Return None until that has ended, and then its digest, or "" and why it cannot
+        be used."""
+        return self.adapters.read(ticket, adapter)
+
+    def load_adapter(self, slot: int, ticket: int) -> None:
+        """Copy an adapter that was read into a slot of every layer."""
+        self.adapters.load(slot, ticket)
+
+    def drop_adapters(self, tickets: list[int]) -> None:
+        """Forget adapters that were read."""
+        self.adapters.drop(tickets)
+
+    def _read_adapter(self, adapter: LoRARequest) -> Any:
+        """Read an adapter with the first weight loader that reads adapters in files like those in its folder."""
+        folder = Path(adapter.lora_path)
         for entry in self.registry.entries("weight_loader"):
             spec = self.registry.spec(entry)
             assert isinstance(spec, WeightLoaderSpec)
             if spec.adapters is not None and any(next(folder.glob(pattern), None) for pattern in spec.file_patterns):
-                reader: Callable[[Path, Checkpoint], Any] = import_part(entry, spec.adapters, "adapters")
-                return reader
+                return import_part(entry, spec.adapters, "adapters")(folder, self.plan.checkpoint)
         raise ModelError(f"no installed weight loader reads the adapter in {folder}")
 
     def profile(self, path: str | None) -> None:
@@ -298,6 +329,8 @@ class Worker:
 
     def stop(self) -> None:
         """Close the connectors and drop the runner with its memory."""
+        if "adapters" in vars(self):
+            self.adapters.close()
         if self.runner is not None:
             for connector in self.runner.parts.connectors.values():
                 connector.close()

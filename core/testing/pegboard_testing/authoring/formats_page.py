@@ -17,10 +17,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError
@@ -47,10 +48,11 @@ in merged layers (query, key and value; gate and up), after a reload, and for ea
 - *columns*: how many columns share a scale.
 - *also*: zero points or minimums per scale, columns in another order (act order).
 - *embedding*, *head*: whether an embedding table, and the output head, may be quantized too. Where they may not, they are plain.
+- *experts*: whether the experts of a mixture are held in the same form.
 
 Adapters (LoRA) are added to the result of a layer, so they work with every row."""
 
-HEADER = "| checkpoint | config | held as | columns | also | embedding | head |\n|---|---|---|---|---|---|---|"
+HEADER = "| checkpoint | config | held as | columns | also | embedding | head | experts |\n|---|---|---|---|---|---|---|---|"
 
 PLAIN = ("float32", "bfloat16", "float16")
 Rows = Blocks | FloatCodes | None
@@ -138,12 +140,19 @@ def row(contract: QuantizationContract) -> str:
     """Return one line of the table."""
     rows, columns = 4 * contract.row_block, 8 * contract.block
     part = Part("model.part.weight", (0, rows))
-    linear = held(contract, LinearLayer("model.part", columns, rows, (part,)))
+    dense = LinearLayer("model.part", columns, rows, (part,))
+    experts = held(contract, replace(dense, num_experts=1))
+    linear = experts if contract.only_experts else held(contract, dense)
     head = held(contract, LinearLayer("model.part", columns, rows, (part,), is_head=True))
     table = Part("model.embed.weight", (0, rows))
     embedding = held(contract, EmbeddingLayer("model.embed", rows, columns, table))
     cells = [_title(type(contract).__name__), _config(contract.config), *_form(linear, columns)]
-    return "| " + " | ".join([*cells, *("" if where == "plain" else "yes" for where in (embedding, head))]) + " |"
+    is_same = type(experts) is type(linear)
+    return (
+        "| "
+        + " | ".join([*cells, *("" if where == "plain" else "yes" for where in (embedding, head)), "yes" if is_same else ""])
+        + " |"
+    )
 
 
 def _title(name: str) -> str:
@@ -175,6 +184,8 @@ def _form(rows: Rows | str, columns: int) -> tuple[str, str, str]:
     """Return how a weight is held, how many columns share a scale, and what else its form has."""
     if isinstance(rows, Blocks):
         also = ["zero points"] if isinstance(rows.zero, Tensor) else ["minimums"] if rows.minimum is not None else []
+        also = ["minimums"] if rows.scale.dtype == torch.uint8 else also
+        also += [] if rows.outer is None else ["scales of two levels"]
         also += [] if rows.order is None else ["act order"]
         return f"{rows.bits}-bit integers", _columns((1, rows.block_size), columns), ", ".join(also)
     if isinstance(rows, FloatCodes):

@@ -55,8 +55,9 @@ static void load_queries(Tile *t, const Item *item, int base) {
             float *to = t->q + start * t->dim + r;
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
             t->position[start + r] = position_of(t, item, token, index);
-            t->top[start + r] = -INFINITY;
-            t->total[start + r] = 0;
+            int has_sink = a->sinks && item->split == 0; /* a sink is a key of the first split */
+            t->top[start + r] = has_sink ? a->sinks[head] * LOG2E : -INFINITY;
+            t->total[start + r] = has_sink;
         }
     }
     memset(t->out, 0, (size_t)t->num_rows * t->padded * sizeof(float));
@@ -90,7 +91,7 @@ static void see(Tile *t, int chunk, int count) {
     for (int i = 0; i < t->num_blocks; i++) {
         int from = CHUNK, stop = 0;
         for (int row = t->start[i]; row < t->start[i + 1]; row++) {
-            int oldest = t->a->window ? t->position[row] + 1 - t->a->window : 0;
+            int oldest = first_key(t->position[row], t->a->window, t->a->chunk);
             t->first_key[row] = maximum(oldest - chunk, 0);
             t->stop_key[row] = minimum(t->position[row] + 1 - chunk, count);
             if (t->first_key[row] >= t->stop_key[row]) continue;

@@ -73,7 +73,8 @@ typedef struct {
     int64_t q_stride, out_stride;
     const Plan *plan;
     Cache cache;
-    int32_t num_heads, window; /* window 0 = none; it includes the token itself */
+    const float *sinks; /* [heads], scores of a key whose value is zero; NULL = none */
+    int32_t num_heads, window, chunk; /* 0 = none; a window includes the token itself, chunks start at multiples of their size */
     float scale, soft_cap; /* soft_cap 0 = none */
     float value_unit; /* what the products read of the values is multiplied by it */
     Quantized to; /* used only if the channels of a group's heads are a multiple of 32 */
@@ -82,5 +83,11 @@ typedef struct {
 INLINE int minimum(int a, int b) { return a < b ? a : b; }
 INLINE int is_float8(int type) { return type == E4M3 || type == E5M2; }
 INLINE int maximum(int a, int b) { return a > b ? a : b; }
+
+/* Return the first position that the token at `position` attends to. */
+INLINE int first_key(int position, int window, int chunk) {
+    if (chunk) return position / chunk * chunk;
+    return window ? maximum(position + 1 - window, 0) : 0;
+}
 
 #endif

@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct {
     Plan *plan;
-    int tile, window; /* tile: in tokens */
+    int tile, window, chunk; /* tile: in tokens */
     int most_shared, num_shared; /* tiles of members: allowed, and used so far */
     int num_families;
     Family families[MOST_FAMILIES];
@@ -52,7 +52,7 @@ static int common_blocks(const Plan *plan, const Family *family, int row) {
 static int find_family(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row];
-    if (w->window || num_tokens != 1 || plan->seq_lens[row] <= MIN_SHARED) return -1;
+    if (w->window || w->chunk || num_tokens != 1 || plan->seq_lens[row] <= MIN_SHARED) return -1;
     for (int f = 0; f < w->num_families; f++) {
         Family *family = &w->families[f];
         int blocks = common_blocks(plan, family, row);
@@ -66,14 +66,14 @@ static int find_family(Work *w, int row) {
     return w->num_families++;
 }
 
-/* Add the items of a row that shares no blocks: tiles of tokens. The keys of a tile start with the window of its first token and
- * end with its last token. */
+/* Add the items of a row that shares no blocks: tiles of tokens. The keys of a tile start with the window or chunk of its first token
+ * and end with its last token. */
 static void add_row(Work *w, int row) {
     const Plan *plan = w->plan;
     int num_tokens = plan->query_start_loc[row + 1] - plan->query_start_loc[row], known = plan->seq_lens[row] - num_tokens;
     for (int first = 0; first < num_tokens; first += w->tile) {
         int count = minimum(w->tile, num_tokens - first);
-        int from = w->window ? maximum(0, known + first + 1 - w->window) / KEY_STEP * KEY_STEP : 0;
+        int from = first_key(known + first, w->window, w->chunk) / KEY_STEP * KEY_STEP;
         add_item(w, row, first, count, from, known + first + count);
     }
 }
@@ -124,8 +124,9 @@ static Item piece_of(const Item *whole, int split, int step) {
 /* Fill plan->items. `most_splits`: number of pieces that a step may have in addition to its tiles, because the arrays have room
  * for no more. */
 EXPORT void attention_plan(Plan *plan, int32_t num_threads, int32_t num_kv_heads, int32_t group, int32_t window,
-                           int32_t most_splits) {
-    Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .most_shared = most_splits / 2};
+                           int32_t chunk, int32_t most_splits) {
+    Work w = {.plan = plan, .tile = maximum(1, TILE / group), .window = window, .chunk = chunk,
+              .most_shared = most_splits / 2};
     cut_into_tiles(&w);
     int kept = 2 * w.num_shared; /* a part of that room is taken, because each of these tiles needs at least two pieces */
     int64_t num_tiles = w.num_items;

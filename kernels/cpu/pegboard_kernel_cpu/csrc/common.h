@@ -178,8 +178,12 @@ INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays a N
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
-INLINE vint load_bytes(const void *p) { /* signed, for levels without an instruction for it */
-#if LANES == 4 && defined(__SSE2__)
+INLINE vint load_bytes(const void *p) { /* signed */
+#if LANES == 16
+    return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif LANES == 8
+    return (vint)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif LANES == 4 && defined(__SSE2__)
     int32_t bytes;
     memcpy(&bytes, p, sizeof bytes);
     __m128i pairs = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_cvtsi32_si128(bytes));
@@ -189,15 +193,7 @@ INLINE vint load_bytes(const void *p) { /* signed, for levels without an instruc
 #endif
 }
 
-INLINE vfloat load_int8(const int8_t *p) {
-#if LANES == 16
-    return (vfloat)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#elif LANES == 8
-    return (vfloat)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-#else
-    return __builtin_convertvector(load_bytes(p), vfloat);
-#endif
-}
+INLINE vfloat load_int8(const int8_t *p) { return __builtin_convertvector(load_bytes(p), vfloat); }
 
 /* Floats of 8 bits (Micikevicius et al. 2022). E5M2 is the high byte of a half. E4M3 has the bits of a half's magnitude without its
  * highest exponent bit and its lowest mantissa bits, so the half is the value divided by E4M3_UNIT. */

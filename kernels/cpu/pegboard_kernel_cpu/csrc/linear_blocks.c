@@ -5,21 +5,27 @@
  * integers and exact. The scales are applied to them in float32. Packed W consists of groups of 16 rows. A group has one record
  * per block of columns: 16 scales, 16 minimums or zero points if the format has them, and the codes. Two blocks of 16 columns share
  * a record, which has the scales of both and then the codes. The codes are stored in parts of 32 columns, see linear_blocks.h.
+ *
+ * Scales of two levels are small integers in the records. Every `outer` columns, the records are preceded by the factors of their
+ * scales, and then of their minimums: 16 halves each.
  */
 #include "linear_tiles.h"
 #include "quantize.h"
+#include "sorted_rows.h"
 
 #define TOKEN_BLOCK 96
 #define GROUPS 16 /* most groups of rows of a task */
 
 enum { NO_SHIFT, MINIMUMS, ZEROS };
+enum { HALVES, FLOATS, BYTES, PAIRS }; /* BYTES and PAIRS have a second level */
 
 typedef struct {
     int32_t bits, block_size; /* from 1 to 8; a multiple of 32, or 16 */
-    int32_t is_wide; /* scales and minimums are float32 instead of float16 */
+    int32_t scale_type; /* of scales and minimums. PAIRS: a scale in the lower, and a minimum in the upper four bits */
     int32_t shift; /* NO_SHIFT, MINIMUMS, or ZEROS: int8 zero points */
     int32_t zero; /* subtracted from every code if the format has neither minimums nor zero points */
     int32_t record_bytes;
+    int32_t outer; /* columns that share a scale of the second level; 0 = there is none */
 } Format;
 
 typedef struct {
@@ -43,28 +49,67 @@ EXPORT void quantize(const Step *step, Worker *worker, const void *arguments) {
     }
 }
 
-INLINE int shift_bytes(int is_wide, int shift) { return shift == MINIMUMS ? (is_wide ? 64 : 32) : shift == ZEROS ? ROWS : 0; }
+INLINE int scale_bytes(int scale_type) { return scale_type == FLOATS ? 64 : scale_type == HALVES ? 32 : ROWS; }
 
-INLINE vfloat scale_vector(const uint8_t *p, int is_wide, int v) {
-    return is_wide ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
+INLINE int shift_bytes(int scale_type, int shift) {
+    if (shift == ZEROS) return ROWS;
+    return shift == NO_SHIFT || scale_type == PAIRS ? 0 : scale_bytes(scale_type);
+}
+
+INLINE vfloat scale_vector(const uint8_t *p, int scale_type, int v) {
+    if (scale_type >= BYTES) return load_int8((const int8_t *)p + v * LANES);
+    return scale_type == FLOATS ? load((const float *)p + v * LANES) : load_half((const uint16_t *)p + v * LANES);
 }
 
 /* Read a set of scales and return what follows it. The products use codes that are too high by the zero point and, for 8 bits, by
- * `offset`. The minimum corrects this. */
-INLINE const uint8_t *read_scales(const uint8_t *record, int is_wide, int shift, int zero, int offset, Scales *to) {
-    int bytes = is_wide ? 64 : 32;
+ * `offset`. The minimum corrects this. outer: of the second level, for types that have one. */
+INLINE const uint8_t *read_scales(const uint8_t *record, int scale_type, int shift, int zero, int offset, const Scales *outer,
+                                  Scales *to) {
+    int bytes = scale_bytes(scale_type);
     for (int v = 0; v < VECTORS; v++) {
-        to->scale[v] = scale_vector(record, is_wide, v);
-        if (shift == NO_SHIFT) to->minimum[v] = to->scale[v] * -(float)(zero + offset);
-        else if (shift == MINIMUMS) to->minimum[v] = scale_vector(record + bytes, is_wide, v);
-        else to->minimum[v] = to->scale[v] * -(load_int8((const int8_t *)record + bytes + v * LANES) + (float)offset);
-        if (shift == MINIMUMS && zero + offset) to->minimum[v] -= to->scale[v] * (float)(zero + offset);
+        vfloat scale, minimum = {0};
+        if (scale_type == PAIRS) {
+            vint both = load_bytes(record + v * LANES);
+            scale = __builtin_convertvector(both & 15, vfloat), minimum = __builtin_convertvector(both >> 4 & 15, vfloat);
+        } else {
+            scale = scale_vector(record, scale_type, v);
+            if (shift == MINIMUMS) minimum = scale_vector(record + bytes, scale_type, v);
+        }
+        if (scale_type >= BYTES) scale *= outer->scale[v], minimum *= outer->minimum[v];
+        to->scale[v] = scale;
+        if (shift == NO_SHIFT) to->minimum[v] = scale * -(float)(zero + offset);
+        else if (shift == MINIMUMS) to->minimum[v] = minimum;
+        else to->minimum[v] = scale * -(load_int8((const int8_t *)record + bytes + v * LANES) + (float)offset);
+        if (shift == MINIMUMS && zero + offset) to->minimum[v] -= scale * (float)(zero + offset);
     }
-    return record + bytes + shift_bytes(is_wide, shift);
+    return record + bytes + shift_bytes(scale_type, shift);
+}
+
+/* Read scales of the second level and return what follows them. */
+INLINE const uint8_t *read_outer(const uint8_t *at, int shift, Scales *to) {
+    for (int v = 0; v < VECTORS; v++) {
+        to->scale[v] = scale_vector(at, HALVES, v);
+        to->minimum[v] = shift == MINIMUMS ? scale_vector(at + 32, HALVES, v) : splat(0);
+    }
+    return at + 32 * (1 + (shift == MINIMUMS));
 }
 
 /* Return the number of scales per row of a record. */
 INLINE int sets_of(const Format *f) { return f->block_size == X_HALF ? 2 : 1; }
+
+/* Return the number of columns of a record. */
+INLINE int64_t width_of(const Format *f) { return f->block_size * sets_of(f); }
+
+INLINE int outer_bytes(const Format *f) { return f->outer ? 32 * (1 + (f->shift == MINIMUMS)) : 0; }
+
+/* Return the number of bytes of a group's first records, with the scales of their second level. */
+INLINE int64_t bytes_of_records(const Format *f, int64_t count) {
+    if (!f->outer) return count * f->record_bytes;
+    const int64_t per_outer = f->outer / (int)width_of(f);
+    return count * f->record_bytes + (count + per_outer - 1) / per_outer * outer_bytes(f);
+}
+
+INLINE int64_t group_bytes_of(const Format *f, int64_t columns) { return bytes_of_records(f, columns / width_of(f)); }
 
 /* Return the sum of a token's activations in a part, or, if the part has two sets of scales, in the half that set s is for. x_sums: of
  * the part. */
@@ -93,8 +138,8 @@ INLINE void put_results(const LinearBlocks *a, int64_t token, int64_t row, const
 /* Compute `tokens` x 16 results. The properties of the format are separate arguments, so that the compiler specializes every
  * combination. sets: scales per row of a record. parts: parts of a record. */
 INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int form, int sets,
-                 int64_t parts, int is_wide, int shift) {
-    const int64_t columns = a->columns, num_parts = columns / PART;
+                 int64_t parts, int scale_type, int shift) {
+    const int64_t columns = a->columns, num_parts = columns / PART, outer_parts = a->format.outer / PART;
     const int8_t *x = a->x + token * columns;
     const float *x_scales = a->x_scales + token * num_parts, *x_sums = a->x_sums + token * num_parts * 2;
     const int offset = form == SIGNED ? SIGNED_OFFSET : 0, is_stored = form == NIBBLES || form == SIGNED;
@@ -104,9 +149,13 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
     vfloat sums[TOKENS][VECTORS];
     for (int t = 0; t < tokens; t++)
         for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
-    for (int64_t first = 0; first < num_parts; first += parts) {
+    Scales outer;
+    for (int64_t first = 0, next = 0; first < num_parts; first += parts) {
         Scales scales[2];
-        for (int s = 0; s < sets; s++) record = read_scales(record, is_wide, shift, a->format.zero, offset, &scales[s]);
+        if (scale_type >= BYTES && first == next) record = read_outer(record, shift, &outer), next += outer_parts;
+        for (int s = 0; s < sets; s++)
+            record = read_scales(record, scale_type, shift, a->format.zero, offset, &outer, &scales[s]);
+#pragma GCC unroll 4
         for (int64_t part = first; part < first + parts; part++, record += part_bytes) {
             const uint8_t *codes = is_stored ? record : bytes;
             if (!is_stored) spread_codes(record, a->format.bits, bytes);
@@ -168,8 +217,17 @@ static void unpack_piece(const Format *f, const uint8_t *group, int64_t first, i
     const int sets = sets_of(f), per_record = sets == 2 ? 1 : f->block_size / PART;
     const int64_t part_bytes = BYTES_PER_BIT * f->bits, set_bytes = f->record_bytes - per_record * part_bytes;
     for (int i = 0; i < count; i++) {
-        const uint8_t *record = group + (first + i) / per_record * f->record_bytes, *set = record;
-        for (int s = 0; s < sets; s++) set = read_scales(set, f->is_wide, f->shift, f->zero, 0, &to->scales[i * sets + s]);
+        const int64_t n = per_record == 1 ? first + i : (first + i) / per_record;
+        const uint8_t *record = group + bytes_of_records(f, n), *set;
+        Scales outer;
+        if (f->outer) {
+            const int64_t start = n - n % (f->outer / width_of(f)); /* the first record of this second level */
+            const uint8_t *after = read_outer(group + bytes_of_records(f, start), f->shift, &outer);
+            if (start == n) record = after;
+        }
+        set = record;
+        for (int s = 0; s < sets; s++)
+            set = read_scales(set, f->scale_type, f->shift, f->zero, 0, &outer, &to->scales[i * sets + s]);
         spread_codes(record + set_bytes + (first + i) % per_record * part_bytes, f->bits, to->codes[i]);
     }
     WRITTEN(to);
@@ -205,15 +263,18 @@ static void wide(const LinearBlocks *a, int64_t token, int tiles, int64_t group,
 #endif
 
 INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record, int form, int sets,
-                  int64_t parts, int is_wide, int shift) {
-    for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, record, form, sets, parts, is_wide, shift);
+                  int64_t parts, int scale_type, int shift) {
+    for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, record, form, sets, parts, scale_type, shift);
+#if TOKENS > 8
+    for (; token + 8 <= end; token += 8) tile(a, 8, token, row, record, form, sets, parts, scale_type, shift);
+#endif
 #if TOKENS > 4
-    for (; token + 4 <= end; token += 4) tile(a, 4, token, row, record, form, sets, parts, is_wide, shift);
+    for (; token + 4 <= end; token += 4) tile(a, 4, token, row, record, form, sets, parts, scale_type, shift);
 #endif
 #if TOKENS > 2
-    for (; token + 2 <= end; token += 2) tile(a, 2, token, row, record, form, sets, parts, is_wide, shift);
+    for (; token + 2 <= end; token += 2) tile(a, 2, token, row, record, form, sets, parts, scale_type, shift);
 #endif
-    for (; token < end; token++) tile(a, 1, token, row, record, form, sets, parts, is_wide, shift);
+    for (; token < end; token++) tile(a, 1, token, row, record, form, sets, parts, scale_type, shift);
 }
 
 /* Return one code of a packed part: of a quad and one of its columns. */
@@ -256,17 +317,20 @@ INLINE void put_part(uint8_t *part, int bits, int64_t row, const uint8_t *codes)
     }
 }
 
-/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and from scales and minimums or zero
- * points [count][columns / block_size]. */
-EXPORT void pack_blocks(const uint8_t *codes, const uint8_t *scales, const uint8_t *shifts, int64_t start, int64_t count,
-                        int64_t columns, const Format *f, uint8_t *packed) {
-    const int64_t scale_size = f->is_wide ? 4 : 2, shift_size = shift_bytes(f->is_wide, f->shift) / ROWS;
-    const int64_t width = f->block_size * sets_of(f);
+/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, from scales and minimums or zero points
+ * [count][columns / block_size], and from scales of the second level, halves [1 or 2][count][columns / outer]. */
+EXPORT void pack_blocks(const uint8_t *codes, const uint8_t *scales, const uint8_t *shifts, const uint16_t *outer, int64_t start,
+                        int64_t count, int64_t columns, const Format *f, uint8_t *packed) {
+    const int64_t scale_size = scale_bytes(f->scale_type) / ROWS, shift_size = shift_bytes(f->scale_type, f->shift) / ROWS;
+    const int64_t width = width_of(f), group_bytes = group_bytes_of(f, columns), outers = f->outer ? columns / f->outer : 0;
     for (int64_t row = start; row < start + count; row++) {
         int64_t lane = row % ROWS;
-        uint8_t *record = packed + row / ROWS * (columns / width) * f->record_bytes;
-        for (int64_t first = 0; first < columns; first += width, record += f->record_bytes) {
-            uint8_t *at = record;
+        uint8_t *at = packed + row / ROWS * group_bytes;
+        for (int64_t first = 0; first < columns; first += width) {
+            if (f->outer && first % f->outer == 0) {
+                const uint16_t *from = outer + (row - start) * outers + first / f->outer;
+                for (int k = 0; k < outer_bytes(f) / 32; k++, at += 32) ((uint16_t *)at)[lane] = from[k * count * outers];
+            }
             for (int s = 0; s < sets_of(f); s++, scales += scale_size, shifts += shift_size) {
                 memcpy(at + lane * scale_size, scales, scale_size);
                 at += ROWS * scale_size;
@@ -278,20 +342,27 @@ EXPORT void pack_blocks(const uint8_t *codes, const uint8_t *scales, const uint8
     }
 }
 
-INLINE float scale_at(const uint8_t *p, int is_wide, int64_t lane) {
-    return is_wide ? ((const float *)p)[lane] : half_to_float(((const uint16_t *)p)[lane]);
+INLINE float scale_at(const uint8_t *p, int scale_type, int64_t lane) {
+    if (scale_type >= BYTES) return ((const int8_t *)p)[lane];
+    return scale_type == FLOATS ? ((const float *)p)[lane] : half_to_float(((const uint16_t *)p)[lane]);
 }
 
 /* Unpack one row of the matrix as floats. */
 INLINE void unpack_row(const uint8_t *packed, const Format *f, int bits, int64_t row, int64_t columns, float *out) {
-    const int64_t lane = row % ROWS, scale_bytes = ROWS * (f->is_wide ? 4 : 2), size = f->block_size, width = size * sets_of(f);
-    const uint8_t *set = packed + row / ROWS * (columns / width) * f->record_bytes;
+    const int64_t lane = row % ROWS, size = f->block_size, width = width_of(f), first_bytes = scale_bytes(f->scale_type);
+    const int64_t set_bytes = first_bytes + shift_bytes(f->scale_type, f->shift);
+    const uint8_t *set = packed + row / ROWS * group_bytes_of(f, columns);
+    float outer[2] = {1, 1};
     for (int64_t first = 0; first < columns; first += width) {
-        const uint8_t *codes = set + sets_of(f) * (scale_bytes + shift_bytes(f->is_wide, f->shift));
-        for (int64_t start = 0; start < width; start += size, set += scale_bytes + shift_bytes(f->is_wide, f->shift)) {
-            float scale = scale_at(set, f->is_wide, lane);
-            float minimum = f->shift == MINIMUMS ? scale_at(set + scale_bytes, f->is_wide, lane) : 0;
-            int32_t zero = f->shift == ZEROS ? (int8_t)set[scale_bytes + lane] : f->zero;
+        if (f->outer && first % f->outer == 0)
+            for (int k = 0; k < outer_bytes(f) / 32; k++, set += 32) outer[k] = scale_at(set, HALVES, lane);
+        const uint8_t *codes = set + sets_of(f) * set_bytes;
+        for (int64_t start = 0; start < width; start += size, set += set_bytes) {
+            const int is_pair = f->scale_type == PAIRS;
+            float scale = outer[0] * (is_pair ? (float)(set[lane] & 15) : scale_at(set, f->scale_type, lane)), minimum = 0;
+            if (f->shift == MINIMUMS)
+                minimum = outer[1] * (is_pair ? (float)(set[lane] >> 4) : scale_at(set + first_bytes, f->scale_type, lane));
+            int32_t zero = f->shift == ZEROS ? (int8_t)set[first_bytes + lane] : f->zero;
             for (int64_t c = start; c < start + size; c += X_HALF, out += X_HALF) {
                 const uint8_t *part = codes + c / PART * (BYTES_PER_BIT * bits);
 #pragma GCC unroll 16
@@ -325,42 +396,70 @@ EXPORT void lookup_blocks(const Step *step, Worker *worker, const void *argument
 
 typedef void (*Tiles)(const LinearBlocks *, int64_t, int64_t, int64_t, const uint8_t *);
 
-#define VARIANT(name, form, sets, parts, is_wide, shift)                                                                         \
+#define VARIANT(name, form, sets, parts, scale_type, shift)                                                                         \
     static void tiles_##name(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record) {            \
-        tiles(a, token, end, row, record, form, sets, parts, is_wide, shift);                                                    \
+        tiles(a, token, end, row, record, form, sets, parts, scale_type, shift);                                                    \
     }
 
-VARIANT(4, NIBBLES, 1, 1, 0, NO_SHIFT)
-VARIANT(4_minimums, NIBBLES, 1, 1, 0, MINIMUMS)
-VARIANT(4_wide, NIBBLES, 1, 1, 1, NO_SHIFT)
-VARIANT(4_wide_minimums, NIBBLES, 1, 1, 1, MINIMUMS)
-VARIANT(8, SIGNED, 1, 1, 0, NO_SHIFT)
-VARIANT(8_minimums, SIGNED, 1, 1, 0, MINIMUMS)
-VARIANT(8_wide, SIGNED, 1, 1, 1, NO_SHIFT)
-VARIANT(8_wide_minimums, SIGNED, 1, 1, 1, MINIMUMS)
+VARIANT(4, NIBBLES, 1, 1, HALVES, NO_SHIFT)
+VARIANT(4_minimums, NIBBLES, 1, 1, HALVES, MINIMUMS)
+VARIANT(4_floats, NIBBLES, 1, 1, FLOATS, NO_SHIFT)
+VARIANT(4_floats_minimums, NIBBLES, 1, 1, FLOATS, MINIMUMS)
+VARIANT(4_bytes_minimums, NIBBLES, 1, 1, BYTES, MINIMUMS)
+VARIANT(8, SIGNED, 1, 1, HALVES, NO_SHIFT)
+VARIANT(8_minimums, SIGNED, 1, 1, HALVES, MINIMUMS)
+VARIANT(8_floats, SIGNED, 1, 1, FLOATS, NO_SHIFT)
+VARIANT(8_floats_minimums, SIGNED, 1, 1, FLOATS, MINIMUMS)
+/* The usual groups of AWQ and GPTQ. A fixed number of parts is unrolled, which makes them 15 % faster. */
+VARIANT(4_group_64, NIBBLES, 1, 2, HALVES, a->format.shift)
+VARIANT(4_group_128, NIBBLES, 1, 4, HALVES, a->format.shift)
 /* In all other formats, what the scales need is decided once per record. */
-VARIANT(4_any, NIBBLES, 1, a->format.block_size / PART, a->format.is_wide, a->format.shift)
-VARIANT(8_any, SIGNED, 1, a->format.block_size / PART, a->format.is_wide, a->format.shift)
-VARIANT(low, LOW, 1, a->format.block_size / PART, a->format.is_wide, a->format.shift)
-VARIANT(high, HIGH, 1, a->format.block_size / PART, a->format.is_wide, a->format.shift)
-VARIANT(8_short, SIGNED, 2, 1, a->format.is_wide, a->format.shift)
-VARIANT(low_short, LOW, 2, 1, a->format.is_wide, a->format.shift)
-VARIANT(high_short, HIGH, 2, 1, a->format.is_wide, a->format.shift)
+#define ONE_LEVEL (a->format.scale_type & 1)
+#define TWO_LEVELS (a->format.scale_type | BYTES)
+#define FEW_VARIANTS(name, scale_type)                                                                                           \
+    VARIANT(4_##name, NIBBLES, 1, a->format.block_size / PART, scale_type, a->format.shift)                                      \
+    VARIANT(8_##name, SIGNED, 1, a->format.block_size / PART, scale_type, a->format.shift)                                       \
+    VARIANT(low_##name, LOW, 1, a->format.block_size / PART, scale_type, a->format.shift)                                        \
+    VARIANT(high_##name, HIGH, 1, a->format.block_size / PART, scale_type, a->format.shift)                                      \
+    VARIANT(8_short_##name, SIGNED, 2, 1, scale_type, a->format.shift)                                                           \
+    VARIANT(low_short_##name, LOW, 2, 1, scale_type, a->format.shift)                                                            \
+    VARIANT(high_short_##name, HIGH, 2, 1, scale_type, a->format.shift)
+FEW_VARIANTS(any, ONE_LEVEL)
+FEW_VARIANTS(outer, TWO_LEVELS)
 
 static Tiles variant_of(const Format *f) {
-    static const Tiles by_format[2][2][2] = {{{tiles_4, tiles_4_minimums}, {tiles_4_wide, tiles_4_wide_minimums}},
-                                             {{tiles_8, tiles_8_minimums}, {tiles_8_wide, tiles_8_wide_minimums}}};
-    if (f->block_size < PART) return f->bits == 8 ? tiles_8_short : f->bits > 4 ? tiles_high_short : tiles_low_short;
-    if (f->bits % 4) return f->bits > 4 ? tiles_high : tiles_low;
-    if (f->block_size > PART || f->shift == ZEROS) return f->bits == 4 ? tiles_4_any : tiles_8_any;
-    return by_format[f->bits == 8][f->is_wide][f->shift];
+    static const Tiles by_format[2][2][2] = {{{tiles_4, tiles_4_minimums}, {tiles_4_floats, tiles_4_floats_minimums}},
+                                             {{tiles_8, tiles_8_minimums}, {tiles_8_floats, tiles_8_floats_minimums}}};
+    static const Tiles any[2][7] = {
+        {tiles_4_any, tiles_8_any, tiles_low_any, tiles_high_any, tiles_low_short_any, tiles_high_short_any, tiles_8_short_any},
+        {tiles_4_outer, tiles_8_outer, tiles_low_outer, tiles_high_outer, tiles_low_short_outer, tiles_high_short_outer,
+         tiles_8_short_outer},
+    };
+    const int is_short = f->block_size < PART, is_part = f->block_size == PART;
+    if (is_part && f->bits == 4 && f->scale_type == BYTES && f->shift == MINIMUMS) return tiles_4_bytes_minimums;
+    if (is_part && f->bits % 4 == 0 && f->shift != ZEROS && !f->outer) return by_format[f->bits == 8][f->scale_type][f->shift];
+    if (f->bits == 4 && f->scale_type == HALVES && f->block_size == 2 * PART) return tiles_4_group_64;
+    if (f->bits == 4 && f->scale_type == HALVES && f->block_size == 4 * PART) return tiles_4_group_128;
+    if (is_short) return any[f->outer != 0][f->bits == 8 ? 6 : f->bits > 4 ? 5 : 4];
+    return any[f->outer != 0][f->bits % 4 ? 2 + (f->bits > 4) : f->bits == 8];
+}
+
+/* Compute the results of the tokens [start, end), at most TOKEN_BLOCK, for the groups [group, stop). */
+INLINE void block_task(const LinearBlocks *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
+    Tiles multiply = variant_of(&a->format);
+    int64_t group_bytes = group_bytes_of(&a->format, a->columns);
+#if defined(__AMX_INT8__)
+    int full = (int)((end - start) / TILE_TOKENS);
+    if (full) wide(a, start, full, group, stop, group_bytes);
+    start += full * TILE_TOKENS;
+    if (start == end) return;
+#endif
+    for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
 }
 
 EXPORT void linear_blocks(const Step *step, Worker *worker, const void *arguments) {
     const LinearBlocks *a = arguments;
-    Tiles multiply = variant_of(&a->format);
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
-    int64_t group_bytes = a->columns / (a->format.block_size * sets_of(&a->format)) * a->format.record_bytes;
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > GROUPS ? GROUPS : share;
@@ -369,13 +468,28 @@ EXPORT void linear_blocks(const Step *step, Worker *worker, const void *argument
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
-#if defined(__AMX_INT8__)
-        int full = (int)((end - start) / TILE_TOKENS);
-        if (full) wide(a, start, full, group, stop, group_bytes);
-        start += full * TILE_TOKENS;
-        if (start == end) continue;
-#endif
-        for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
+        block_task(a, start, end, group, stop);
     }
     if (tokens >= TILE_TOKENS) release_tiles();
+}
+
+/* The product of experts, whose matrices have the same shape and format. */
+typedef struct {
+    LinearBlocks common; /* x and out, of all experts */
+    const int32_t *starts;
+    const LinearBlocks *experts; /* the matrices and biases */
+    int64_t num_experts;
+} ExpertsBlocks;
+
+EXPORT void experts_blocks(const Step *step, Worker *worker, const void *arguments) {
+    const ExpertsBlocks *e = arguments;
+    LinearBlocks a = e->common;
+    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, GROUPS, TOKEN_BLOCK, worker->num_threads);
+    if (step->num_tokens >= TILE_TOKENS) configure_tiles(PART / sets_of(&a.format));
+    while (next_rows(&rows, worker)) {
+        a.weight = e->experts[rows.expert].weight;
+        a.bias = e->experts[rows.expert].bias;
+        block_task(&a, rows.start, rows.end, rows.group, rows.stop);
+    }
+    if (step->num_tokens >= TILE_TOKENS) release_tiles();
 }

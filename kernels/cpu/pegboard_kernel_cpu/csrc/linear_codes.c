@@ -9,6 +9,7 @@
  * The last block of a row may have fewer columns. The numbers of columns are multiples of 16.
  */
 #include "bfloat_tiles.h"
+#include "sorted_rows.h"
 
 #if LANES == 16
 #define MOST 8 /* tokens that are computed at once from decoded weights */
@@ -290,6 +291,13 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
     }
 }
 
+static void code_task(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
+    if (a->format.bits == 4) groups_of(a, start, end, group, stop, 4, TABLE);
+    else if (LANES > 4 && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
+    else if (LANES > 4 && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
+    else groups_of(a, start, end, group, stop, 8, TABLE);
+}
+
 EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments) {
     const LinearCodes *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
@@ -301,10 +309,30 @@ EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
-        if (a->format.bits == 4) groups_of(a, start, end, group, stop, 4, TABLE);
-        else if (LANES > 4 && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
-        else if (LANES > 4 && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
-        else groups_of(a, start, end, group, stop, 8, TABLE);
+        code_task(a, start, end, group, stop);
+    }
+    release_tiles();
+}
+
+/* The product of experts, whose matrices have the same shape and format, except for its factor. */
+typedef struct {
+    LinearCodes common; /* x and out, of all experts */
+    const int32_t *starts;
+    const LinearCodes *experts; /* the matrices, their formats, and biases */
+    int64_t num_experts;
+} ExpertsCodes;
+
+EXPORT void experts_codes(const Step *step, Worker *worker, const void *arguments) {
+    (void)step;
+    const ExpertsCodes *e = arguments;
+    LinearCodes a = e->common;
+    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, 8, TOKEN_BLOCK, worker->num_threads);
+    configure_tiles(64);
+    while (next_rows(&rows, worker)) {
+        a.weight = e->experts[rows.expert].weight;
+        a.bias = e->experts[rows.expert].bias;
+        a.format = e->experts[rows.expert].format;
+        code_task(&a, rows.start, rows.end, rows.group, rows.stop);
     }
     release_tiles();
 }

@@ -1,4 +1,4 @@
-"""Specs of the apis `health`, `admin` and `openapi`."""
+"""Specs of the apis `health`, `admin`, `openapi` and `lora_admin`."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ HEALTH = ApiSpec(
 )
 ADMIN = ApiSpec(api="1.0", implementation="pegboard_api_admin.admin:AdminApi", unmeasured_paths=("/server_info",))
 OPENAPI = ApiSpec(api="1.0", implementation="pegboard_api_admin.openapi:OpenApi")
+LORA = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_admin.lora:LoRAApi",
+    options="pegboard_api_admin.options:LoRAOptions",
+    flags=frozenset({"loads_adapters"}),
+)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
-from pegboard.errors import UnknownModel
 from pegboard.interfaces.api import ApiSetup, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
 from pegboard_api_anthropic.conversation import read_choice, read_messages, read_tools, structure, template_kwargs
@@ -20,7 +19,7 @@ from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, P
 from pegboard_api_anthropic.message import Message, StreamEvent
 from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_chat.off_loop import off_loop
-from pegboard_server.json_api import json_response
+from pegboard_server.json_api import json_response, served_model
 from pegboard_server.streaming import EventStream, chain, exhaust, first_of, named_event, while_connected
 
 
@@ -44,14 +43,14 @@ class AnthropicApi:
         """Answers a conversation with a message: whole, or with `stream` as server-sent events."""
         body = await http.body()
 
-        def read() -> tuple[MessagesRequest, str, ChatRequest, SamplingParams]:
+        def read() -> tuple[MessagesRequest, ChatRequest, SamplingParams]:
             request = parse_body(body, MessagesRequest)
-            model = self._served_model(request.model)
-            return request, model, _chat_request(request, request.cache_salt), self._params(request)
+            return request, _chat_request(request, request.cache_salt), self._params(request)
 
-        request, model, chat, params = await off_loop(len(body), read)
+        request, chat, params = await off_loop(len(body), read)
+        model, lora = await served_model(self._client, request.model)
         name = f"msg_{uuid.uuid4().hex}"
-        options = RequestOptions(request_id=name, priority=request.priority)
+        options = RequestOptions(request_id=name, priority=request.priority, lora=lora)
         outputs = await self._chats.answer(chat, params, options)
         message = Message(name, model)
         events = _events(message, outputs)
@@ -65,19 +64,14 @@ class AnthropicApi:
         """How many tokens the prompt of these messages has."""
         body = await http.body()
 
-        def read() -> ChatRequest:
+        def read() -> tuple[CountTokensRequest, ChatRequest]:
             request = parse_body(body, CountTokensRequest)
-            self._served_model(request.model)
-            return _chat_request(request)
+            return request, _chat_request(request)
 
-        token_ids = await self._chats.token_ids(await off_loop(len(body), read))
+        request, chat = await off_loop(len(body), read)
+        await served_model(self._client, request.model)
+        token_ids = await self._chats.token_ids(chat)
         return json_response({"input_tokens": len(token_ids)})
-
-    def _served_model(self, name: str) -> str:
-        names = [model.name for model in self._client.models()]
-        if name not in names:
-            raise UnknownModel(f"model: {name[:200]} does not exist; this server has: {', '.join(names)}", parameter="model")
-        return name
 
     def _params(self, request: MessagesRequest) -> SamplingParams:
         """The sampling parameters. The output is always read in pieces (DELTA), so that a whole message is the sum of its

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +25,9 @@ from pegboard_chat.off_loop import off_loop
 from pegboard_chat.openai_format import LOWEST, Step
 from pegboard_server.json_api import error_event, in_pieces
 from pegboard_server.streaming import EventStream, chain, first_of, while_connected
+
+if TYPE_CHECKING:
+    from pegboard.data.request import LoRARequest
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """The outputs of all prompts of one HTTP request, each with the index of its prompt."""
@@ -98,17 +101,19 @@ DONE = b"data: [DONE]\n\n"
 
 class AnswerIds:
     """The ids of one answer. Its response id comes from X-Request-Id, else from the body's request_id, else from the server. A
-    client may use the same id for two requests at once, so the engine gets a client's id with a random suffix."""
+    client may use the same id for two requests at once, so the engine gets a client's id with a random suffix. lora: the adapter
+    that the request names."""
 
-    def __init__(self, prefix: str, http: Request, given: str | None) -> None:
+    def __init__(self, prefix: str, http: Request, given: str | None, lora: "LoRARequest | None" = None) -> None:
         chosen = http.headers.get("x-request-id") or given
         self.response_id = f"{prefix}-{chosen or getattr(http.state, 'request_id', None) or uuid.uuid4().hex}"
+        self._lora = lora
         self._engine_id = f"{self.response_id}-{uuid.uuid4().hex[:8]}" if chosen else self.response_id
 
     def options(self, priority: int, prompt_index: int | None = None) -> RequestOptions:
         """The options of the prompt at `prompt_index`. Pass None when there is only one prompt."""
         suffix = "" if prompt_index is None else f"-{prompt_index}"
-        return RequestOptions(request_id=self._engine_id + suffix, priority=priority)
+        return RequestOptions(request_id=self._engine_id + suffix, priority=priority, lora=self._lora)
 
 
 class Usage:

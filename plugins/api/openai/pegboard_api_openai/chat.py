@@ -38,12 +38,13 @@ class ChatRoute:
         """Chat completion: whole, or with `stream` as server-sent events."""
         client, given = self._client, await http.body()
 
-        def read() -> tuple[ChatRequest, str, chats.ChatRequest, SamplingParams | BeamSearchParams]:
+        def read() -> tuple[ChatRequest, chats.ChatRequest, SamplingParams | BeamSearchParams]:
             body = parse_body(given, ChatRequest)
-            return body, served_model(client, body.model), read_request(body), chat_params(body, client.default_params())
+            return body, read_request(body), chat_params(body, client.default_params())
 
-        body, model, request, params = await off_loop(len(given), read)
-        ids = AnswerIds("chatcmpl", http, body.request_id)
+        body, request, params = await off_loop(len(given), read)
+        model, lora = await served_model(client, body.model)
+        ids = AnswerIds("chatcmpl", http, body.request_id, lora)
         outputs = await self._chats.answer(request, params, ids.options(body.priority))
         choice = self._chats.tool_choice(request)
         answer = ChatAnswer(body, request.chat, choice, ids.response_id, model, client, self._settings)

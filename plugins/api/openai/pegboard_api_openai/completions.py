@@ -32,15 +32,15 @@ class CompletionRoute:
         """Text completion of one or many prompts: whole, or with `stream` as server-sent events."""
         client, body = self._client, await http.body()
 
-        def read() -> tuple[CompletionRequest, str, list[str] | list[list[int]], SamplingParams | BeamSearchParams]:
+        def read() -> tuple[CompletionRequest, list[str] | list[list[int]], SamplingParams | BeamSearchParams]:
             request = parse_body(body, CompletionRequest)
-            model = served_model(client, request.model)
             given = read_prompts(request.prompt, self._settings.get("max_prompts_per_request", 1024))
             check_number(len(given), request.n)
-            return request, model, given, completion_params(request, client.default_params())
+            return request, given, completion_params(request, client.default_params())
 
-        request, model, given, params = await off_loop(len(body), read)
-        ids = AnswerIds("cmpl", http, request.request_id)
+        request, given, params = await off_loop(len(body), read)
+        model, lora = await served_model(client, request.model)
+        ids = AnswerIds("cmpl", http, request.request_id, lora)
         prompts = [_prompt(request, value) for value in given]
         answer = CompletionAnswer(request, given, ids.response_id, model, client, self._settings)
         return await answer.respond(http, self._start(request, prompts, params, ids), len(prompts))

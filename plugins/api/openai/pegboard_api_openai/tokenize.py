@@ -61,7 +61,7 @@ class TokenizeApi:
         """Returns the token ids of a text, or of a conversation that the chat template renders."""
         body = await http.body()
         request = await off_loop(len(body), lambda: parse_body(body, TokenizeRequest))
-        served_model(self._client, request.model)
+        await served_model(self._client, request.model)
         ids = await self._ids(request, len(body))
         texts = await off_loop(len(body), lambda: self._texts(ids)) if request.return_token_strs else None
         longest = self._client.models()[0].max_model_len
@@ -93,12 +93,13 @@ class TokenizeApi:
         """Returns the text of token ids. Special tokens are included."""
         body = await http.body()
 
-        def decode() -> str:
+        def decode() -> tuple[DetokenizeRequest, str]:
             request = parse_body(body, DetokenizeRequest)
-            served_model(self._client, request.model)
-            return self._client.tokenizer().decode(request.tokens, skip_special_tokens=False)
+            return request, self._client.tokenizer().decode(request.tokens, skip_special_tokens=False)
 
-        return json_response({"prompt": await off_loop(len(body), decode)})
+        request, text = await off_loop(len(body), decode)
+        await served_model(self._client, request.model)
+        return json_response({"prompt": text})
 
 
 class TokenizerInfoApi:

@@ -127,7 +127,7 @@ class ResponsesApi:
         """How many tokens the prompt of this request has."""
         body = await http.body()
         request = await off_loop(len(body), lambda: parse_body(body, InputTokensRequest))
-        served_model(self._client, request.model)
+        await served_model(self._client, request.model)
         tools = read_tools(request.tools, self._builtin_tools, self._options, "")
         try:
             chat, _ = await self._chat(request, tools, self._before(request), len(body), None)
@@ -141,7 +141,7 @@ class ResponsesApi:
     ) -> Turns:
         """Start to generate. given: the items of the request, as they are listed. num_bytes: the size of its body."""
         client = self._client
-        model = served_model(client, request.model)
+        model, lora = await served_model(client, request.model)
         name = request.request_id or f"resp_{uuid.uuid4().hex}"
         tools = read_tools(request.tools, self._builtin_tools, self._options, name, self._modules)
         before = self._before(request)
@@ -156,7 +156,7 @@ class ResponsesApi:
         names = TokenNames(as_ids=False, token_bytes=token_bytes)
         answer = ResponseAnswer(request, name, model, params, bool(chat_asked.tools), names, items)
         listed = [*before.input_items, *before.response.get("output", ()), *given]
-        plan = Plan(self._chats, request, messages, tools, num_bytes + before.num_bytes)
+        plan = Plan(self._chats, request, messages, tools, num_bytes + before.num_bytes, lora)
         turns = Turns(plan, answer, params, chat_asked, listed)
         async with closed_on_error(turns):
             await turns.start()

@@ -8,4 +8,5 @@ RESPONSES = ApiSpec(
     api="1.0",
     implementation="pegboard_api_responses.api:ResponsesApi",
     options="pegboard_api_responses.options:ResponsesOptions",
+    flags=frozenset({"adapters"}),
 )

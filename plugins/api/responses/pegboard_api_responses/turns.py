@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PegboardError, RequestError
@@ -18,19 +18,23 @@ from pegboard_api_responses.tools import Tools
 from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_server.streaming import chain, first_of
 
+if TYPE_CHECKING:
+    from pegboard.data.request import LoRARequest
+
 Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The inputs that stay the same in all turns. messages: the conversation before this response. num_bytes: the size of the
-    request and of the stored response before it."""
+    request and of the stored response before it. lora: the adapter that the request names."""
 
     chats: Chats
     request: ResponsesRequest
     messages: Messages
     tools: Tools
     num_bytes: int
+    lora: "LoRARequest | None" = None
 
 
 class Turns:
@@ -148,5 +152,5 @@ class Turns:
 
     async def _generate(self, request: ChatRequest, params: SamplingParams) -> AsyncGenerator[ParsedOutput, None]:
         name = f"{self.answer.name}-{uuid.uuid4().hex[:8]}"
-        options = RequestOptions(request_id=name, priority=self._plan.request.priority)
+        options = RequestOptions(request_id=name, priority=self._plan.request.priority, lora=self._plan.lora)
         return await self._plan.chats.answer(request, params, options)

@@ -12,12 +12,12 @@ from pegboard.interfaces.attention import (
     AttentionInputs,
     AttentionLayer,
     AttentionSetup,
-    Full,
     KVCacheSpec,
     KVTensor,
     KVView,
-    Window,
+    latent_tensor,
 )
+from pegboard_attention_cpu.latent import LatentLayer
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 
 
@@ -33,6 +33,16 @@ def rounded(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 def as_bytes(x: Tensor) -> Tensor:
     """Return 8-bit floats as bytes: torch does not index them on a CPU. All else is returned unchanged."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+
+
+def writer(cache: Tensor) -> Callable[[Tensor, Tensor], object]:
+    """Return the callable (slots, their bytes or numbers) that writes to a cache [blocks, block_size, …]. Blocks that hold more
+    than one tensor are not contiguous, and their slots have no common index."""
+    cells, block_size = as_bytes(cache), cache.shape[1]
+    if cells.is_contiguous():
+        slots = cells.flatten(0, 1)
+        return lambda index, data: slots.index_copy_(0, index, data)
+    return lambda index, data: cells.index_put_((index // block_size, index % block_size), data)
 
 
 class Scratch:
@@ -56,7 +66,7 @@ class CPUPagedAttention:
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.layers = setup.layers
-        self.windows = {layer.window for layer in setup.layers}
+        self.rules = {layer.retain for layer in setup.layers}
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0
         self.current: Plan | None = None
@@ -64,37 +74,45 @@ class CPUPagedAttention:
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
+        if layer.latent is not None:
+            return KVCacheSpec(tensors=(latent_tensor(layer, dtype),))
         value_dim = layer.value_dim or layer.head_dim
         return KVCacheSpec(
             tensors=(
                 KVTensor("k", (layer.num_kv_heads, layer.head_dim), dtype),
                 KVTensor("v", (layer.num_kv_heads, value_dim), dtype),
             ),
-            retain=Window(layer.window) if layer.window else Full(),
+            retain=layer.retain,
         )
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
         self.views, self.block_size = views, block_size
 
     def plan(self, inputs: AttentionInputs) -> None:
-        self.current = make_plan(inputs, self.block_size, self.windows)
+        self.current = make_plan(inputs, self.block_size, self.rules)
 
-    def bind(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    def _planned(self) -> Plan:
+        assert self.current is not None, "call plan() before the forward"
+        return self.current
+
+    def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
+        if layer.latent is not None:
+            cache = self.views[layer.layer_index]["latent"]
+            return LatentLayer(layer, cache, self._planned, attention_of(layer), self.key_scratch.gather)
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
-        stored, k_slots, v_slots = k_cache.dtype, as_bytes(k_cache).flatten(0, 1), as_bytes(v_cache).flatten(0, 1)
+        stored, write_k, write_v = k_cache.dtype, writer(k_cache), writer(v_cache)
         bucket_attention = _bucket_attention(layer, self.key_scratch, self.value_scratch)
         chunk_attention = _chunk_attention(layer)
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-            plan = self.current
-            assert plan is not None, "call plan() before the forward"
+            plan = self._planned()
             if k is not None and v is not None:
                 own_k, own_v = (k, v) if plan.stored is None else (k[plan.stored], v[plan.stored])
-                k_slots.index_copy_(0, plan.slots, as_bytes(rounded(own_k, stored, layer.k_scale)))
-                v_slots.index_copy_(0, plan.slots, as_bytes(rounded(own_v, stored, layer.v_scale)))
+                write_k(plan.slots, as_bytes(rounded(own_k, stored, layer.k_scale)))
+                write_v(plan.slots, as_bytes(rounded(own_v, stored, layer.v_scale)))
             out = torch.empty(q.shape[0], width, dtype=q.dtype)
             for bucket in plan.buckets:
                 result = bucket_attention(q, k_cache, v_cache, bucket)
@@ -109,27 +127,32 @@ class CPUPagedAttention:
         return attend
 
 
-def _attention(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
+def attention_of(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
     """Return the callable for softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]. It is torch's fused kernel, unless the
-    layer caps its scores."""
-    scale, soft_cap = layer.scale, layer.soft_cap
-    if soft_cap is None:
+    layer has sinks or caps its scores."""
+    scale, soft_cap, sinks = layer.scale, layer.soft_cap, layer.sinks
+    if soft_cap is None and sinks is None:
 
         def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
             return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
 
         return fused
 
-    def capped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
-        scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / soft_cap)) * soft_cap
+    def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+        scores = q @ k.transpose(-1, -2) * scale
+        if soft_cap is not None:
+            scores = torch.tanh(scores / soft_cap) * soft_cap
         if causal:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
             scores = scores.masked_fill(hidden, float("-inf"))
         elif bias is not None:
             scores = scores + bias
-        return scores.softmax(-1) @ v
+        if sinks is not None:  # a key whose value is zero; heads that share a KV head may be queries of one head
+            own = sinks.to(q.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, own), -1)
+        return scores.softmax(-1)[..., : k.shape[-2]] @ v
 
-    return capped
+    return plain
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -142,7 +165,7 @@ def _bucket_attention(
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
     """Return the attention of decode rows. The query heads that share a KV head are treated as queries of one head, so keys and
     values are read once."""
-    attend, window, k_scale, v_scale = _attention(layer), layer.window, layer.k_scale, layer.v_scale
+    attend, rule, k_scale, v_scale = attention_of(layer), layer.retain, layer.k_scale, layer.v_scale
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: Bucket) -> Tensor:
@@ -151,7 +174,7 @@ def _bucket_attention(
         queries = _scaled(queries.reshape(n, num_kv_heads, group, -1), k_scale)
         keys = key_scratch.gather(k_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
         values = value_scratch.gather(v_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
-        bias = bucket.bias[window].to(q.dtype)
+        bias = bucket.bias[rule].to(q.dtype)
         return _scaled(attend(queries, keys, values, bias, False), v_scale).reshape(n, -1)
 
     return run
@@ -164,7 +187,7 @@ def _kept(cache: Tensor, chunk: Chunk) -> Tensor:
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
     """Return the attention of one row's prompt, or of a chunk of it that follows cached tokens."""
-    attend, window, k_scale, v_scale = _attention(layer), layer.window, layer.k_scale, layer.v_scale
+    attend, rule, k_scale, v_scale = attention_of(layer), layer.retain, layer.k_scale, layer.v_scale
     group = layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, chunk: Chunk) -> Tensor:
@@ -177,7 +200,7 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
             )
         keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
-        bias = chunk.bias[window]
+        bias = chunk.bias[rule]
         bias = bias if bias is None else bias.to(q.dtype)
         return attend(queries, keys, values, bias, bias is None)[0].transpose(0, 1).reshape(queries.shape[2], -1)
 

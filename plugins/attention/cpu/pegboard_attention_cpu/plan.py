@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.attention import AttentionInputs
+from pegboard.interfaces.attention import AttentionInputs, Retain, Window
+from pegboard.interfaces.attention import Chunk as WithinChunk
 
 MAX_PADDING = 1.3
 FEW_BLOCKS = 4
@@ -21,27 +22,27 @@ FEW_BLOCKS = 4
 @dataclass(slots=True)
 class Bucket:
     """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens 0 … n−1. blocks: [n · m]
-    block ids, where the longest row has m blocks. bias: for each window [n, 1, 1, m · block_size] float32, −inf for keys that are
+    block ids, where the longest row has m blocks. bias: for each rule [n, 1, 1, m · block_size] float32, −inf for keys that are
     not visible."""
 
     num_rows: int
     tokens: Tensor | None
     blocks: Tensor
     num_keys: int
-    bias: dict[int | None, Tensor]
+    bias: dict[Retain, Tensor]
 
 
 @dataclass(slots=True)
 class Chunk:
     """The new tokens start … stop − 1 of one row. They are the last of num_keys tokens, which are in `blocks`. is_whole: all of
-    these tokens are computed in this step. bias: for each window [stop − start, num_keys] float32; None = plain causal."""
+    these tokens are computed in this step. bias: for each rule [stop − start, num_keys] float32; None = plain causal."""
 
     start: int
     stop: int
     num_keys: int
     is_whole: bool
     blocks: Tensor
-    bias: dict[int | None, Tensor | None]
+    bias: dict[Retain, Tensor | None]
 
 
 @dataclass(slots=True)
@@ -52,8 +53,8 @@ class Plan:
     chunks: list[Chunk]
 
 
-def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]) -> Plan:
-    """Make the plan of a step, with numpy on the host and a few small tensors."""
+def make_plan(inputs: AttentionInputs, block_size: int, rules: set[Retain]) -> Plan:
+    """Make the plan of a step, with numpy on the host and a few small tensors. rules: `AttentionLayer.retain` of the layers."""
     starts, seq_lens, tables = inputs.query_start_loc_cpu, inputs.seq_lens_cpu, inputs.block_table_cpu
     query_lens = np.diff(starts)
     slots, stored = inputs.slot_mapping, None
@@ -63,10 +64,10 @@ def make_plan(inputs: AttentionInputs, block_size: int, windows: set[int | None]
         slots = slots[stored]
     decodes = np.flatnonzero(query_lens == 1)
     buckets = [
-        _bucket(rows, starts, seq_lens, tables, block_size, windows) for rows in _split_by_length(decodes, seq_lens, block_size)
+        _bucket(rows, starts, seq_lens, tables, block_size, rules) for rows in _split_by_length(decodes, seq_lens, block_size)
     ]
     chunks = [
-        _chunk(int(starts[row]), int(starts[row + 1]), int(seq_lens[row]), tables[row], block_size, windows)
+        _chunk(int(starts[row]), int(starts[row + 1]), int(seq_lens[row]), tables[row], block_size, rules)
         for row in np.flatnonzero(query_lens > 1)
     ]
     return Plan(slots, stored, buckets, chunks)
@@ -88,8 +89,15 @@ def _split_by_length(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) ->
     return groups
 
 
+def _first_keys(positions: np.ndarray, rule: Retain) -> np.ndarray:
+    """Return the first position that the token at each position attends to."""
+    if isinstance(rule, WithinChunk):
+        return positions // rule.tokens * rule.tokens
+    return np.maximum(positions - rule.tokens + 1, 0) if isinstance(rule, Window) else np.zeros_like(positions)
+
+
 def _bucket(
-    rows: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, block_size: int, windows: set[int | None]
+    rows: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, block_size: int, rules: set[Retain]
 ) -> Bucket:
     lengths = seq_lens[rows]
     num_blocks = int(-(-lengths.max() // block_size))
@@ -97,12 +105,10 @@ def _bucket(
     tokens = starts[rows]
     keys = np.arange(num_keys)
     bias = {}
-    for window in windows:
-        hidden = keys >= lengths[:, None]
-        if window is not None:
-            hidden |= keys < (lengths - window)[:, None]
+    for rule in rules:
+        hidden = (keys >= lengths[:, None]) | (keys < _first_keys(lengths - 1, rule)[:, None])
         values = np.where(hidden, np.float32("-inf"), np.float32(0))
-        bias[window] = torch.from_numpy(values)[:, None, None, :]
+        bias[rule] = torch.from_numpy(values)[:, None, None, :]
     in_order = bool((tokens == np.arange(len(rows))).all())
     return Bucket(
         num_rows=len(rows),
@@ -113,18 +119,16 @@ def _bucket(
     )
 
 
-def _chunk(start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, windows: set[int | None]) -> Chunk:
+def _chunk(start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, rules: set[Retain]) -> Chunk:
     is_whole = num_keys == stop - start
-    bias: dict[int | None, Tensor | None] = {}
-    for window in windows:
-        if is_whole and (window is None or window >= num_keys):
-            bias[window] = None
+    bias: dict[Retain, Tensor | None] = {}
+    keys, queries = np.arange(num_keys), np.arange(num_keys - (stop - start), num_keys)[:, None]
+    for rule in rules:
+        first = _first_keys(queries, rule)
+        if is_whole and first[-1] == 0:
+            bias[rule] = None
             continue
-        queries = torch.arange(num_keys - (stop - start), num_keys)[:, None]
-        keys = torch.arange(num_keys)[None, :]
-        hidden = keys > queries
-        if window is not None:
-            hidden |= keys <= queries - window
-        bias[window] = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        hidden = torch.from_numpy((keys > queries) | (keys < first))
+        bias[rule] = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
     blocks = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
     return Chunk(start, stop, num_keys, is_whole, blocks, bias)

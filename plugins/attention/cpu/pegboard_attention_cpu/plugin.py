@@ -9,8 +9,11 @@ CPU_PAGED = AttentionSpec(
     supports={
         "dtype": {"float32", "bfloat16", "float16"},
         "kv_dtype": {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"},
+        "latent": {"float32", "bfloat16", "float16", "fp8_ds_mla"},
         "head_dim": True,
         "window": True,
+        "chunk": True,
+        "sinks": True,
         "soft_cap": True,
         "block_size": True,
     },

@@ -10,6 +10,7 @@ from pegboard_attention_cpu.plugin import CPU_PAGED
 from pegboard.interfaces.attention import AttentionSetup
 from pegboard_testing.contract_attention import AttentionContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_latent import LatentContract
 
 
 def test_contract() -> None:
@@ -28,3 +29,11 @@ def test_what_an_8_bit_float_cannot_hold_becomes_its_largest_number(dtype: torch
     largest = torch.finfo(dtype).max
     values, scale = torch.tensor([[1e6, -1e6, 1.0], [2e6, -2e6, 6.0]])[None], torch.tensor([1.0, 2.0])
     assert rounded(values, dtype, scale).float().tolist() == [[[largest, -largest, 1.0], [largest, -largest, 3.0]]]
+
+
+class TestLatentAttention(LatentContract):
+    spec = CPU_PAGED
+    block_sizes = (1, 4, 16, 48)
+
+    def backend(self, setup: AttentionSetup) -> CPUPagedAttention:
+        return CPUPagedAttention(None, setup)

@@ -45,16 +45,42 @@ def _row_of(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def _decode(codes, STORED: tl.constexpr):
+    """Return the numbers that 8-bit floats stand for, exactly, in float16. What is not stored in 8 bits is returned as it is."""
+    if STORED == "e4m3 native":
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif STORED == "e4m3":
+        wide = codes.to(tl.uint16)
+        return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    elif STORED == "e5m2":
+        return (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    else:
+        return codes
+
+
+@triton.jit
+def _first_key(position, reach, RULE: tl.constexpr):
+    """Return the first position that the token at `position` attends to."""
+    if RULE == "window":
+        return tl.maximum(position - reach + 1, 0)
+    elif RULE == "chunk":
+        return position // reach * reach
+    else:
+        return position * 0
+
+
+@triton.jit
 def _attend(
-    q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, maxima, sums,
-    num_rows, scale, soft_cap, window,
+    q, k_cache, v_cache, k_scale, v_scale, sinks, block_table, query_start_loc, seq_lens, out, maxima, sums,
+    num_rows, scale, soft_cap, reach,
     q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STORED: tl.constexpr,
     TOKENS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    RULE: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The attention of one tile, one KV head and one split. Results go to out [T, H, SPLITS, Dv]. With several splits, the maxima
-    (in powers of two) and sums of the softmax go to [T, H, SPLITS]."""
+    """The attention of one tile, one KV head and one split. STORED: the format of 8-bit floats in the cache (see `_decode`); "" =
+    it holds none. k_scale, v_scale: of their KV heads. RULE: "window" or "chunk", of `reach` tokens, or "". Results go to out
+    [T, H, SPLITS, Dv]. With several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS]."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = _row_of(tile, query_start_loc, num_rows, TOKENS)
     start, stop = tl.load(query_start_loc + row), tl.load(query_start_loc + row + 1)
@@ -73,15 +99,19 @@ def _attend(
     # keys begin … end − 1 are visible to at least one query of the tile, and this split computes first … last − 1 of them
     last_token = tl.minimum(first_token + TOKENS, stop) - 1
     end = tl.maximum(length - stop + last_token + 1, 0)
-    begin = tl.maximum(length - stop + first_token - window + 1, 0) if HAS_WINDOW else 0
+    begin = _first_key(length - stop + first_token, reach, RULE)
     per_split = (end - begin + KEYS * SPLITS - 1) // (KEYS * SPLITS) * KEYS
     first = begin + split * per_split
     last = tl.minimum(first + per_split, end)
     if first_token >= stop:
         last = first
 
-    maximum = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.full([QUERIES], 0, tl.float32)
+    if STORED != "":
+        scale *= tl.load(k_scale + kv_head)
+    maximum, total = tl.full([QUERIES], float("-inf"), tl.float32), tl.full([QUERIES], 0, tl.float32)
+    if HAS_SINKS:  # the first split has one more key, whose value is zero
+        maximum = tl.where(split == 0, tl.load(sinks + heads) * LOG2_E, maximum)
+        total = tl.where(split == 0, 1.0, total)
     values = tl.full([QUERIES, PAD_DV], 0, tl.float32)
     for at in range(first, last, KEYS):
         keys = at + tl.arange(0, KEYS)
@@ -89,12 +119,12 @@ def _attend(
         block = tl.load(block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         k_at = k_cache + block * k_block + keys % BLOCK_SIZE * k_slot + kv_head * k_head
         key = tl.load(k_at[None, :] + channels[:, None], mask=is_key[None, :] & (channels < D)[:, None], other=0)
-        scores = tl.dot(query, key.to(query.dtype), input_precision=PRECISION) * scale
+        scores = tl.dot(query, _decode(key, STORED).to(query.dtype), input_precision=PRECISION) * scale
         if HAS_SOFT_CAP:
             scores = soft_cap * (2 * tl.sigmoid(2 * scores / soft_cap) - 1)
         is_visible = is_key[None, :] & (keys[None, :] <= positions[:, None])
-        if HAS_WINDOW:
-            is_visible &= keys[None, :] > positions[:, None] - window
+        if RULE != "":
+            is_visible &= keys[None, :] >= _first_key(positions, reach, RULE)[:, None]
         scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
         larger = tl.maximum(maximum, tl.max(scores, axis=1))
         finite = tl.where(larger == float("-inf"), 0.0, larger)  # a query that sees no key yet
@@ -103,9 +133,12 @@ def _attend(
         total = total * shrink + tl.sum(weights, axis=1)
         v_at = v_cache + block * v_block + keys % BLOCK_SIZE * v_slot + kv_head * v_head
         value = tl.load(v_at[:, None] + value_channels[None, :], mask=is_key[:, None] & (value_channels < DV)[None, :], other=0)
-        products = tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision=PRECISION)
+        value = _decode(value, STORED).to(query.dtype)
+        products = tl.dot(weights.to(query.dtype), value, input_precision=PRECISION)
         values, maximum = values * shrink[:, None] + products, larger
 
+    if STORED != "":
+        values *= tl.load(v_scale + kv_head)
     # With one token per tile, a token that belongs to no row (padding) becomes zero.
     is_written = is_query if TOKENS > 1 else queries < GROUP
     num_heads = GROUP * tl.num_programs(1)
@@ -164,9 +197,20 @@ def choose_tiles(
 
 
 @cache
-def _processors(device: torch.device) -> int:
-    """Return the number of multiprocessors. Without a GPU, the kernels are interpreted."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def _device(device: torch.device) -> tuple[int, bool]:
+    """Return the number of multiprocessors, and whether the device itself converts 8-bit floats of the type e4m3fn (NVIDIA, from
+    compute capability 8.9). Without a GPU, the kernels are interpreted."""
+    if device.type != "cuda":
+        return 4, False
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, torch.version.hip is None and (found.major, found.minor) >= (8, 9)
+
+
+def stored_as(dtype: torch.dtype, converts: bool) -> str:
+    """Return how kernels read a cache of this type. converts: the device itself converts e4m3fn."""
+    if dtype == torch.float8_e4m3fn:
+        return "e4m3 native" if converts else "e4m3"
+    return "e5m2" if dtype == torch.float8_e5m2 else ""
 
 
 def paged_attention(
@@ -179,13 +223,18 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention of each row's newest tokens over its whole history, with sums in float32.
 
     q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
     Dv], of q's or another float type. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose keys and
-    values are already in the cache. Query token i of a row with n new tokens is at position seq_len − n + i. window: in tokens,
-    including the token itself. H is a multiple of K. The last dimension of all but the table is contiguous. Returns [T, H, Dv].
+    values are already in the cache. Query token i of a row with n new tokens is at position seq_len − n + i. window, soft_cap,
+    chunk, sinks: see `AttentionLayer`. k_scale, v_scale: float32 [K], if the caches hold 8-bit floats. H is a multiple of K. The
+    last dimension of all but the table is contiguous. Returns [T, H, Dv].
 
     If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their results are not defined.
     """
@@ -194,9 +243,13 @@ def paged_attention(
     out = torch.empty(num_tokens, num_heads, value_width, dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
+    processors, converts = _device(q.device)
+    stored = stored_as(k_cache.dtype, converts)
+    if stored:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     tiles = choose_tiles(
         num_tokens, num_rows, num_kv_heads, group, max(width, value_width), q.element_size(),
-        block_table.shape[1] * block_size, _processors(q.device),
+        block_table.shape[1] * block_size, processors,
     )  # fmt: skip
     num_tiles, splits = num_tokens if tiles.tokens == 1 else num_tokens // tiles.tokens + num_rows, tiles.splits
     parts, maxima, sums = out, out, out
@@ -205,15 +258,16 @@ def paged_attention(
         maxima, sums = torch.empty(2, num_tokens, num_heads, splits, dtype=torch.float32, device=q.device)
     pad_value = max(16, triton.next_power_of_2(value_width))
     _attend[(num_tiles, num_kv_heads, splits)](
-        q, k_cache, v_cache, block_table, query_start_loc, seq_lens, parts, maxima, sums,
-        num_rows, scale, soft_cap or 0.0, window or 0,
+        q, k_cache, v_cache, k_scale, v_scale, sinks, block_table, query_start_loc, seq_lens, parts, maxima, sums,
+        num_rows, scale, soft_cap or 0.0, chunk or window or 0,
         q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), block_table.stride(0),
         BLOCK_SIZE=block_size, GROUP=group, D=width, DV=value_width,
         TOKENS=tiles.tokens, QUERIES=tiles.queries, KEYS=tiles.keys,
         PAD_D=max(16, triton.next_power_of_2(width)), PAD_DV=pad_value,
-        HAS_WINDOW=window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLITS=splits,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=2,
+        RULE="chunk" if chunk is not None else "" if window is None else "window", HAS_SINKS=sinks is not None,
+        HAS_SOFT_CAP=soft_cap is not None, SPLITS=splits,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STORED=stored, num_warps=tiles.warps, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _merge[(num_tokens * num_heads,)](parts, maxima, sums, out, DV=value_width, PAD_DV=pad_value, SPLITS=splits)

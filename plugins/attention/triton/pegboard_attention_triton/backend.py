@@ -14,11 +14,9 @@ from pegboard.interfaces.attention import (
     AttentionInputs,
     AttentionLayer,
     AttentionSetup,
-    Full,
     KVCacheSpec,
     KVTensor,
     KVView,
-    Window,
 )
 from pegboard_attention_triton.attention import paged_attention
 from pegboard_attention_triton.store import store_kv
@@ -38,7 +36,7 @@ class TritonAttention:
                 KVTensor("k", (layer.num_kv_heads, layer.head_dim), dtype),
                 KVTensor("v", (layer.num_kv_heads, layer.value_dim or layer.head_dim), dtype),
             ),
-            retain=Window(layer.window) if layer.window else Full(),
+            retain=layer.retain,
         )
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
@@ -51,14 +49,14 @@ class TritonAttention:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
-        scale, window, soft_cap = layer.scale, layer.window, layer.soft_cap
+        scales, features = (layer.k_scale, layer.v_scale), (layer.window, layer.soft_cap, layer.chunk, layer.sinks)
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             step = self.inputs
             assert step is not None, "call plan() before the forward"
             if k is not None and v is not None:
-                store_kv(k, v, k_cache, v_cache, step.slot_mapping)
+                store_kv(k, v, k_cache, v_cache, step.slot_mapping, *scales)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return paged_attention(q, k_cache, v_cache, *rows, scale, window, soft_cap).flatten(1)
+            return paged_attention(q, k_cache, v_cache, *rows, layer.scale, *features, *scales).flatten(1)
 
         return attend

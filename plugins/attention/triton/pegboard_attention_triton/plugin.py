@@ -11,9 +11,11 @@ TRITON = AttentionSpec(
     platforms=frozenset({"cuda", "rocm"}),
     supports={
         "dtype": FLOATS,
-        "kv_dtype": FLOATS,
+        "kv_dtype": FLOATS | {"float8_e4m3fn", "float8_e5m2"},
         "head_dim": frozenset(range(8, 257, 8)),
         "window": True,
+        "chunk": True,
+        "sinks": True,
         "soft_cap": True,
         "block_size": True,
     },

@@ -50,7 +50,13 @@ MIXED = ([1, 4, 0, 1, 19], [7, 9, 30, 1, 19])
 and a whole prompt."""
 
 
-@pytest.mark.parametrize("features", [{}, {"window": 5}, {"soft_cap": 2.0}, {"window": 1, "soft_cap": 20.0}], ids=str)
+FEATURES: list[dict[str, object]] = [
+    {}, {"window": 5}, {"soft_cap": 2.0}, {"window": 1, "soft_cap": 20.0}, {"chunk": 5},
+    {"sinks": torch.linspace(-2, 4, 6), "soft_cap": 2.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_a_mixed_step(features: dict[str, object]) -> None:
     Step(*MIXED, heads=(6, 2), widths=(24, 24), block_size=4).check(**features)
 
@@ -73,12 +79,12 @@ def test_a_prompt_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("window", [None, 21])
-def test_splits_of_decodes(monkeypatch: pytest.MonkeyPatch, splits: int, window: int | None) -> None:
+@pytest.mark.parametrize("features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 5)}], ids=str)
+def test_splits_of_decodes(monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]) -> None:
     """Some rows are shorter than the number of splits."""
     small = attention.Tiles(tokens=1, queries=16, keys=16, splits=splits, warps=4)
     monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
-    Step([1, 1, 1], [70, 1, 33], heads=(5, 1), widths=(24, 24), block_size=4).check(window=window)
+    Step([1, 1, 1], [70, 1, 33], heads=(5, 1), widths=(24, 24), block_size=4).check(**features)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -139,3 +145,35 @@ def test_store_kv(dtype: torch.dtype) -> None:
     rounding = 2**-7 if dtype == torch.bfloat16 else 0  # the interpreter cuts bits off, and a GPU rounds to the nearest number
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=rounding, atol=0)
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_store_kv_rounds_to_the_nearest_8_bit_float(stored: torch.dtype, dtype: torch.dtype) -> None:
+    """It gives the same bits as torch for all codes, for what lies exactly between two codes, just beside that, and for any other
+    number."""
+    codes = torch.arange(256, dtype=torch.uint8).view(stored).float()
+    codes = codes[codes.isfinite()].sort().values
+    middles = (codes[1:] + codes[:-1]) / 2
+    x = torch.cat([codes, middles, middles * (1 + 2**-22), middles * (1 - 2**-22), torch.randn(300).mul(9).exp(), codes * 3])
+    x = torch.nn.functional.pad(x, (0, -len(x) % 4)).view(1, 4, -1).to(dtype)
+    scales = torch.tensor([1.0, 0.5, 3.0, 1.0])
+    k_cache, v_cache = torch.zeros(2, 1, 1, *x.shape[1:], dtype=stored)
+    store.store_kv(x, -x, k_cache, v_cache, torch.tensor([0]), scales, scales.flip(0))
+    largest = torch.finfo(stored).max
+    for found, wide, scale in ((k_cache, x, scales), (v_cache, -x, scales.flip(0))):
+        expected = (wide.float() / scale[:, None]).clamp(-largest, largest).to(stored)
+        assert torch.equal(found.view(torch.uint8)[0], expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_8_bit_float_is_read_exactly(stored: torch.dtype) -> None:
+    """Attention to a single token returns its value."""
+    codes = torch.arange(256, dtype=torch.uint8).view(stored)
+    finite = codes[codes.float().isfinite()]
+    v_cache = torch.nn.functional.pad(finite.view(torch.uint8), (0, 256 - len(finite))).view(stored).view(1, 1, 1, 256)
+    one = torch.ones(1, dtype=torch.int32)
+    starts, table, scale = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0.25])
+    arguments = torch.ones(1, 1, 16), torch.zeros(1, 1, 1, 16, dtype=stored), v_cache, table, starts, one, 1.0
+    found = attention.paged_attention(*arguments, k_scale=scale, v_scale=scale)
+    assert torch.equal(found.view(-1)[: len(finite)], finite.float() / 4)

@@ -108,7 +108,7 @@ def unused_settings(settings: Any, *, has_port: bool) -> str:
 
 def _check_used(settings: Any, arguments: Any) -> None:
     """Raise ConfigError for flags that would have no effect."""
-    from pegboard_server.app import check_adapters
+    from pegboard_server.adapters import check_adapters
 
     given = [name for name in ("host", "port") if settings.sources.get(name) == "the command line"]
     if arguments.enable_force_include_usage:
@@ -122,12 +122,13 @@ def _check_used(settings: Any, arguments: Any) -> None:
 
 async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> tuple[int, int]:
     from pegboard import AsyncLLM
-    from pegboard_server.app import open_app
+    from pegboard_server.app import load_adapters, open_app
     from pegboard_server.http_metrics import HTTP_METRICS
 
     client = await asyncio.to_thread(partial(AsyncLLM.from_settings, settings, metrics=HTTP_METRICS))
     async with client:
         app = await open_app(client)
+        await load_adapters(app)
         stop = asyncio.Event()
         serving = asyncio.create_task(_serve(app, settings, client, stop)) if arguments.enable_metrics else None
         try:

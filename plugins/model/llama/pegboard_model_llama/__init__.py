@@ -1,1 +1,1 @@
-"""Llama-shaped decoder models: one file serves Llama, Mistral, Qwen2, Qwen3 and SmolLM."""
+"""Llama-shaped decoder models: Llama, Mistral, Qwen2, Qwen3 and SmolLM, and Mixtral, Qwen MoE and OLMoE with experts."""

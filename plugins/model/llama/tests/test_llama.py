@@ -40,7 +40,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+DENSE = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM", "Llama4ForCausalLM"]
+
+
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
 

@@ -1,7 +1,7 @@
 """Any decoder-only architecture, run with transformers' modules on Pegboard's attention, linear layers, embedding and head.
 
-loading   Attention is declared after a trial run (see `probe`). nn.Linear modules, the token embedding and the head are replaced.
-          All other tensors are loaded by name.
+loading   Attention is declared after a trial run (see `probe`). nn.Linear modules, stacked experts, the token embedding and the
+          head are replaced. All other tensors are loaded by name.
 step      embed → the base model's forward over inputs_embeds [1, T, hidden] → the path of the head
 """
 
@@ -20,7 +20,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Embedding
-from pegboard_model_transformers.modules import ModuleEmbedding, ModuleHead, ModuleLinear, ModuleTensors
+from pegboard_model_transformers.modules import (
+    EXPERT_TENSORS,
+    ModuleEmbedding,
+    ModuleExperts,
+    ModuleHead,
+    ModuleLinear,
+    ModuleTensors,
+    expert_activation,
+)
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, probe_attention
 
@@ -148,8 +156,8 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
 
 
 def declare_layers(build: Build, model: Any) -> Embedding:
-    """Replace linear modules, the token embedding and the head by Pegboard's layers, and allocate all other tensors. Returns the
-    embedding."""
+    """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's layers, and allocate all other
+    tensors. Returns the embedding."""
     names = Names(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     name = type(model).__name__
@@ -167,13 +175,16 @@ def declare_layers(build: Build, model: Any) -> Embedding:
     own_embedding = ModuleEmbedding(build.at(paths[id(embedding)]), embedding, names)
     replaced: dict[str, nn.Module] = {paths[id(embedding)]: own_embedding}
     replaced[paths[id(head)]] = ModuleHead(build.at(paths[id(head)]), head, names, own_embedding if is_tied else None)
+    lists_experts = names.experts_are_listed()
     for path, module in model.named_modules():
         if type(module) is nn.Linear and path not in replaced:
             replaced[path] = ModuleLinear(build.at(path), module, names)
+        elif lists_experts and (activation := expert_activation(module)) is not None:
+            replaced[path] = ModuleExperts(build.at(path), module, activation, names)
     for path, layer in replaced.items():
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer)
-    held = {f"{path}.{kind}" for path in replaced for kind in ("weight", "bias")}
+    held = {f"{path}.{kind}" for path in replaced for kind in ("weight", "bias", *EXPERT_TENSORS)}
     ModuleTensors(build, model, [target for target in names.targets if target not in held], names)
     return own_embedding
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import _default_apply_gate
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Build, Embedding, Head, Layer, Linear
+from pegboard.layers import Build, Embedding, Experts, Head, Layer, Linear
+from pegboard.layers.activation import OPS
 from pegboard_model_transformers.names import Names, Source
 
 
@@ -35,6 +38,50 @@ class ModuleLinear(Linear):
         def forward(x: Tensor) -> Tensor:
             out: Tensor = multiply(x.reshape(-1, x.shape[-1]))
             return out.view(*x.shape[:-1], -1)
+
+        self.forward = forward
+
+
+EXPERT_TENSORS = ("gate_up_proj", "down_proj")
+"""The parameters of a module that `ModuleExperts` replaces."""
+
+
+def expert_activation(module: nn.Module) -> str | None:
+    """Return the activation of a module of stacked experts that Pegboard computes itself: gate_up_proj [E, 2F, hidden], down_proj
+    [E, hidden, F], down(activation(gate) · up), called with (x, ids, weights). None = it is no such module."""
+    kind: Any = type(module)
+    shape = {"is_concatenated": True, "is_transposed": False, "has_bias": False, "has_gate": True, "has_post_expert_norm": False}
+    if any(getattr(module, name, None) is not value for name, value in shape.items()):
+        return None
+    if {name for name, _ in module.named_parameters()} != set(EXPERT_TENSORS) or kind._apply_gate is not _default_apply_gate:
+        return None
+    return next((name for name in OPS if type(ACT2FN[name]) is type(getattr(module, "act_fn", None))), None)
+
+
+class ModuleExperts(Experts):
+    """Replaces a module of stacked experts: (x [T, hidden], ids [T, k], weights [T, k]) → [T, hidden]."""
+
+    def __init__(self, build: Build, module: Any, activation: str, names: Names) -> None:
+        num_experts, hidden_size, width = module.down_proj.shape
+        super().__init__(build, num_experts, hidden_size, width, rule=None, activation=activation)
+        self.module_path, self.checkpoint_names = build.path, names
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        first, second = (self.checkpoint_names.expert_modules(f"{self.module_path}.{name}", available) for name in EXPERT_TENSORS)
+        if first[0] != second[0]:
+            raise ModelError(f"the experts of {self.module_path} are stored at {first[0]} and at {second[0]}")
+        self.build = replace(self.build, path=first[0])
+        (merged, *_), (down, *_) = first[1], second[1]
+        self.merged, self.names = merged, (*(first[1] if len(first[1]) == 2 else ("gate_proj", "up_proj")), down)
+        return super().declare(available)
+
+    def bind(self) -> None:
+        super().bind()
+        compute = self.forward
+
+        def forward(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+            found: Tensor = compute(x.reshape(-1, x.shape[-1]), weights.float(), ids.int())
+            return found.view(x.shape)
 
         self.forward = forward
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from pegboard.errors import ModelError
 
@@ -59,6 +66,33 @@ class Names:
                 f"{path} of {type(self.model).__name__} is stored as {', '.join(source.names)}, which cannot be converted"
             )
         return source.names[0].removesuffix(".weight")
+
+    def experts_are_listed(self) -> bool:
+        """Return whether checkpoints of this architecture have either a module per expert or stacked matrices as the module has
+        them, so that Pegboard can read them by itself."""
+        operations = [
+            operation
+            for converter in get_model_conversion_mapping(self.model)
+            if isinstance(converter, WeightConverter)
+            and any(target.endswith(("gate_up_proj", "down_proj")) for target in converter.target_patterns)
+            for operation in converter.operations
+        ]
+        return all(isinstance(operation, MergeModulelist | Concatenate) for operation in operations)
+
+    def expert_modules(self, target: str, available: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+        """Return where the checkpoint has the matrices that are stacked in `target`: a path, and the names there of each expert's
+        modules, in the order of the rows, or the name of the stacked tensor. Raises ModelError if there is no such path."""
+        source = self.source(target, available)
+        if source.converter is None:
+            path, _, module = source.names[0].removesuffix(".weight").rpartition(".")
+            return path, (module,)
+        found = {name.removesuffix(".weight").rpartition(".")[::2] for name in source.names}
+        paths = {path.rpartition(".")[0] for path, _ in found}
+        modules = [pattern.removesuffix(".weight").rpartition(".")[2] for pattern in source.converter.source_patterns]
+        if len(paths) > 1 or {module for _, module in found} != set(modules):
+            stored = ", ".join(source.names[:4])
+            raise ModelError(f"{target} of {type(self.model).__name__} is stored as {stored}, which cannot be converted")
+        return paths.pop(), tuple(modules)
 
     def _match(self, available: Mapping[str, Any]) -> dict[str, Source]:
         transforms = get_model_conversion_mapping(self.model)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pegboard_model_transformers.model import TransformersModel, make_model
+from pegboard_model_transformers.modules import ModuleExperts, expert_activation
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import probe_attention
 
@@ -51,6 +52,39 @@ def test_declares_one_attention_layer_per_layer_and_no_weight_memory() -> None:
     assert linears == []
     on_meta = [name for name, tensor in model.model.named_parameters() if tensor.device.type == "meta"]
     assert on_meta == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "modules"),
+    [
+        ("mixtral", {"num_local_experts": 4}, ("model.layers.0.block_sparse_moe.experts", "w1", "w3", "w2")),
+        (
+            "olmoe",
+            {"num_experts": 4, "num_experts_per_tok": 2},
+            ("model.layers.0.mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        ),
+        ("granitemoe", {"num_local_experts": 4}, ("model.layers.0.block_sparse_moe", "input_linear", "output_linear")),
+    ],
+)
+def test_stacked_experts_are_pegboards(model_type: str, values: dict[str, Any], modules: tuple[str, ...]) -> None:
+    """Their matrices are read where the checkpoint has them: a module per expert, or stacked under another name."""
+    own = build()
+    TransformersModel({**SMALL, "model_type": model_type, "num_hidden_layers": 1, **values}, own)
+    (layer,) = [layer for layer in own.declared.layers if isinstance(layer, ModuleExperts)]
+    path, *names = modules
+    listed = [f"{path}.{expert}.{name}.weight" for expert in range(4) for name in names]
+    available = dict.fromkeys(listed if len(names) == 3 else [f"{path}.{name}.weight" for name in names])
+    first, second = (
+        layer.checkpoint_names.expert_modules(f"{layer.module_path}.{name}", available) for name in ("gate_up_proj", "down_proj")
+    )
+    assert first == (path, tuple(names[:-1])) and second == (path, (names[-1],))
+
+
+def test_experts_that_compute_otherwise_stay_those_of_transformers() -> None:
+    model = make_model({**SMALL, "model_type": "gpt_oss", "head_dim": 8, "num_local_experts": 2}, torch.float32)
+    assert expert_activation(model.base_model.layers[0].mlp.experts) is None
+    model = make_model({**SMALL, "model_type": "mixtral", "num_local_experts": 2, "hidden_act": "relu"}, torch.float32)
+    assert expert_activation(model.base_model.layers[0].mlp.experts) is None
 
 
 @pytest.mark.parametrize(

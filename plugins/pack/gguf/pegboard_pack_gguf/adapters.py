@@ -20,7 +20,8 @@ from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor, read_header
 from pegboard_pack_gguf.loader import plain_tensor
 from pegboard_pack_gguf.metadata import Metadata
-from pegboard_pack_gguf.tables import ARCHITECTURES, UNPERMUTE, Architecture, Change
+from pegboard_pack_gguf.table_parts import UNPERMUTE, Architecture, Change
+from pegboard_pack_gguf.tables import ARCHITECTURES
 
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?(\w+)\.weight\.(lora_[ab])")
 MAX_BYTES = 1 << 34

@@ -8,9 +8,10 @@ from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
-from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
-from pegboard_pack_gguf.tables import ARCHITECTURES, MIXTRAL, OLMO3, Architecture, Change
+from pegboard_pack_gguf.mixtures import DEEPSEEK_V3, MIXTRAL
+from pegboard_pack_gguf.table_parts import Architecture, Change
+from pegboard_pack_gguf.tables import ARCHITECTURES, OLMO3
 from pegboard_pack_gguf.unserved import UNSERVED
 
 READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -18,12 +19,13 @@ READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_facto
 
 MAX_EXPERTS = 10_000
 
+_IN_LAYER = re.compile(r"blk\.(\d{1,5})\.")
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
 _TOP_NAME = re.compile(r"(\w+)\.(weight|bias|scale)")
 _UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)(\.weight)?")
 """Tensors that change no result: frequencies that follow from the configuration, and scales for activations in 4 bits."""
 
-BY_MODEL_TYPE = {architecture.model_type: architecture for architecture in (*ARCHITECTURES.values(), MIXTRAL, OLMO3)}
+BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), MIXTRAL, OLMO3, DEEPSEEK_V3)}
 """Any architecture of the model type. All of them have the same names and changes."""
 
 
@@ -43,21 +45,32 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
         if name != "llama":
             raise ModelError(f"{header.path}: models of the GGUF architecture {name!r} with experts are not supported")
         return name, MIXTRAL
+    if name == "deepseek2" and any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors):
+        return name, DEEPSEEK_V3
     if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
         return name, OLMO3
     return name, ARCHITECTURES[name]
 
 
 def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-    """Yields the file's tensors by their Hugging Face names. Raises ModelError for an unknown tensor, because without it, a
-    different model would be computed."""
+    """Yields the file's tensors by their Hugging Face names, without those of layers that draft tokens (MTP). Raises ModelError
+    for an unknown tensor, because without it, a different model would be computed."""
     num_layers = config["num_hidden_layers"]
+    drafting = range(num_layers, num_layers + config.get("num_nextn_predict_layers", 0))
+    names = {tensor.name for tensor in header.tensors}
     for tensor in header.tensors:
-        if tensor.name in READ_INTO_CONFIG or _UNUSED.fullmatch(tensor.name):
+        found = _IN_LAYER.match(tensor.name)
+        index = int(found[1]) if found is not None else None
+        if tensor.name in READ_INTO_CONFIG or _UNUSED.fullmatch(tensor.name) or index in drafting:
             continue
         found = _LAYER_NAME.fullmatch(tensor.name)
-        if found is not None and int(found[1]) < num_layers:
-            prefix, name, ending = f"{architecture.layers}.{int(found[1])}.", found[2], found[3]
+        if found is not None and index is not None and index < num_layers:
+            prefix, name, ending = f"{architecture.layers}.{index}.", found[2], found[3]
+            if f"{name}.{ending}" in architecture.whole:
+                yield _entry(header, tensor, f"{prefix}{architecture.whole[f'{name}.{ending}']}", None)
+                continue
+            if name == "attn_k_b" and architecture.is_latent and f"blk.{index}.attn_kv_b.weight" not in names:
+                yield _up_projection(header, tensor, prefix, config)
             if name in architecture.experts and ending == "weight" and len(tensor.shape) == 3:
                 yield from _expert_entries(header, tensor, f"{prefix}{architecture.experts[name]}.weight")
                 continue
@@ -94,6 +107,14 @@ def change_of(architecture: Architecture, name: str) -> Change | None:
     return None
 
 
+def up_projection_parts(entry: TensorEntry, tensors: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    """Returns the names of the tensors of keys and of values that this one is joined from, () if it is stored as it is."""
+    before, _, ending = entry.name.rpartition(".kv_b_proj.")
+    keys = tensors.get(f"{before}.k_b_proj.{ending}")
+    is_joined = keys is not None and (keys.file, keys.offset) == (entry.file, entry.offset) and keys.name != entry.name
+    return (f"{before}.k_b_proj.{ending}", f"{before}.v_b_proj.{ending}") if is_joined else ()
+
+
 def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | None) -> TensorEntry:
     shape = tensor.shape
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
@@ -101,6 +122,17 @@ def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | N
     if change == "transpose" and len(shape) == 2:
         shape = shape[::-1]
     return TensorEntry(name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)
+
+
+def _up_projection(header: GGUFHeader, tensor: GGUFTensor, prefix: str, config: Mapping[str, Any]) -> TensorEntry:
+    """Returns the matrix that makes keys and values of latent vectors. The file has a tensor [H, C, N] for the keys, and one
+    [H, V, C] for the values; they are joined and become floats when they are delivered."""
+    heads, rank, nope = config["num_attention_heads"], config["kv_lora_rank"], config["qk_nope_head_dim"]
+    if tensor.shape != (heads, rank, nope):
+        raise ModelError(f"{header.path}: tensor {tensor.name!r} has shape {tensor.shape}, expected {(heads, rank, nope)}")
+    shape = (heads * (nope + config["v_head_dim"]), rank)
+    name = f"{prefix}self_attn.kv_b_proj.weight"
+    return TensorEntry(name, shape, "float32", header.path.name, tensor.offset, tensor.num_bytes)
 
 
 def _split_entries(header: GGUFHeader, tensor: GGUFTensor, names: list[str], config: Mapping[str, Any]) -> Iterator[TensorEntry]:
@@ -122,11 +154,6 @@ def _expert_entries(header: GGUFHeader, tensor: GGUFTensor, pattern: str) -> Ite
     num_experts, *shape = tensor.shape
     if num_experts > MAX_EXPERTS:
         raise ModelError(f"{header.path}: tensor {tensor.name!r} contains {num_experts} experts, expected at most {MAX_EXPERTS}")
-    if tensor.type.name not in PLAIN:
-        raise ModelError(
-            f"{header.path}: the experts are stored as {tensor.type.name}. Pegboard has no layer for packed experts yet; use a "
-            "file with experts of F32, F16 or BF16"
-        )
     size = tensor.num_bytes // num_experts
     for expert in range(num_experts):
         offset = tensor.offset + expert * size

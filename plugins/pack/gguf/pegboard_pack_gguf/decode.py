@@ -1,8 +1,7 @@
-"""Decodes ggml blocks into `Blocks`: the stored integers with their scales. Only products of a scale and its super-scale are
-computed. Source of the layouts: ggml-common.h, as in `dequantize`.
+"""Decodes ggml blocks into `Blocks`: the stored integers with their scales, which may be integers with a scale of their own.
 
 Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a structured array and fills `codes`
-[n, block size of the type] and `scales` [n, 1 or 2, blocks of 16 or 32]: scale, then minimum. It works on as many blocks at a
+[n, block size of the type] and `scales` [n, 1 or 2, blocks of the form]: scale, then minimum. It works on as many blocks at a
 time as fit the cache, in runs of 16 bytes that numpy moves as one item.
 """
 
@@ -24,13 +23,13 @@ CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The representation of a ggml type as `Blocks`. fields: the fields of one stored block. scale_dtype: float16 as stored,
-    float32 for products."""
+    """The representation of a ggml type as `Blocks`. fields: the fields of one stored block. scale_dtype: of the scales and
+    minimums of a block; integers are multiplied with the block's `scales` in float16, of which the second is subtracted."""
 
     fields: np.dtype
     fill: Callable[[Array, Array, Array], None]
     bits: int
-    scale_dtype: type[np.floating]
+    scale_dtype: type[np.number]
     has_minimum: bool = False
     block_size: int = 32
     zero: int = 0
@@ -57,7 +56,17 @@ def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
         form.fill(blocks[cut], codes[cut], by_block[cut])
     found = torch.from_numpy(scales.reshape(1 + form.has_minimum, rows, -1))
     minimum = found[1] if form.has_minimum else None
-    return Blocks(form.bits, form.block_size, torch.from_numpy(codes.reshape(rows, columns)), found[0], minimum, form.zero)
+    outer = _outer(blocks["scales"], rows) if issubclass(form.scale_dtype, np.integer) else None
+    return Blocks(
+        form.bits, form.block_size, torch.from_numpy(codes.reshape(rows, columns)), found[0], minimum, form.zero, outer=outer
+    )
+
+
+def _outer(scales: Array, rows: int) -> torch.Tensor:
+    """Returns the second level of scales: float16 [n, 1 or 2] → [1 or 2, rows, n / rows]. A second one was to be subtracted."""
+    outer = torch.from_numpy(scales.T.reshape(scales.shape[1], rows, -1).copy())
+    outer[1:] *= -1
+    return outer
 
 
 def _runs(codes: Array) -> Array:
@@ -92,13 +101,10 @@ def _q8_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 def _k_scales(blocks: Array, scales: Array) -> None:
     """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first four of each are in the low
-    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7. A minimum is
-    subtracted."""
+    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7."""
     first, second, third = blocks["packed"].reshape(-1, 3, 4).swapaxes(0, 1)
-    outer = blocks["scales"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # infinity times zero, in blocks that no converter writes
-        np.multiply(outer[:, :1], np.concatenate((first & 63, (third & 15) | ((first >> 2) & 48)), 1), out=scales[:, 0])
-        np.multiply(-outer[:, 1:], np.concatenate((second & 63, (third >> 4) | ((second >> 2) & 48)), 1), out=scales[:, 1])
+    scales[:, 0, :4], scales[:, 0, 4:] = first & 63, (third & 15) | ((first >> 2) & 48)
+    scales[:, 1, :4], scales[:, 1, 4:] = second & 63, (third >> 4) | ((second >> 2) & 48)
 
 
 def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
@@ -122,8 +128,29 @@ def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
     high, by_128 = np.ascontiguousarray(blocks["high"]).reshape(-1, 32), codes.reshape(-1, 4, 32)
     for group in range(4):
         by_128[:, group] |= ((high >> (2 * group)) & 3) << 4
-    with np.errstate(invalid="ignore"):
-        np.multiply(blocks["scales"].astype(np.float32), blocks["packed"], out=scales[:, 0])
+    scales[:, 0] = blocks["packed"]
+
+
+def _two_bits(packed: Array) -> Array:
+    """Splits two runs of 32 bytes, each with four times 32 codes of two bits: V16 [n, 4] → uint8 [n, 2, 4, 32]."""
+    runs = np.ascontiguousarray(packed).view(np.uint8).reshape(-1, 2, 1, 32)
+    return runs >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3
+
+
+def _q2_k(blocks: Array, codes: Array, scales: Array) -> None:
+    """The scales of 16 columns are as `Blocks` takes them: a minimum in the upper four bits of a byte."""
+    codes[:] = _two_bits(blocks["codes"]).reshape(len(blocks), -1)
+    scales[:, 0] = blocks["packed"]
+
+
+def _q3_k(blocks: Array, codes: Array, scales: Array) -> None:
+    """Bit g of byte i of `high` is the third bit of element i of the g-th group of 32. Sixteen scales of six bits are stored plus
+    32: the low four bits in eight bytes, and the upper two in four."""
+    high = np.ascontiguousarray(blocks["high"])[:, None] >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
+    codes[:] = (_two_bits(blocks["codes"]).reshape(-1, 8, 32) | high << 2).reshape(len(blocks), -1)
+    low, top = blocks["packed"][:, :8], blocks["packed"][:, None, 8:]
+    upper = (top >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3).reshape(len(blocks), -1)
+    scales[:, 0] = (np.concatenate((low & 15, low >> 4), 1) | upper << 4).astype(np.int8) - np.int8(32)
 
 
 def _q8_k(blocks: Array, codes: Array, scales: Array) -> None:
@@ -151,9 +178,7 @@ def _tq1_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _tq2_0(blocks: Array, codes: Array, scales: Array) -> None:
-    """Two runs of 32 bytes, each with four times 32 codes of two bits."""
-    packed = np.ascontiguousarray(blocks["codes"]).view(np.uint8).reshape(-1, 2, 1, 32)
-    codes[:] = (packed >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3).reshape(len(blocks), -1)
+    codes[:] = _two_bits(blocks["codes"]).reshape(len(blocks), -1)
     scales[:, 0] = blocks["scales"]
 
 
@@ -170,17 +195,14 @@ FORMATS = {
     "Q5_0": Format(_fields(SCALE, ("high", "u1", 4), RUN), _q5, 5, np.float16, zero=16),
     "Q5_1": Format(_fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 5, np.float16, has_minimum=True),
     "Q8_0": Format(_fields(SCALE, ("codes", "V16", 2)), _q8_0, 8, np.float16),
-    "Q4_K": Format(_fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.float32, has_minimum=True),
+    "Q2_K": Format(_fields(("packed", "u1", 16), ("codes", "V16", 4), SCALE_AND_MINIMUM), _q2_k, 2, np.uint8, block_size=16),
+    "Q3_K": Format(_fields(("high", "u1", 32), ("codes", "V16", 4), PACKED, SCALE), _q3_k, 3, np.int8, block_size=16, zero=4),
+    "Q4_K": Format(_fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.int8, has_minimum=True),
     "Q5_K": Format(
-        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 5, np.float32, has_minimum=True
+        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 5, np.int8, has_minimum=True
     ),
     "Q6_K": Format(
-        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE),
-        _q6_k,
-        6,
-        np.float32,
-        block_size=16,
-        zero=32,
+        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 6, np.int8, block_size=16, zero=32
     ),
     "Q8_K": Format(
         _fields(("scales", "<f4", 1), ("codes", "V16", 16), ("sums", "<i2", 16)), _q8_k, 8, np.float32, block_size=256

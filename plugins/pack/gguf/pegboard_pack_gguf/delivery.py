@@ -1,4 +1,4 @@
-"""Brings tensors of a file into the form that models on Hugging Face have. See `tables.Change`."""
+"""Brings tensors of a file into the form that models on Hugging Face have. See `table_parts.Change`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard_pack_gguf.dequantize import dequantize_into
-from pegboard_pack_gguf.tables import Change
+from pegboard_pack_gguf.table_parts import Change
 
 
 def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> WeightPiece:
@@ -28,6 +28,26 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
         heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
         order = _rows(piece.name, rows, heads, -1, 2).swapaxes(1, 2)
     return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
+
+
+def up_projection(entry: TensorEntry, keys: WeightPiece, values: WeightPiece) -> WeightPiece:
+    """Returns the tensor `entry` [H · (N + V), C] float32 of latent attention, in new memory. keys: [H, C, N]; values: [H, V, C].
+    Raises ModelError if the shapes do not fit."""
+    of_keys, of_values = _floats(keys).transpose(1, 2), _floats(values)
+    if of_values.dim() != 3 or of_values.shape[::2] != of_keys.shape[::2]:
+        raise ModelError(f"tensor {values.name} has shape {values.shape}, which does not fit {keys.name} of shape {keys.shape}")
+    joined = torch.cat((of_keys, of_values), dim=1).reshape(-1, of_keys.shape[2])
+    if joined.shape != entry.shape:
+        raise ModelError(f"{keys.name} and {values.name} have {tuple(joined.shape)} rows and columns, expected {entry.shape}")
+    return WeightPiece(entry.name, "float32", entry.shape, joined)
+
+
+def _floats(piece: WeightPiece) -> Tensor:
+    if isinstance(piece.data, Tensor):
+        return piece.data.float()
+    floats = torch.empty(piece.shape, dtype=torch.float32)
+    dequantize_into(piece.data, piece.stored, floats.view(-1, piece.shape[-1]))
+    return floats
 
 
 def _rows(name: str, count: int, *shape: int) -> np.ndarray:

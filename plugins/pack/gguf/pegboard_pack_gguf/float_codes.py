@@ -97,22 +97,6 @@ def _nvfp4_scales(blocks: Array) -> Array:
     return np.where(scales == 0x7F, np.uint8(0), scales)
 
 
-def _q3_k_codes(blocks: Array) -> Array:
-    """Two runs of 32 bytes with four times two bits, and 32 bytes with the third bits, of which each is stored in all runs."""
-    shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
-    low = (blocks[:, 32:96].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 8, 32)
-    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1) & 1
-    return (low | high << 2).reshape(len(blocks), -1)
-
-
-def _q3_k_scales(blocks: Array) -> Array:
-    """Sixteen scales of six bits, minus 32: low four bits in eight bytes, and the upper two in four."""
-    packed = blocks[:, 96:108]
-    low = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), 1)
-    high = (packed[:, None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 4, 1) & 3).reshape(len(blocks), -1)
-    return _half(blocks, 108).astype(np.float32) * ((low | high << 4).astype(np.float32) - 32)
-
-
 @functools.cache
 def _vectors(name: str) -> Array:
     """Returns the grid of a type, with codes in place of elements, one vector per number: uint32 or uint64 [vectors]."""
@@ -223,10 +207,8 @@ IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0
 IQ2, IQ3_XXS, IQ3_S = (_values(sizes, [-size for size in sizes]) for sizes in (IQ2_SIZES, IQ3_XXS_SIZES, IQ3_S_SIZES))
 IQ1 = _values([size + OFFSET for size in IQ1_SIZES], [size - OFFSET for size in IQ1_SIZES])
 MXFP4 = tuple(E2M1.tolist())
-Q3_K = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0) + (0.0,) * 8
 
 CODE_FORMATS = {
-    "Q3_K": CodeFormat(16, Q3_K, _q3_k_codes, _q3_k_scales),
     "IQ4_NL": CodeFormat(32, IQ4, _nibbles(2, 18, 16), lambda blocks: _half(blocks, 0)),
     "IQ4_XS": CodeFormat(32, IQ4, _nibbles(8, 136, 16), _iq4_xs_scales),
     "MXFP4": CodeFormat(32, MXFP4, _nibbles(1, 17, 16), lambda blocks: blocks[:, :1], torch.float8_e8m0fnu),

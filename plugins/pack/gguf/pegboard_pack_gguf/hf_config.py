@@ -9,7 +9,8 @@ from pegboard.errors import ModelError
 from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.rope_scaling import rope_config
-from pegboard_pack_gguf.tables import COPIES, REQUIRED, Architecture, Has, Key
+from pegboard_pack_gguf.table_parts import REQUIRED, Architecture, Has, Key
+from pegboard_pack_gguf.tables import COPIES
 
 MAX_LAYERS = 10_000
 
@@ -19,16 +20,12 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
     metadata = Metadata(header, prefix)
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden_size = metadata.count("embedding_length")
-    num_heads = metadata.count("attention.head_count")
-    num_kv_heads = metadata.count("attention.head_count_kv", num_heads)
-    if num_heads % num_kv_heads:
-        raise metadata.fail("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
-    head_dim = metadata.count("attention.key_length", max(hidden_size // num_heads, 1))
-    if metadata.count("attention.value_length", head_dim) != head_dim:
-        raise metadata.fail("attention.value_length", f"differs from the key length {head_dim}, which is not supported")
-    num_layers = metadata.count("block_count")
-    if num_layers > MAX_LAYERS:
-        raise metadata.fail("block_count", f"is {num_layers}, expected at most {MAX_LAYERS}")
+    heads = _latent_heads(metadata) if architecture.is_latent else _heads(metadata, hidden_size)
+    num_blocks, num_drafting = metadata.count("block_count"), metadata.optional_count("nextn_predict_layers")
+    if not num_drafting < num_blocks <= MAX_LAYERS:
+        least = num_drafting + 1
+        raise metadata.fail("block_count", f"is {num_blocks}, expected at least {least} and at most {MAX_LAYERS}")
+    num_layers = num_blocks - num_drafting
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2 or embedding[1] != hidden_size:
         raise ModelError(f"{header.path}: token_embd.weight is {embedding}, expected (vocabulary, {hidden_size})")
@@ -39,21 +36,45 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
         "hidden_size": hidden_size,
         "intermediate_size": metadata.count("feed_forward_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
+        **heads,
         "hidden_act": "silu",
         "max_position_embeddings": metadata.count("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
         "pad_token_id": None,
-        **rope_config(header, metadata, head_dim, architecture.is_partly_rotary),
+        **rope_config(header, metadata, heads["head_dim"], architecture.is_partly_rotary),
         **token_ids(header),
     }
+    if num_drafting:
+        config["num_nextn_predict_layers"] = num_drafting
     config |= {name: _value(metadata, value, shapes) for name, value in architecture.config.items()}
     config |= {name: config[known] for name, known in COPIES.get(architecture.model_type, {}).items()}
     if config.get("sliding_window") and architecture.full_every:
         config["layer_types"] = _layer_types(metadata, architecture.full_every, num_layers)
-    return config | _computed(architecture, config)
+    return config | _computed(architecture, config, metadata)
+
+
+def _heads(metadata: Metadata, hidden_size: int) -> dict[str, int]:
+    """Returns the sizes of attention."""
+    num_heads = metadata.count("attention.head_count")
+    num_kv_heads = metadata.count("attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise metadata.fail("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
+    head_dim = metadata.count("attention.key_length", max(hidden_size // num_heads, 1))
+    if metadata.count("attention.value_length", head_dim) != head_dim:
+        raise metadata.fail("attention.value_length", f"differs from the key length {head_dim}, which is not supported")
+    return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
+
+
+def _latent_heads(metadata: Metadata) -> dict[str, int]:
+    """Returns the sizes of latent attention. Newer files have those of the cache as key and value length, and those of the heads
+    under keys that end in "_mla"."""
+    num_heads, rope_dim = metadata.count("attention.head_count"), metadata.count("rope.dimension_count")
+    ending = "_mla" if metadata.has("attention.key_length_mla") else ""
+    key_length, value_length = (metadata.count(f"attention.{part}_length{ending}") for part in ("key", "value"))
+    if key_length <= rope_dim:
+        raise metadata.fail(f"attention.key_length{ending}", f"is {key_length}, of which {rope_dim} channels are rotated")
+    heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, "head_dim": rope_dim}
+    return heads | {"qk_rope_head_dim": rope_dim, "qk_nope_head_dim": key_length - rope_dim, "v_head_dim": value_length}
 
 
 def _value(metadata: Metadata, value: Any, shapes: Mapping[str, Any]) -> Any:
@@ -87,7 +108,11 @@ def _layer_types(metadata: Metadata, full_every: int, num_layers: int) -> list[s
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 
 
-def _computed(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+SCORES = {None: None, 0: None, 1: "softmax", 2: "sigmoid"}
+"""How experts are scored, by `expert_gating_func`. None = the file does not say it."""
+
+
+def _computed(architecture: Architecture, config: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
     """Returns what follows from other values. Gemma scales queries by head_dim, except the 27B models, which use hidden_size /
     num_heads; files do not contain this."""
     kind = architecture.model_type
@@ -98,7 +123,21 @@ def _computed(architecture: Architecture, config: Mapping[str, Any]) -> dict[str
         return {"attention_multiplier": config["head_dim"] ** -0.5}
     if kind == "gpt_bigcode":
         return {"multi_query": config["num_key_value_heads"] == 1}
+    if "n_routed_experts" in config:
+        return _routing(metadata, config, "sigmoid" if architecture.whole else "softmax")
     return {}
+
+
+def _routing(metadata: Metadata, config: Mapping[str, Any], usual: str) -> dict[str, Any]:
+    """Returns how experts are chosen. usual: how they are scored if the file does not say it. Only models that score by softmax
+    choose without a correction."""
+    stored = metadata.get("expert_gating_func")
+    score = (SCORES[stored] or usual) if isinstance(stored, int | None) and stored in SCORES else None
+    if score is None or (usual == "sigmoid" and score != usual):
+        raise metadata.fail("expert_gating_func", f"is {stored!r}, expected {'2' if usual == 'sigmoid' else '1 or 2'}")
+    if usual == "sigmoid":
+        return {"scoring_func": score}
+    return {"scoring_func": score, "topk_method": "group_limited_greedy" if config["n_group"] > 1 else "greedy"}
 
 
 def token_ids(header: GGUFHeader) -> dict[str, int]:

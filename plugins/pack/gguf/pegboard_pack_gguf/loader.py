@@ -19,11 +19,11 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, change_of, tensor_entries
+from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, change_of, tensor_entries, up_projection_parts
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import hf_config, token_ids
-from pegboard_pack_gguf.tables import Architecture
+from pegboard_pack_gguf.table_parts import Architecture
 from pegboard_pack_gguf.vocabulary import end_token_ids
 
 if TYPE_CHECKING:
@@ -72,24 +72,38 @@ class GGUFLoader:
         """Yields blocks as read-only views of the mapped file, and plain types as tensors over private mappings. Tensors that the
         converter changed are changed back, in new memory."""
         architecture = BY_MODEL_TYPE[checkpoint.config["model_type"]]
-        maps: dict[str, mmap.mmap] = {}
+        files = _MappedFiles(checkpoint.path.parent)
         chosen = [_entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
-            path = checkpoint.path.parent / entry.file
-            data = maps.get(entry.file)
-            if data is None:
-                data = maps[entry.file] = _map_file(path)
-            if entry.offset + entry.num_bytes > len(data):
-                raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
-            if entry.stored in PLAIN.values():
-                tensor = plain_tensor(path, entry)
-                if architecture.norm_offset and entry.name.endswith("norm.weight"):
-                    tensor = tensor - architecture.norm_offset
-                piece = WeightPiece(entry.name, entry.stored, entry.shape, tensor)
-            else:
-                view = memoryview(data)[entry.offset : entry.offset + entry.num_bytes]
-                piece = WeightPiece(entry.name, entry.stored, entry.shape, view)
+            parts = up_projection_parts(entry, checkpoint.tensors) if architecture.is_latent else ()
+            if parts:
+                from pegboard_pack_gguf.delivery import up_projection
+
+                yield up_projection(entry, *(files.piece(_entry(checkpoint, part)) for part in parts))
+                continue
+            piece = files.piece(entry)
+            if architecture.norm_offset and entry.name.endswith("norm.weight") and not isinstance(piece.data, memoryview):
+                piece = replace(piece, data=piece.data - architecture.norm_offset)
             yield _delivered(piece, architecture, checkpoint)
+
+
+class _MappedFiles:
+    """The files of a model. Each is mapped when the first tensor in it is wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.maps: dict[str, mmap.mmap] = {}
+
+    def piece(self, entry: TensorEntry) -> WeightPiece:
+        path = self.folder / entry.file
+        data = self.maps.get(entry.file)
+        if data is None:
+            data = self.maps[entry.file] = _map_file(path)
+        if entry.offset + entry.num_bytes > len(data):
+            raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
+        if entry.stored in PLAIN.values():
+            return WeightPiece(entry.name, entry.stored, entry.shape, plain_tensor(path, entry))
+        return WeightPiece(entry.name, entry.stored, entry.shape, memoryview(data)[entry.offset : entry.offset + entry.num_bytes])
 
 
 def find_file(root: Path) -> Path:

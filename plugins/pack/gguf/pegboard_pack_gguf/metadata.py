@@ -41,6 +41,10 @@ class Metadata:
             raise self.fail(key, f"is {value!r}, expected a number from 1 to {MAX_COUNT}")
         return value
 
+    def optional_count(self, key: str) -> int:
+        """Returns a count, 0 if the file has none."""
+        return self.count(key) if self.get(key) not in (None, 0) else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
         9.99…e-06."""

@@ -1,4 +1,4 @@
-"""Quantization method `gguf`: weights stay packed, as `Blocks` or `FloatCodes`; weights without such a form become floats.
+"""Quantization method `gguf`: weights stay packed, as `Blocks` or `FloatCodes`.
 
 Pieces are views of the mapped file. It is decided per weight, whatever mix of GGUF types its parts are stored in. If an earlier
 start left the packed form in the repack cache, the file is not read at all.
@@ -14,7 +14,6 @@ import torch
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
-from pegboard.log import get_logger
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
 from pegboard_pack_gguf.decode import decode, is_decodable
@@ -27,16 +26,14 @@ from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces,
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = get_logger(__name__)
-
-DECODING = "gguf 1"
+DECODING = "gguf 2"
 """Part of the keys of the repack cache. Change it whenever the same file decodes to different values."""
 
 
 class GGUFQuantization(FormatMethod):
     def __init__(self, options: GGUFOptions, setup: QuantizationSetup) -> None:
         super().__init__(setup)
-        self.options, self._reader = options, GGUFReader(options.compute == "native", setup.dtype)
+        self.options, self._reader = options, GGUFReader(options.compute == "native")
 
     def reader(self, module: str, layer: AnyLayer) -> GGUFReader:
         return self._reader
@@ -49,14 +46,13 @@ class GGUFQuantization(FormatMethod):
 
 
 class GGUFReader(PlainReader):
-    """is_native: weights stay packed. dtype: of weights that do not. expanded: the types of these, which were logged.
+    """is_native: weights stay packed.
 
     A tensor "….scale" next to a weight is a factor of the whole matrix (NVFP4).
     """
 
-    def __init__(self, is_native: bool, dtype: str) -> None:
-        self.is_native, self.dtype = is_native, dtype
-        self.expanded: set[str] = set()
+    def __init__(self, is_native: bool) -> None:
+        self.is_native = is_native
 
     def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         scale = _scale_of(part)
@@ -68,12 +64,7 @@ class GGUFReader(PlainReader):
             return "float_weight"
         if is_codes(stored):
             return "code_weight"
-        if is_decodable(stored):
-            return "block_weight" if _scale_of(part) not in pieces else "float_weight"
-        if stored not in self.expanded:
-            self.expanded.add(stored)
-            log.info("weights of type %s have no packed form; they are held as %s", stored, self.dtype)
-        return "float_weight"
+        return "block_weight" if is_decodable(stored) and _scale_of(part) not in pieces else "float_weight"
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         piece = pieces[part.name]

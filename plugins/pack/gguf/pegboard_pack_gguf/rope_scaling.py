@@ -56,6 +56,9 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly
                 found[name] = metadata.number(f"rope.scaling.yarn_{name}")
         if metadata.has("rope.scaling.attn_factor"):  # of the usual factor, which grows with the length
             found["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
+        if metadata.has("rope.scaling.yarn_log_multiplier"):  # of DeepSeek: a tenth of both
+            mscale = float(f"{10 * metadata.number('rope.scaling.yarn_log_multiplier'):.7g}")
+            found["mscale"] = found["mscale_all_dim"] = mscale
         config["rope_scaling"] = found
     elif kind not in (None, "none"):
         raise metadata.fail("rope.scaling.type", f"is {kind!r}; supported are none, linear, yarn, longrope and llama3 divisors")

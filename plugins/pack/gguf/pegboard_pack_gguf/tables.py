@@ -1,90 +1,27 @@
-"""The architectures of GGUF files: one table each, of names of tensors and of the configuration.
-
-GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the models. The defaults of metadata
-are those of llama.cpp.
-"""
+"""The architectures of GGUF files: one table each, of names of tensors and of the configuration. Those with experts are in
+`mixtures`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
 
-Change = Literal["unpermute", "transpose", "float", "by_head"]
-"""What is done to a tensor before it is delivered:
+from pegboard_pack_gguf.mixtures import MIXTURES
+from pegboard_pack_gguf.table_parts import (
+    ATTENTION,
+    GATED,
+    GRANITE_SCALES,
+    LAYER,
+    LAYER_NORM_EPS,
+    QKV_BIAS,
+    REQUIRED,
+    RMS,
+    TOP,
+    UNPERMUTE,
+    Architecture,
+    Has,
+    Key,
+)
 
-unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on Hugging Face
-by_head     rows of Q, K and V, one after the other, become Q, K and V of each head
-transpose   the model stores [in, out]; blocks are dequantized
-float       blocks are dequantized, because the model takes no others
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A value of the metadata. default: if the file has none; REQUIRED = that is an error, None = the config has none either."""
-
-    name: str
-    kind: Literal["number", "count"] = "number"
-    default: Any = None
-
-
-class _Required:
-    pass
-
-
-REQUIRED = _Required()
-
-
-@dataclass(frozen=True, slots=True)
-class Has:
-    """True if the file has one of these tensors."""
-
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """One architecture. Names are without the ending ".weight" or ".bias".
-
-    layers: where the layers are. top, layer: Hugging Face names by GGUF names. split: merged tensors whose rows are the parts
-    that are named here, Q, K and V. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the
-    expert's number. changes: by GGUF name. rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them,
-    which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
-    stores 1 + w). config: values of the configuration beyond those that all models have. full_every: with a sliding window,
-    every so many layers has full attention. is_partly_rotary: the config says how much of each head is rotated, even if it is all
-    of it.
-    """
-
-    class_name: str
-    model_type: str
-    top: Mapping[str, str] = field(default_factory=lambda: TOP)
-    layers: str = "model.layers"
-    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    split: Mapping[str, tuple[str, str, str]] = field(default_factory=lambda: SPLIT)
-    experts: Mapping[str, str] = field(default_factory=dict)
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    rope_style: Literal["halves", "pairs"] = "halves"
-    norm_offset: float = 0.0
-    config: Mapping[str, Any] = field(default_factory=lambda: RMS)
-    full_every: int | None = None
-    is_partly_rotary: bool = False
-
-
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-SPLIT = {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
-UNPERMUTE: Mapping[str, Change] = {"attn_q": "unpermute", "attn_k": "unpermute"}
-
-_ATTENTION = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-_GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-LAYER = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", **_ATTENTION, **_GATED}
 _POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_LAYER = {**LAYER, **_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 _MERGED_UP = {**LAYER, "ffn_up": "mlp.gate_up_proj"}
@@ -102,10 +39,6 @@ _GPT2_LAYER = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
-
-RMS = {"rms_norm_eps": Key("attention.layer_norm_rms_epsilon", default=REQUIRED)}
-_LAYER_NORM_EPS = Key("attention.layer_norm_epsilon", default=1e-5)
-_QKV_BIAS = Has(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"))
 _WINDOW = {"sliding_window": Key("attention.sliding_window", "count")}
 _GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
 _GPT2_NAMES |= {"n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
@@ -117,52 +50,8 @@ LLAMA = Architecture(
     class_name="LlamaForCausalLM",
     model_type="llama",
     rope_style="pairs",
-    config={**RMS, "attention_bias": _QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
+    config={**RMS, "attention_bias": QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
 )
-MIXTRAL = Architecture(
-    class_name="MixtralForCausalLM",
-    model_type="mixtral",
-    layer={**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"},
-    experts={
-        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    },
-    changes=UNPERMUTE,
-    config={
-        **RMS,
-        "num_local_experts": Key("expert_count", "count", REQUIRED),
-        "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED),
-    },
-)
-QWEN_MOE = Architecture(
-    class_name="Qwen2MoeForCausalLM",
-    model_type="qwen2_moe",
-    layer={
-        **LAYER,
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
-    experts={
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-    },
-    config={
-        **RMS,
-        "num_experts": Key("expert_count", "count", REQUIRED),
-        "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED),
-        "moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
-        "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-)
-_NO_SHARED_EXPERT = {name: value for name, value in QWEN_MOE.config.items() if not name.startswith("shared_expert")}
 _GEMMA_ACTIVATION = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 GEMMA2 = Architecture(
     class_name="Gemma2ForCausalLM",
@@ -181,7 +70,7 @@ GEMMA2 = Architecture(
 OLMO2 = Architecture(
     class_name="Olmo2ForCausalLM",
     model_type="olmo2",
-    layer={**_ATTENTION, **_GATED, **_POST_NORMS},
+    layer={**ATTENTION, **GATED, **_POST_NORMS},
 )
 OLMO3 = replace(OLMO2, class_name="Olmo3ForCausalLM", model_type="olmo3", full_every=4, config={**RMS, **_WINDOW})
 GRANITE = Architecture(
@@ -190,12 +79,9 @@ GRANITE = Architecture(
     changes=UNPERMUTE,
     config={
         **RMS,
-        "attention_bias": _QKV_BIAS,
+        "attention_bias": QKV_BIAS,
         "mlp_bias": Has(("blk.0.ffn_down.bias",)),
-        "attention_multiplier": Key("attention.scale"),
-        "embedding_multiplier": Key("embedding_scale", default=1.0),
-        "residual_multiplier": Key("residual_scale", default=1.0),
-        "logits_scaling": Key("logit_scale", default=1.0),
+        **GRANITE_SCALES,
     },
 )
 
@@ -205,14 +91,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xverse": LLAMA,
     "exaone": replace(LLAMA, rope_style="halves"),
     "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
-    "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3", config={**RMS, "attention_bias": _QKV_BIAS}),
-    "qwen2moe": QWEN_MOE,
-    "qwen3moe": replace(
-        QWEN_MOE,
-        class_name="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
-        config={**_NO_SHARED_EXPERT, "norm_topk_prob": True},
-    ),
+    "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3", config={**RMS, "attention_bias": QKV_BIAS}),
     "gemma": Architecture(
         class_name="GemmaForCausalLM", model_type="gemma", norm_offset=1.0, config={**RMS, **_GEMMA_ACTIVATION}
     ),
@@ -236,7 +115,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_type="phi",
         top={**TOP, "output_norm": "model.final_layernorm"},
         layer={**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-        config={"layer_norm_eps": _LAYER_NORM_EPS, "hidden_act": "gelu_new"},
+        config={"layer_norm_eps": LAYER_NORM_EPS, "hidden_act": "gelu_new"},
         is_partly_rotary=True,
     ),
     "phi3": Architecture(
@@ -257,7 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "position_embd": "float",
             **dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transpose"),
         },
-        config={"layer_norm_epsilon": _LAYER_NORM_EPS, "activation_function": "gelu_new"},
+        config={"layer_norm_epsilon": LAYER_NORM_EPS, "activation_function": "gelu_new"},
     ),
     "starcoder": Architecture(
         class_name="GPTBigCodeForCausalLM",
@@ -267,16 +146,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         layer=_GPT2_LAYER,
         split={},
         changes={"position_embd": "float"},
-        config={"layer_norm_epsilon": _LAYER_NORM_EPS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+        config={"layer_norm_epsilon": LAYER_NORM_EPS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
     ),
     "starcoder2": Architecture(
         class_name="Starcoder2ForCausalLM",
         model_type="starcoder2",
         layer={**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         config={
-            "norm_epsilon": _LAYER_NORM_EPS,
+            "norm_epsilon": LAYER_NORM_EPS,
             "hidden_act": "gelu_pytorch_tanh",
-            "use_bias": _QKV_BIAS,
+            "use_bias": QKV_BIAS,
             "sliding_window": None,
         },
     ),
@@ -296,9 +175,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         split={},
         changes={"attn_qkv": "by_head"},
         config={
-            "layer_norm_eps": _LAYER_NORM_EPS,
+            "layer_norm_eps": LAYER_NORM_EPS,
             "hidden_act": "gelu",
-            "attention_bias": _QKV_BIAS,
+            "attention_bias": QKV_BIAS,
             "use_parallel_residual": Key("use_parallel_residual", default=True),
         },
         is_partly_rotary=True,
@@ -307,7 +186,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="CohereForCausalLM",
         model_type="cohere",
         config={
-            "layer_norm_eps": _LAYER_NORM_EPS,
+            "layer_norm_eps": LAYER_NORM_EPS,
             "logit_scale": Key("logit_scale", default=REQUIRED),
             "use_qk_norm": Has(("blk.0.attn_q_norm.weight",)),
         },
@@ -317,7 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_type="cohere2",
         full_every=4,
         config={
-            "layer_norm_eps": _LAYER_NORM_EPS,
+            "layer_norm_eps": LAYER_NORM_EPS,
             "logit_scale": Key("logit_scale", default=REQUIRED),
             "sliding_window": Key("attention.sliding_window", "count", REQUIRED),
         },
@@ -343,14 +222,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="NemotronForCausalLM",
         model_type="nemotron",
         norm_offset=1.0,
-        config={"norm_eps": _LAYER_NORM_EPS, "hidden_act": "relu2", "attention_bias": _QKV_BIAS},
+        config={"norm_eps": LAYER_NORM_EPS, "hidden_act": "relu2", "attention_bias": QKV_BIAS},
         is_partly_rotary=True,
     ),
     "smollm3": Architecture(
         class_name="SmolLM3ForCausalLM",
         model_type="smollm3",
         changes=UNPERMUTE,
-        config={**RMS, "attention_bias": _QKV_BIAS, "no_rope_layer_interval": 4},
+        config={**RMS, "attention_bias": QKV_BIAS, "no_rope_layer_interval": 4},
     ),
     "glm4": Architecture(
         class_name="Glm4ForCausalLM",
@@ -361,20 +240,20 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ffn_norm": "post_attention_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
-        config={**RMS, "attention_bias": _QKV_BIAS},
+        config={**RMS, "attention_bias": QKV_BIAS},
         is_partly_rotary=True,
     ),
     "chatglm": Architecture(
         class_name="GlmForCausalLM",
         model_type="glm",
         layer=_MERGED_UP,
-        config={**RMS, "attention_bias": _QKV_BIAS},
+        config={**RMS, "attention_bias": QKV_BIAS},
         is_partly_rotary=True,
     ),
     "exaone4": Architecture(
         class_name="Exaone4ForCausalLM",
         model_type="exaone4",
-        layer={**_ATTENTION, **_GATED, **_POST_NORMS},
+        layer={**ATTENTION, **GATED, **_POST_NORMS},
         full_every=4,
         config={**RMS, **_WINDOW},
     ),
@@ -382,7 +261,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="ArceeForCausalLM",
         model_type="arcee",
         changes=UNPERMUTE,
-        config={**RMS, "hidden_act": "relu2", "attention_bias": _QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
+        config={**RMS, "hidden_act": "relu2", "attention_bias": QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
     ),
     "ernie4_5": Architecture(
         class_name="Ernie4_5ForCausalLM",
@@ -393,13 +272,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="SeedOssForCausalLM",
         model_type="seed_oss",
         layer={**LAYER, "post_attention_norm": "post_attention_layernorm"},
-        config={**RMS, "attention_bias": _QKV_BIAS, "attention_out_bias": Has(("blk.0.attn_output.bias",))},
+        config={**RMS, "attention_bias": QKV_BIAS, "attention_out_bias": Has(("blk.0.attn_output.bias",))},
     ),
     "hunyuan-dense": Architecture(
         class_name="HunYuanDenseV1ForCausalLM",
         model_type="hunyuan_v1_dense",
         layer={**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-        config={**RMS, "attention_bias": _QKV_BIAS},
+        config={**RMS, "attention_bias": QKV_BIAS},
     ),
     "bitnet": Architecture(
         class_name="BitNetForCausalLM",
@@ -407,4 +286,5 @@ ARCHITECTURES: dict[str, Architecture] = {
         layer={**LAYER, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
         config={**RMS, "hidden_act": "relu2"},
     ),
+    **MIXTURES,
 }

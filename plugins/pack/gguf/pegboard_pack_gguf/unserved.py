@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 _NAMES = {
-    "it has layers of experts, which Pegboard does not have yet": (
-        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek deepseek2 dots1 ernie4_5-moe exaone-moe glm-dsa glm4moe "
-        "gpt-oss granitemoe grok grovemoe hunyuan-moe llada-moe llama4 mimo2 minimax-m2 mistral4 olmoe phimoe "
+    "it has layers of experts whose names in GGUF files are not known yet": (
+        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek ernie4_5-moe exaone-moe glm-dsa "
+        "gpt-oss granitemoe grok grovemoe hunyuan-moe llada-moe llama4 mimo2 minimax-m2 mistral4 "
         "smallthinker step35"
     ),
     "it has recurrent layers, whose states Pegboard does not keep yet": (
@@ -19,8 +19,10 @@ _NAMES = {
     "it reads images or sound, or is the part of a model that does": (
         "chameleon clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe"
     ),
-    "its attention adds a bias by distance (ALiBi), which Pegboard's attention does not": ("baichuan bloom jais mpt refact"),
-    "no model plugin computes it": (
+    "its attention adds a bias by distance (ALiBi), and such models are not read from GGUF files yet": (
+        "baichuan bloom jais mpt refact"
+    ),
+    "it is not read from GGUF files yet": (
         "apertus codeshell deci falcon gemma3n gemma4 gptj jais2 maincoder minicpm3 mistral3 openelm orion pangu-embedded "
         "plamo plamo3 plm qwen stablelm"
     ),

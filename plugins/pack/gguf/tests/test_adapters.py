@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,14 @@ import pytest
 import torch
 from pegboard_pack_gguf.adapters import read_adapter
 
-from pegboard.data.request import AdapterRef
+from pegboard.data.request import LoRARequest
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
 from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import Worker
-from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard_testing.fake_build import adapter_product, fake_build, load_layers
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, RANK, ALPHA = 4, 2, 8, 32, 2, 8.0
 ROWS = {"q_proj": HEADS * HEAD_DIM, "k_proj": KV_HEADS * HEAD_DIM, "v_proj": KV_HEADS * HEAD_DIM}
@@ -85,14 +86,19 @@ def as_gguf(matrices: Mapping[str, tuple[np.ndarray, np.ndarray]], is_permuted: 
 
 def loaded(folder: Path, checkpoint: Checkpoint) -> tuple[str | None, torch.Tensor]:
     """Lets a worker load the adapter. Returns why it is not possible, and what it adds to the merged weight."""
-    build = fake_build(lora=LoRALimits(1, 4), lora_slots=lambda: torch.tensor([1])).at("model.layers.0.self_attn")
+    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None).at("model.layers.0.self_attn")
     layer = Linear(build, WIDTH, sum(ROWS.values()), parts=ROWS)
     load_layers([layer], {f"{build.path}.{name}.weight": torch.zeros(rows, WIDTH) for name, rows in ROWS.items()})
     worker = Worker(Registry.discover(), SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=checkpoint), 0)
     worker.build = SimpleNamespace(declared=SimpleNamespace(layers=[layer]))
-    reason = worker.load_adapter(1, AdapterRef(1, "poet", str(folder)))
+    while (answer := worker.read_adapter(1, LoRARequest("poet", 1, str(folder)))) is None:
+        time.sleep(0.001)
+    digest, reason = answer
+    if digest:
+        worker.load_adapter(1, 1)
+    worker.stop()
     assert layer.adapters is not None
-    return reason, layer.adapters.b[1] @ layer.adapters.a[1]
+    return reason or None, adapter_product(layer.adapters, 1)
 
 
 @pytest.mark.parametrize("rope_style", ["halves", "pairs"])

@@ -16,6 +16,12 @@ from pegboard_pack_gguf.ggml_types import BY_STORED, GGML_TYPES, PLAIN
 from pegboard_weights.stored_weight import code_form
 
 PACKED = [*FORMATS, *CODE_FORMATS]
+SCALES = {
+    "Q8_K": torch.float32,
+    "Q2_K": torch.uint8,
+    **dict.fromkeys(("Q3_K", "Q4_K", "Q5_K", "Q6_K"), torch.int8),
+}
+"""The types of scales that are not float16."""
 
 
 @pytest.fixture
@@ -48,7 +54,8 @@ def test_blocks_have_the_declared_form(check: Callable[..., Any], stored: str) -
     for scales in (blocks.scale, blocks.minimum):
         if scales is not None:
             assert scales.shape == (7, columns // blocks.block_size) and scales.is_contiguous()
-            assert scales.dtype == (torch.float32 if stored.endswith("K") else torch.float16)
+            assert scales.dtype == SCALES.get(stored, torch.float16)
+    assert (blocks.outer is not None) == (blocks.scale.dtype in (torch.int8, torch.uint8))
 
 
 @pytest.mark.parametrize("stored", CODE_FORMATS)
@@ -68,10 +75,10 @@ def test_long_tensors_are_decoded_in_runs(check: Callable[..., Any], stored: str
     check(stored, CHUNK_ELEMENTS // BY_STORED[stored].block_size + 5, 1, 1)
 
 
-def test_every_type_of_the_package_is_plain_packed_or_expanded() -> None:
-    """Q8_1 is a type of activations. Only Q2_K, whose blocks of 16 have minimums, has no packed form."""
+def test_every_type_of_the_package_is_plain_or_packed() -> None:
+    """Q8_1 is a type of activations. No type is expanded."""
     known = {known.name for known in GGML_TYPES.values()}
     assert {kind.name for kind in gguf.GGMLQuantizationType} - known == {"Q8_1"}
-    assert {name for name in known - set(PLAIN) if not is_decodable(name) and not is_codes(name)} == {"Q2_K"}
+    assert {name for name in known - set(PLAIN) if not is_decodable(name) and not is_codes(name)} == set()
     sizes = {known.name: (known.block_size, known.block_bytes) for known in GGML_TYPES.values()}
     assert all(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == size for name, size in sizes.items())

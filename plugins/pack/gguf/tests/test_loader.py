@@ -260,13 +260,17 @@ def test_merged_queries_keys_and_values_are_taken_apart(write_gguf) -> None:
         describe(write_gguf("qwen2", tensors=tensors, metadata={"attention.key_length": 16, "attention.head_count_kv": 1}))
 
 
-def test_experts_in_blocks_are_refused(write_gguf) -> None:
+def test_experts_in_blocks_are_cut_between_experts(write_gguf) -> None:
     tensors = stored_values(write_gguf("qwen3", name="plain.gguf"))
-    tensors["blk.0.ffn_up_exps.weight"] = np.ones((4, 64, 32), np.float32)
+    tensors["blk.0.ffn_up_exps.weight"] = np.arange(4 * 64 * 32, dtype=np.float32).reshape(4, 64, 32)
     metadata = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
     path = write_gguf("qwen3moe", tensors=tensors, types={"blk.0.ffn_up_exps.weight": "Q8_0"}, metadata=metadata)
-    with pytest.raises(ModelError, match="experts are stored as Q8_0. Pegboard has no layer for packed experts yet"):
-        describe(path)
+    names = [f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in range(4)]
+    pieces = list(LOADER.tensors(describe(path), [WantedWeight(name) for name in names]))
+    assert [(piece.name, piece.stored, piece.shape) for piece in pieces] == [(name, "Q8_0", (64, 32)) for name in names]
+    whole = np.frombuffer(path.read_bytes(), np.uint8)
+    joined = np.concatenate([np.frombuffer(piece.data, np.uint8) for piece in pieces])
+    assert joined.tobytes() in whole.tobytes() and len(joined) == 4 * 64 * 34
 
 
 def test_split_files(write_gguf) -> None:

@@ -299,20 +299,6 @@ def test_smollm2_layer_equals_the_package(smollm2_gguf: Path) -> None:
         assert torch.equal(method.dequantize(), value_of(piece))
 
 
-def test_a_type_without_packed_form_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    method = quantization("bfloat16")
-    known = BY_STORED["Q2_K"]
-    with caplog.at_level("INFO"):
-        for path in ("a", "b"):
-            weight = method.linear(LinearLayer(path, 256, 2, (Part(path, (0, 2)),)))
-            assert weight is not None
-            weight.declare({})
-            weight.accept(WeightPiece(path, "Q2_K", (2, 256), memoryview(bytes(2 * known.block_bytes))))
-            weight.finish()
-            assert weight.weight().dense().abs().max() == 0
-    assert caplog.messages == ["weights of type Q2_K have no packed form; they are held as bfloat16"]
-
-
 @pytest.mark.parametrize("compute", ["native", "float"])
 def test_a_factor_next_to_the_weight(random_blocks: Any, block_values: Any, compute: str) -> None:
     """NVFP4 has a scale of the whole matrix, in a tensor of its own."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pegboard_quantization_awq.format import AWQ
 from pegboard_quantization_awq.plugin import AWQ as SPEC
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, stored_pieces
+from pegboard_weights.awq_layout import AWQ
 
 
 @pytest.mark.parametrize("name", ["awq", "awq_marlin", "cpu_awq", "auto_awq"])

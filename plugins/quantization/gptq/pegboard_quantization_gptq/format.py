@@ -60,6 +60,11 @@ class GPTQ(FormatMethod):
     def _reader(self, changes: Mapping[str, Any]) -> Reader:
         config = QuantConfig({**self.setup.config, **changes}, "GPTQ")
         is_marlin = config.values.get("quant_method") == "gptq_marlin_24"
+        if config.values.get("checkpoint_format") == "bitblas" or config.values.get("is_bitblas_format"):
+            raise ModelError(
+                "the checkpoint is stored in BitBLAS' own layout, which depends on the GPU that it was written for and does not "
+                'name it; use the GPTQ checkpoint that it was made from, or save it with the format "gptq"'
+            )
         version = config.one_of("checkpoint_format", ("gptq", "gptq_v2", "marlin_24"), "marlin_24" if is_marlin else "gptq")
         if version == "marlin_24":
             config.one_of("sym", (True,), True)

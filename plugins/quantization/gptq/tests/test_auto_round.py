@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from pegboard_quantization_gptq.auto_round import AutoRound
+from pegboard_quantization_gptq.format import GPTQ
+from pegboard_quantization_gptq.plugin import WNA16
+from pegboard_quantization_gptq.wna16 import wna16
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.ops import REFERENCES
 from pegboard_testing.contract_quantization import load_pieces, stored_pieces
-from pegboard_weights.awq_layout import AWQReader
+from pegboard_weights.awq_layout import AWQ, AWQReader
 
 
 def method(**config: Any) -> AutoRound:
@@ -47,6 +50,13 @@ def test_bits_of_each_module() -> None:
     assert bits_of(found, "lm_head") == (8, -1)
     assert bits_of(method(), "lm_head") is None
     assert found.embedding(EmbeddingLayer("embed", 8, 64, Part("embed.weight", (0, 8)))) is None
+
+
+@pytest.mark.parametrize(("quant_method", "kind"), [("awq", AWQ), ("gptq", GPTQ), ("moe_wna16", GPTQ)])
+def test_names_of_kernels_read_both_formats(quant_method: str, kind: type) -> None:
+    config = {"quant_method": quant_method, "bits": 4, "group_size": 32}
+    assert WNA16.reads == {"awq", "gptq"}
+    assert type(wna16(None, QuantizationSetup(config, "float32", "cpu", REFERENCES))) is kind
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from pegboard_quantization_gptq.auto_round import AutoRound
 from pegboard_quantization_gptq.format import GPTQ
-from pegboard_quantization_gptq.plugin import AUTO_ROUND
+from pegboard_quantization_gptq.plugin import AUTO_ROUND, WNA16
 from pegboard_quantization_gptq.plugin import GPTQ as SPEC
+from pegboard_quantization_gptq.wna16 import wna16
 from torch import Tensor
 
 from pegboard.errors import ModelError
@@ -34,6 +35,7 @@ from pegboard_testing.layouts import marlin_24, scales_of_marlin_24
         "gptq_marlin_24",
         "moe_wna16",
         "ipex",
+        "bitblas",
         "auto_gptq",
         "auto-round",
         "inc",
@@ -91,6 +93,13 @@ class TestFourBits(QuantizationContract):
         weight = self.linear(layer)
         self.fill(weight, layer, 1)
         assert type(weight.weight()) is BlockWeight
+
+
+class TestNamesOfKernels(TestFourBits):
+    spec = WNA16
+
+    def method(self, setup: QuantizationSetup) -> Any:
+        return wna16(None, setup)
 
 
 class TestFourBitsInActOrder(TestFourBits):
@@ -191,6 +200,8 @@ def test_what_is_not_quantized() -> None:
         ({"bits": None}, "bits=None"),
         ({"group_size": -2}, "group_size=-2"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2', 'marlin_24'"),
+        ({"checkpoint_format": "bitblas"}, "stored in BitBLAS' own layout, which depends on the GPU"),
+        ({"is_bitblas_format": True}, "use the GPTQ checkpoint that it was made from"),
         ({"checkpoint_format": "marlin_24", "sym": False}, "sym=False; GPTQ supports True"),
         ({"quant_method": "gptq_marlin_24", "bits": 3}, "bits=3; GPTQ supports 4, 8"),
         ({"lm_head": "yes"}, "lm_head='yes'"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
+from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.ops.blocks import Blocks
 from pegboard_quantization_integer.options import RtnOptions
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
@@ -66,23 +66,17 @@ class TPUInt8(FormatMethod):
         return None if is_plain else RoundingReader(8, columns)
 
 
-class ExpertsInt8:
-    """8 bits for the experts of a mixture of experts, and plain weights for all else."""
+class ExpertsInt8(FormatMethod):
+    """8 bits with a scale per row for the experts of a mixture of experts. All other weights are plain."""
 
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
-        raise ConfigError(
-            "experts_int8 quantizes only experts, and there are no layers for experts yet. For dense layers, use "
-            "--quantization rtn_int8"
-        )
+        _refuse_quantized(setup)
+        super().__init__(setup)
 
-    def linear(self, layer: LinearLayer) -> None:
-        return None
-
-    def embedding(self, layer: EmbeddingLayer) -> None:
-        return None
-
-    def kv_cache(self, layer: object) -> None:
-        return None
+    def reader(self, module: str, layer: AnyLayer) -> RoundingReader | None:
+        columns = columns_of(layer)
+        is_plain = isinstance(layer, EmbeddingLayer) or not layer.num_experts or columns % BLOCK_SIZE
+        return None if is_plain else RoundingReader(8, columns)
 
 
 class RoundingReader(PlainReader):

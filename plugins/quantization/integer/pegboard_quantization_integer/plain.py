@@ -64,6 +64,12 @@ class PlainWeight:
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> Bound:
         return self.weight.bind()
 
+    def bind_experts(
+        self, kernels: Mapping[str, Callable[..., Any]], num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        bound: Callable[[Tensor, Tensor], Tensor] = self.weight.bind_experts(num_experts, bias)
+        return bound
+
     def dequantize(self) -> Tensor:
         return self.weight.dense().float()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_quantization_integer.online import ExpertsInt8, Int4, Int8, Rtn, TPUInt8
 from pegboard_quantization_integer.options import RtnOptions
-from pegboard_quantization_integer.plugin import RTN, RTN_INT4, RTN_INT8, TPU_INT8
+from pegboard_quantization_integer.plugin import EXPERTS_INT8, RTN, RTN_INT4, RTN_INT8, TPU_INT8
 from pegboard_quantization_integer.rounding import BLOCK_SIZE, round_to_blocks
 from pydantic import ValidationError
 from torch import Tensor
@@ -127,6 +127,14 @@ class TestTPUInt8(TestInt8):
         return [WeightPiece(part.name, "bfloat16", tuple(values.shape), values)], true
 
 
+class TestExpertsInt8(TestTPUInt8):
+    spec = EXPERTS_INT8
+    only_experts = True
+
+    def method(self, setup: QuantizationSetup) -> ExpertsInt8:
+        return ExpertsInt8(None, setup)
+
+
 class TestRtn(TestInt8):
     spec = RTN
     bits = 6
@@ -179,9 +187,12 @@ def test_tables_and_heads_of_tpu_int8_are_plain() -> None:
         TPUInt8(None, QuantizationSetup({"quant_method": "awq"}, "float32", "cpu", REFERENCES))
 
 
-def test_experts_int8_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="quantizes only experts, and there are no layers for experts yet"):
-        ExpertsInt8(None, SETUP)
+def test_experts_int8_leaves_all_else_plain() -> None:
+    part = Part("w", (0, 6))
+    assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 64, 6, (part,))) is None
+    assert ExpertsInt8(None, SETUP).embedding(EmbeddingLayer("embed", 6, 64, part)) is None
+    assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 48, 6, (part,), num_experts=2)) is None
+    assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 64, 6, (part,), num_experts=2)) is not None
 
 
 def test_narrow_layers_are_left_to_the_plain_method() -> None:

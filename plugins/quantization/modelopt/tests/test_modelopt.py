@@ -15,9 +15,10 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard.ops import REFERENCES
+from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
-from pegboard_testing.contract_quantization import QuantizationContract
+from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -97,6 +98,38 @@ class TestNVFP4AWQ(TestNVFP4):
         assert [type(span.op) for span in weight.spans] == [CodeWeight] and torch.equal(weight.dequantize(), matrix)
 
 
+class TestW4A8AWQ(TestNVFP4AWQ):
+    """weight_scale_2 has no effect: it is for rounding the weights to float8 when they are multiplied."""
+
+    config = {"quant_method": "modelopt", "quantization": {"quant_algo": "W4A8_AWQ", "group_size": 32, "has_zero_point": False}}
+    row_block = 2
+
+    def tensors(self, rng: np.random.Generator, rows: int, columns: int) -> tuple[dict[str, Tensor], np.ndarray]:
+        codes, scales = rng.integers(-8, 8, (rows, columns)), rng.random((rows, columns // 32)).astype(np.float16)
+        packed = torch.from_numpy((codes[::2] & 15 | (codes[1::2] & 15) << 4).astype(np.uint8))
+        before = torch.arange(1, columns + 1) / 8
+        tensors = {"weight": packed, "weight_scale": torch.from_numpy(scales).float(), "pre_quant_scale": before}
+        true = codes * scales.astype(np.float32).repeat(32, 1) * before.numpy()
+        return tensors | {"weight_scale_2": torch.tensor(0.25)}, true.astype(np.float32)
+
+    def test_weights_stay_packed_and_are_exact(self) -> None:
+        layer = self.layer((5, 3), self.block * 2)
+        weight = self.linear(layer)
+        matrix = self.fill(weight, layer, 1)
+        assert [type(span.op) for span in weight.spans] == [BlockWeight] and torch.equal(weight.dequantize(), matrix)
+
+
+@pytest.mark.parametrize("kind", [TestNVFP4AWQ, TestW4A8AWQ])
+def test_layers_whose_norm_has_the_scale_have_no_pre_quant_scale(kind: type[TestNVFP4AWQ]) -> None:
+    contract = kind()
+    tensors, true = contract.tensors(np.random.default_rng(0), 4, 64)
+    before = tensors.pop("pre_quant_scale").float()
+    weight = contract.make().linear(LinearLayer("m", 64, 4, (Part("m.weight", (0, 4)),)))
+    assert weight is not None
+    load_pieces(weight, stored_pieces("m", tensors))
+    torch.testing.assert_close(weight.dequantize() * before, torch.from_numpy(true))
+
+
 class TestMXFP8(TestNVFP4):
     config = {"quant_method": "modelopt", "quant_algo": "mxfp8", "ignore": ["lm_head"]}
 
@@ -105,6 +138,22 @@ class TestMXFP8(TestNVFP4):
         scales = rng.integers(110, 130, (rows, columns // 32))
         tensors = {"weight": as_float8(codes), "weight_scale": torch.from_numpy(scales.astype(np.uint8))}
         return tensors, E4M3[codes] * (np.float32(2) ** (scales - 127)).astype(np.float32).repeat(32, 1)
+
+
+class TestMXFP4(TestNVFP4):
+    config = {"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8", "group_size": 32}
+
+    def tensors(self, rng: np.random.Generator, rows: int, columns: int) -> tuple[dict[str, Tensor], np.ndarray]:
+        codes, scales = rng.integers(0, 16, (rows, columns)), rng.integers(110, 130, (rows, columns // 32))
+        packed = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+        tensors = {"weight": packed, "weight_scale": torch.from_numpy(scales.astype(np.uint8))}
+        return tensors, FP4[codes] * (np.float32(2) ** (scales - 127)).astype(np.float32).repeat(32, 1)
+
+
+class TestWeightOnlyMXFP4(TestMXFP4):
+    """As nvidia-modelopt 0.47 names it."""
+
+    config = {"quant_method": "modelopt", "quant_algo": "mxfp4", "ignore": ["lm_head"]}
 
 
 class TestFP8(TestNVFP4):
@@ -139,6 +188,12 @@ def load(weight: Any, module: str, tensors: dict[str, Tensor]) -> Tensor:
         weight.accept(each)
     weight.finish()
     return weight.dequantize()
+
+
+def test_the_scale_of_a_single_block_has_no_dimensions() -> None:
+    tensors, true = TestBlocks().tensors(np.random.default_rng(0), 64, 128)
+    tensors["weight_scale"] = tensors["weight_scale"].squeeze()
+    assert torch.equal(load(linear(method(quant_algo="fp8_pb_wo"), "m", 64, 128), "m", tensors), torch.from_numpy(true))
 
 
 def test_scales_of_blocks_with_four_dimensions_and_of_rows() -> None:
@@ -176,7 +231,7 @@ def test_mixed_precision() -> None:
     ("config", "told"),
     [
         ({}, "quant_algo=None; ModelOpt supports 'FP8'"),
-        ({"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ'; ModelOpt supports"),
+        ({"quant_algo": "W8A8_SQ"}, "quant_algo='W8A8_SQ'; ModelOpt supports"),
         ({"quantization": {"quant_algo": 4}}, "quantization.quant_algo=4"),
         ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "quantization.group_size=32; ModelOpt supports 16"),
         ({"quantization": ["FP8"]}, "needs an object"),

@@ -8,11 +8,7 @@ W[r, c] = code · 2^(scale[r, c // 32] − 127). The low half of a byte is the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
+from pegboard.interfaces.quantization import EmbeddingLayer, QuantizationSetup
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.small_floats import FloatReader
 from pegboard_weights.stored_weight import AnyLayer, FormatMethod, PlainReader, Reader
@@ -35,18 +31,5 @@ class MXFP4(FormatMethod):
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         if isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded):
-            return PlainPart()
+            return PlainReader()
         return STORED
-
-
-class PlainPart(PlainReader):
-    """A module that is not quantized, in a checkpoint whose quantized modules can be read."""
-
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        experts = next((name for name in available if ".experts." in name and name.endswith("_blocks")), None)
-        if experts is not None:
-            raise ModelError(
-                f"tensor {experts} has experts in MXFP4, for which there are no layers yet; only checkpoints whose dense layers "
-                "are in MXFP4 can be loaded. Use a checkpoint of this model in another format"
-            )
-        return super().tensors(part, columns, available)

@@ -14,10 +14,12 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
+from pegboard.layers import Experts, RouterRule
 from pegboard.ops import REFERENCES
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
+from pegboard_testing.fake_build import fake_build
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -97,15 +99,45 @@ def test_what_is_not_quantized() -> None:
         assert torch.equal(weight.dequantize(), values)
 
 
-def test_experts_are_refused_with_the_reason() -> None:
-    name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
-    available = {name: TensorEntry(name, (2, 64, 1, 16), "uint8", "", 0, 0)}
-    weight = method(modules_to_not_convert=["self_attn"]).linear(
-        LinearLayer("self_attn.q", 32, 8, (Part("self_attn.q.weight", (0, 8)),))
+def test_stacked_experts_of_gpt_oss() -> None:
+    """Blocks and scales have a first dimension of experts, gate and up alternate, and down has its own blocks."""
+    rng, experts, width = np.random.default_rng(3), 3, 64
+    tensors, dense = {}, {}
+    for name, rows in (("gate_up_proj", 2 * width), ("down_proj", 32)):
+        columns = 32 if name == "gate_up_proj" else width
+        codes, scales = rng.integers(0, 16, (experts, rows, columns)), rng.integers(120, 127, (experts, rows, columns // 32))
+        packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8).reshape(*scales.shape, 16)
+        tensors[f"e.{name}_blocks"], tensors[f"e.{name}_scales"] = (
+            torch.from_numpy(packed),
+            torch.from_numpy(scales.astype(np.uint8)),
+        )
+        tensors[f"e.{name}_bias"] = torch.randn(experts, rows)
+        dense[name] = torch.from_numpy(FP4[codes] * (np.float32(2) ** (scales - 127)).astype(np.float32).repeat(32, 2))
+    build = fake_build(path="e", quantization=method())
+    layer = Experts(
+        build, experts, 32, width, rule=RouterRule(1, renormalize=True), bias=True, clamped=(1.702, 7.0), is_transposed=True,
+        is_interleaved=True,
+    )  # fmt: skip
+    index = {
+        name: TensorEntry(name, tuple(t.shape), "uint8" if t.dtype == torch.uint8 else "float32", "", 0, 0)
+        for name, t in tensors.items()
+    }
+    wanted = layer.declare(index)
+    assert sorted(each.name for each in wanted) == sorted(tensors) and all(
+        each.shape == index[each.name].shape for each in wanted
     )
-    assert weight is not None
-    with pytest.raises(ModelError, match="gate_up_proj_blocks has experts in MXFP4, for which there are no layers yet"):
-        weight.declare(available)
+    for each in wanted:
+        tensor = tensors[each.name]
+        layer.accept(WeightPiece(each.name, index[each.name].stored, tuple(tensor.shape), tensor))
+    layer.finish()
+    layer.bind()
+    x, logits = torch.randn(6, 32), torch.randn(6, experts)
+    for token, expert in enumerate(logits.argmax(1).tolist()):
+        gate_up = dense["gate_up_proj"][expert] @ x[token] + tensors["e.gate_up_proj_bias"][expert]
+        gate, up = gate_up[::2].clamp(max=7), gate_up[1::2].clamp(-7, 7)
+        inner = (up + 1) * gate * (1.702 * gate).sigmoid()
+        expected = dense["down_proj"][expert] @ inner + tensors["e.down_proj_bias"][expert]
+        torch.testing.assert_close(layer(x, logits)[token], expected, atol=1e-3, rtol=1e-4)
 
 
 def test_odd_configs_and_tensors_are_refused() -> None:

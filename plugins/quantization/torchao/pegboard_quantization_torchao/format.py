@@ -3,6 +3,7 @@
     Int8Tensor, IntxUnpackedToInt8Tensor   qdata int8 [out, in]        scale, zero_point [out / a, in / b]
     Int4Tensor                             qdata int8 [out, in / 2]    scale, zero_point [in / b, out]
     Float8Tensor                           qdata float8 [out, in]      scale [out / a, in / b]
+    each of them, optionally               act_pre_scale [in] or [1, in], which multiplies the columns of the activations
 
 W = (code − zero_point) · scale. Int4Tensor: W = code · scale + zero_point, with two signed codes per byte, the first in the low
 half. The size of a block, a × b, follows from the shapes. Modules without qdata are plain.
@@ -20,6 +21,7 @@ from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes
+from pegboard_weights.composed import ColumnScales, Transform
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import block_form, grouped_rows
 from pegboard_weights.small_floats import FLOAT8, float8_rows, nibbles
@@ -32,7 +34,9 @@ from pegboard_weights.stored_weight import (
     Reader,
     code_form,
     floats,
+    in_half,
     module_of,
+    stored_as,
     tensor_of,
 )
 
@@ -63,8 +67,6 @@ class TorchAOReader(PlainReader):
         rows, qdata = part.rows[1] - part.rows[0], available.get(self._name(part, "qdata"))
         if qdata is None:
             return super().tensors(part, columns, available)
-        if self._name(part, "act_pre_scale") in available:
-            raise ModelError(f"tensor {self._name(part, 'act_pre_scale')} scales activations, which is not supported")
         is_int4 = qdata.shape == (rows, columns // 2) and self._name(part, "zero_point") in available
         if qdata.shape != (rows, columns) and not is_int4:
             raise ModelError(
@@ -74,7 +76,13 @@ class TorchAOReader(PlainReader):
         scale, zero = self._name(part, "scale"), self._name(part, "zero_point")
         stored = [WantedWeight(name, available[name].shape) for name in (scale, zero) if name in available]
         missing = [] if scale in available else [WantedWeight(scale)]
-        return [WantedWeight(qdata.name, qdata.shape), *stored, *missing]
+        pre = self._name(part, "act_pre_scale")
+        before = [stored_as(available, pre, (columns,), (1, columns))] if pre in available else []
+        return [WantedWeight(qdata.name, qdata.shape), *stored, *missing, *before]
+
+    def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
+        name = self._name(part, "act_pre_scale")
+        return ColumnScales(floats(pieces, name).float().reshape(columns)) if name in pieces else None
 
     def _is_plain(self, part: Part, pieces: Pieces) -> bool:
         return self._name(part, "qdata") not in pieces
@@ -109,7 +117,7 @@ class TorchAOReader(PlainReader):
         if qdata.dtype in FLOAT8:
             return float8_rows(pieces, name, scale, block)
         codes, zero = self._unsigned(name, qdata), 1 << (self.bits - 1)
-        scale, points = scale.float().repeat_interleave(block[0], 0), self._name(part, "zero_point")
+        scale, points = in_half(scale).repeat_interleave(block[0], 0), self._name(part, "zero_point")
         if points not in pieces:
             return grouped_rows(codes, self.bits, scale, zero, block[1])
         stored = pieces[points].data
@@ -137,7 +145,9 @@ class TorchAOReader(PlainReader):
     def _int4(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         size = self._group_of_int4(part, columns, pieces)
         codes = nibbles(tensor_of(pieces, self._name(part, "qdata"), torch.int8).view(torch.uint8)) ^ 8
-        scale, offset = (floats(pieces, self._name(part, data)).float().T for data in ("scale", "zero_point"))
+        scale, offset = (in_half(floats(pieces, self._name(part, data)).T) for data in ("scale", "zero_point"))
+        if scale.dtype != offset.dtype:
+            scale, offset = scale.float(), offset.float()
         if scale.shape != offset.shape:
             raise ModelError(f"tensor {self._name(part, 'zero_point')} needs the shape of the scales, {tuple(scale.T.shape)}")
         return grouped_rows(codes, 4, scale, 8, size, minimum=offset.contiguous())

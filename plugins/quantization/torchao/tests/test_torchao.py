@@ -134,6 +134,17 @@ def test_modules_without_qdata_are_plain() -> None:
     assert torch.equal(weight.dequantize(), pieces[0].data)
 
 
+@pytest.mark.parametrize("shape", [(64,), (1, 64)], ids=str)
+def test_activations_are_scaled_before_the_product(shape: tuple[int, ...]) -> None:
+    contract = TestInt4()
+    values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
+    tensors, true = contract.tensors(values, np.random.default_rng(2))
+    before, x = torch.rand(64) + 0.5, torch.randn(3, 64)
+    weight = load(contract, {**tensors, "act_pre_scale": before.bfloat16().view(shape)}, 6, 64)
+    expected = (x * before.bfloat16().float()) @ torch.from_numpy(true.astype(np.float32)).T
+    torch.testing.assert_close(weight.bind(REFERENCES)(x), expected, rtol=1e-4, atol=1e-3)
+
+
 def method(**config: Any) -> TorchAO:
     return TorchAO(None, QuantizationSetup({"quant_method": "torchao", **config}, "float32", "cpu", REFERENCES))
 
@@ -163,7 +174,6 @@ def test_the_config(caplog: pytest.LogCaptureFixture) -> None:
             "Plain layouts are supported, and not those of",
         ),
         ("int8", "qdata", torch.zeros(3, 64, dtype=torch.int32), "_weight_qdata is stored as int32; this format needs int8 or"),
-        ("int8", "act_pre_scale", torch.ones(64), "_weight_act_pre_scale scales activations, which is not supported"),
         ("intx", "zero_point", torch.zeros(3, 4), "_weight_zero_point must have one whole number per scale"),
         ("intx", "zero_point", torch.full((3, 2), 0.5), "_weight_zero_point must have one whole number per scale"),
         ("int4", "zero_point", None, "_weight_qdata has the shape .3, 32. for a weight of .3, 64."),

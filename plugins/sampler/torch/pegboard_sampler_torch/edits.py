@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard_sampler_torch.upload import Upload
 
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -33,12 +33,12 @@ class Edits:
     outputs: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, device: str) -> "Edits | None":
+    def of(cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, upload: Upload) -> "Edits | None":
         """Return the edits that `params` asks for, or None. outputs: [n] tokens generated before the row was started or
         resumed."""
         edits = cls()
         if params.allowed_token_ids is not None:
-            edits.allowed = torch.as_tensor(_inside(params.allowed_token_ids, vocab_size), device=device)
+            edits.allowed = upload(_inside(params.allowed_token_ids, vocab_size))
         words = [word for word in params.bad_words_token_ids if word]
         edits.forbidden = _inside([word[0] for word in words if len(word) == 1], vocab_size)
         edits.words = [word for word in words if len(word) > 1 and 0 <= word[-1] < vocab_size]
@@ -70,7 +70,7 @@ class Edits:
         return [part for part in parts if len(part)]
 
 
-def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]]) -> None:
+def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]], upload: Upload) -> None:
     """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, drafts before it)."""
     vocab_size = logits.shape[-1]
     forbidden, biased, bias = [], [], []
@@ -84,10 +84,10 @@ def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence
             bias.append(edits.bias)
     flat = logits.view(-1)
     if forbidden:
-        flat.index_fill_(0, torch.from_numpy(np.concatenate(forbidden)).to(logits.device), float("-inf"))
+        flat.index_fill_(0, upload(np.concatenate(forbidden)), float("-inf"))
     if biased:
-        index = torch.from_numpy(np.concatenate(biased)).to(logits.device)
-        flat.index_add_(0, index, torch.from_numpy(np.concatenate(bias)).to(logits.device))
+        index = upload(np.concatenate(biased))
+        flat.index_add_(0, index, upload(np.concatenate(bias)))
 
 
 def _inside(ids: Sequence[int], vocab_size: int) -> np.ndarray:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pegboard_sampler_torch.upload import Upload
+
 
 class PenaltyTable:
     """Slots with the token history of rows with penalties. They are allocated when the first such row is added.
@@ -19,12 +21,12 @@ class PenaltyTable:
     output.
     """
 
-    def __init__(self, vocab_size: int, device: str) -> None:
-        self.vocab_size, self.device = vocab_size, device
+    def __init__(self, vocab_size: int, upload: Upload) -> None:
+        self.vocab_size, self.device, self.upload = vocab_size, upload.device, upload
         self.slots: dict[int, int] = {}
         self._free: list[int] = []
-        self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=self.device)
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=self.device)
         self.lengths = np.zeros(0, np.int64)
 
     def add(self, row: int, prompt: np.ndarray, outputs: np.ndarray) -> None:
@@ -37,8 +39,8 @@ class PenaltyTable:
         history = np.concatenate([prompt, outputs])
         self._reserve(len(self.lengths), len(history))
         self.lengths[slot] = len(history)
-        self.tokens[slot, : len(history)] = torch.from_numpy(history).to(self.device)
-        self.counts[slot] = torch.from_numpy(np.bincount(outputs, minlength=self.vocab_size)).to(self.device)
+        self.tokens[slot, : len(history)] = self.upload(history)
+        self.counts[slot] = self.upload(np.bincount(outputs, minlength=self.vocab_size))
 
     def remove(self, row: int) -> None:
         """Free the row's slot, if it has one."""
@@ -50,7 +52,7 @@ class PenaltyTable:
         """Add one new output token of [n] to each of these rows. All of them have a slot."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         self._reserve(len(self.lengths), int(self.lengths[slots].max()) + 1)
-        index, ends = (torch.from_numpy(a).to(self.device) for a in (slots, self.lengths[slots]))
+        index, ends = (self.upload(a) for a in (slots, self.lengths[slots]))
         self.tokens[index, ends] = tokens
         self.counts.index_put_((index, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
         self.lengths[slots] += 1
@@ -63,7 +65,7 @@ class PenaltyTable:
         presence · (count > 0), which look at the outputs alone."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         lengths = self.lengths[slots]
-        index, length = (torch.from_numpy(a).to(self.device) for a in (slots, lengths))
+        index, length = (self.upload(a) for a in (slots, lengths))
         ids = self.tokens[index, : int(lengths.max())]
         valid = torch.arange(ids.shape[1], device=self.device) < length.unsqueeze(-1)
         if drafts is not None:

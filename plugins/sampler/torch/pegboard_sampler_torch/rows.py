@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard_sampler_torch.upload import Upload
 
 
 class Feature:
@@ -35,13 +36,13 @@ class Rows:
     """Arrays over rows 0 … max_num_seqs − 1.
 
     flags: int32, the `Feature` bits; 0 for a free row. values: float32 [6, R] on the device, with the parameters named above.
-    top_k, num_logprobs (−1 = whole vocabulary), seeds, num_outputs: int64, on the host.
+    upload: copies arrays to the device. top_k, num_logprobs (−1 = whole vocabulary), seeds, num_outputs: int64, on the host.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: str) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, max_num_seqs: int, vocab_size: int, upload: Upload) -> None:
+        self.vocab_size, self.upload = vocab_size, upload
         self.flags = np.zeros(max_num_seqs, np.int32)
-        self.values = torch.zeros(6, max_num_seqs, device=device)
+        self.values = torch.zeros(6, max_num_seqs, device=upload.device)
         self.top_k = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, np.int64)
         self.seeds = np.zeros(max_num_seqs, np.int64)
@@ -68,7 +69,7 @@ class Rows:
         self.num_outputs[row] = num_outputs
         penalties = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
         values = [params.temperature, params.top_p, params.min_p, *penalties]
-        self.values[:, row] = torch.tensor(values, dtype=torch.float32)
+        self.values[:, row] = self.upload(np.array(values, np.float32))
         return features
 
     def of(self, name: int, rows: Tensor) -> Tensor:

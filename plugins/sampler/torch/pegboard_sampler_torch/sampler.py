@@ -36,6 +36,7 @@ from pegboard_sampler_torch.rows import (
     Rows,
 )
 from pegboard_sampler_torch.step import StepLayout
+from pegboard_sampler_torch.upload import Upload
 
 SCORE_ROWS = 256
 """Prompt logprobs are computed for this number of positions at a time, which bounds the temporary memory for a long chunk."""
@@ -51,8 +52,9 @@ class TorchSampler:
     def __init__(self, options: None, setup: SamplerSetup) -> None:
         self.setup = setup
         self.device = torch.device(setup.device)
-        self.rows = Rows(setup.limits.max_num_seqs, setup.limits.vocab_size, setup.device)
-        self.penalties = PenaltyTable(setup.limits.vocab_size, setup.device)
+        self.upload = Upload(setup.device, setup.copies)
+        self.rows = Rows(setup.limits.max_num_seqs, setup.limits.vocab_size, self.upload)
+        self.penalties = PenaltyTable(setup.limits.vocab_size, self.upload)
         self.edits: dict[int, Edits] = {}
         self.processors = ProcessorChain(setup.processors)
         self.seeded = SeededUniforms(setup.limits.max_num_seqs)
@@ -70,7 +72,7 @@ class TorchSampler:
         features = self.rows.add(row, params, seed, len(outputs))
         if features & Feature.PENALTIES:
             self.penalties.add(row, prompt if params.repetition_penalty != 1 else prompt[:0], outputs)
-        edits = Edits.of(params, outputs, self.setup.limits.vocab_size, self.setup.device)
+        edits = Edits.of(params, outputs, self.setup.limits.vocab_size, self.upload)
         if edits is not None:
             self.edits[row] = edits
             self.rows.flags[row] |= Feature.EDITS
@@ -159,6 +161,7 @@ class TorchSampler:
                     for place in layout.places(Feature.EDITS).tolist()
                     for row, owner, depth in [(int(layout.row_of[place]), layout.owner[place], layout.depth[place])]
                 ],
+                self.upload,
             )
         if self.processors.changing:
             logits = self.processors.apply(self.processors.changing, logits, layout.row_tensor, layout.depth_tensor)
@@ -206,7 +209,8 @@ class TorchSampler:
             temperature, numbers = self.rows.of(TEMPERATURE, index), uniforms
         else:
             where = layout.to_device(sampled)
-            temperature, numbers = logits.new_zeros(len(logits)), torch.zeros(len(logits), dtype=torch.float64)
+            temperature = logits.new_zeros(len(logits))
+            numbers = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
             temperature[where] = self.rows.of(TEMPERATURE, index[where])
             numbers[where] = uniforms
         return self.kernel(

@@ -18,7 +18,7 @@ class StepLayout:
     properties copy them to the device when needed."""
 
     def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
-        self.device = device
+        self.device, self.to_device = device, rows.upload
         self.rows = step.rows.astype(np.int64)
         self.offsets = step.offsets.astype(np.int64)
         self.num_places = int(self.offsets[-1])
@@ -39,9 +39,6 @@ class StepLayout:
     def places(self, feature: int) -> np.ndarray:
         """Return the logits rows that use `feature`, int64."""
         return np.flatnonzero(self.flags & feature)
-
-    def to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
     @cached_property
     def row_tensor(self) -> Tensor:

@@ -12,6 +12,7 @@ from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
 from pegboard_sampler_torch.step import pad_drafts
+from pegboard_sampler_torch.upload import Upload
 
 from pegboard.ops import sampling as ops
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -160,7 +161,7 @@ def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
     """Rows with prompts, outputs and drafts of any length are compared with the dense reference. Some tokens are appended
     later."""
     rng, vocab_size, n = np.random.default_rng(seed), 12, len(lengths)
-    table = PenaltyTable(vocab_size, "cpu")
+    table = PenaltyTable(vocab_size, Upload("cpu", None))
     table.add(99, np.arange(9), np.arange(5))
     table.remove(99)
     masks, counts = np.zeros((n, vocab_size), bool), np.zeros((n, vocab_size), np.int64)

@@ -7,13 +7,16 @@ then has the same number of bytes, and one pool of blocks serves all groups:
     24 window layers, 8 full layers    groups of 8 layers: 3 window groups, 1 full group
 
 Types with smaller slots have more *tokens per block* instead: as many as fit the common number of bytes, in multiples of the
-requested block size. A type with one state per request stores one state in a block.
+requested block size. A type with one state per request stores one state in a block. The prefix cache keeps states only where the
+blocks of all other groups end, so the distance that was asked for is rounded up to that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.engine.kv.rules import make_rule
@@ -38,8 +41,11 @@ def plan_kv(
         raise ConfigError("no layer stores keys and values: this model needs no KV cache, and the engine cannot run it")
     parts = _split_layers(specs)
     block_size = limits.block_size
-    block_bytes = _block_bytes(parts, block_size)
-    groups = tuple(KVGroup(layers, spec, _tokens_per_block(layers, spec, block_size, block_bytes)) for layers, spec in parts)
+    num_regions, region_bytes = max(len(layers) for layers, _ in parts), _region_bytes(parts, block_size)
+    block_bytes = num_regions * region_bytes
+    sizes = [_tokens_per_block(spec, block_size, region_bytes) for _, spec in parts]
+    common = math.lcm(*(size for size, (_, spec) in zip(sizes, parts, strict=True) if spec.unit == "token"))
+    groups = tuple(_group(layers, spec, size, common) for size, (layers, spec) in zip(sizes, parts, strict=True))
     num_blocks = num_blocks_override if num_blocks_override is not None else memory_bytes // block_bytes
     hash_block_size = math.gcd(*(group.block_size for group in groups))  # one chain of hashes names the blocks of all groups
     plan = KVPlan(groups, num_blocks, block_bytes, hash_block_size)
@@ -47,9 +53,19 @@ def plan_kv(
     return plan
 
 
-def num_tokens(plan: KVPlan) -> int:
-    """Return how many tokens fit in the KV cache, if every layer keeps all of them."""
-    return (plan.num_blocks - 1) * min(group.block_size for group in plan.groups) // len(plan.groups)
+def capacity(plan: KVPlan) -> str:
+    """Say what fits in the KV cache: tokens, if every layer keeps all of them and one request runs, or states of requests."""
+    tokens = [group.block_size for group in plan.groups if group.spec.unit == "token"]
+    states = [group.spec.retain for group in plan.groups if isinstance(group.spec.retain, State)]
+    if not states:
+        return f"{(plan.num_blocks - 1) * min(tokens) // len(tokens):,} tokens"
+    every = states[0].checkpoint_every
+    kept = (
+        f"states, which the prefix cache keeps every {every} tokens" if every else "states, which the prefix cache does not keep"
+    )
+    if not tokens:
+        return f"{(plan.num_blocks - 1) // len(states):,} {kept}"
+    return f"{max(0, plan.num_blocks - 1 - len(states)) * min(tokens) // len(tokens):,} tokens and {kept}"
 
 
 def blocks_per_request(plan: KVPlan, num_tokens: int, chunk_tokens: int) -> int:
@@ -99,22 +115,31 @@ def _layers_per_group(counts: Sequence[int]) -> int:
     return max(counts) if max(counts) <= 1.25 * min(counts) else min(counts)
 
 
-def _block_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
-    """Return the bytes of a block. It is as large as the largest of the smallest blocks that the groups allow."""
-    return max(
-        len(layers) * spec.slot_bytes() * (1 if spec.unit == "request" else _round_up(block_size, spec.block_size_multiple))
-        for layers, spec in parts
-    )
+def _region_bytes(parts: Sequence[tuple[tuple[int, ...], KVCacheSpec]], block_size: int) -> int:
+    """Return the bytes of one layer's part of a block: the largest of the smallest parts that the layers allow, and a multiple of
+    the sizes of all types, so that tensors are aligned."""
+    largest = max(spec.slot_bytes() * (1 if spec.unit == "request" else _token_step(spec, block_size)) for _, spec in parts)
+    return _round_up(largest, math.lcm(*(tensor.item_bytes() for _, spec in parts for tensor in spec.tensors)))
 
 
-def _tokens_per_block(layers: tuple[int, ...], spec: KVCacheSpec, block_size: int, block_bytes: int) -> int:
-    """Return how many tokens of this group fit a block, a multiple of the requested size. For a state it is the number of tokens
-    between two checkpoints."""
+def _tokens_per_block(spec: KVCacheSpec, block_size: int, region_bytes: int) -> int:
+    """Return how many tokens of a layer fit its part of a block, a multiple of the requested size."""
     if spec.unit == "request":
-        every = spec.retain.checkpoint_every if isinstance(spec.retain, State) else 0
-        return every or block_size
-    size = _round_up(block_size, spec.block_size_multiple)
-    return size * (block_bytes // (len(layers) * spec.slot_bytes() * size))
+        return block_size
+    step = _token_step(spec, block_size)
+    return step * (region_bytes // (spec.slot_bytes() * step))
+
+
+def _group(layers: tuple[int, ...], spec: KVCacheSpec, size: int, common: int) -> KVGroup:
+    """Return a group. For states, the tokens per block are those between two states that are kept, a multiple of `common`."""
+    if isinstance(spec.retain, State) and spec.retain.checkpoint_every:
+        size = _round_up(spec.retain.checkpoint_every, common)
+        spec = msgspec.structs.replace(spec, retain=msgspec.structs.replace(spec.retain, checkpoint_every=size))
+    return KVGroup(layers, spec, size)
+
+
+def _token_step(spec: KVCacheSpec, block_size: int) -> int:
+    return _round_up(block_size, spec.block_size_multiple)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -262,7 +262,7 @@ class BlockHasher:
         knows the blocks of an adapter without a digest."""
         keys: list[object] = []
         if (lora := request.lora) is not None:
-            keys.append(["lora", lora.name, lora.digest or f"{self._nonce}:{lora.lora_id}"])
+            keys.append(["lora", lora.lora_name, lora.digest or f"{self._nonce}:{lora.lora_int_id}"])
         if request.cache_salt is not None and start == 0:
             keys.append(["salt", request.cache_salt])
         return msgspec.msgpack.encode(keys) if keys else b""

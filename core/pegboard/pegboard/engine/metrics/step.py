@@ -198,8 +198,8 @@ class StepMetrics:
 
     def loras(self, running: Sequence[Request], waiting: Mapping[str, Request]) -> None:
         """Record which adapters are in use. This is published only when it changes."""
-        here = {request.lora.name for request in running if request.lora is not None}
-        other = {request.lora.name for request in waiting.values() if request.lora is not None and request.row is None}
+        here = {request.lora.lora_name for request in running if request.lora is not None}
+        other = {request.lora.lora_name for request in waiting.values() if request.lora is not None and request.row is None}
         key = series("lora_requests_info", str(self._limits.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
         if key != self._lora_info:
             self._info.pop(self._lora_info, None)
@@ -264,7 +264,7 @@ class _OpenRequest:
             max_tokens=params.max_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
-            lora_name=request.lora.name if request.lora is not None else None,
+            lora_name=request.lora.lora_name if request.lora is not None else None,
             forward_s=self.forward_s,
             execute_s=self.execute_s,
             trace_headers=request.trace_headers,

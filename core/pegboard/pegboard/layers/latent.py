@@ -1,0 +1,93 @@
+"""Latent attention (MLA, DeepSeek-AI 2024): keys and values of all heads are linear functions of one small vector per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import AttentionLayer, Latent
+from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.layers.build import Build, Layer
+from pegboard.layers.rope import Rotation
+
+
+class LatentAttention(Layer):
+    """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of q, and k_rope, are rotated.
+
+    The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N other channels of every head's
+    keys, and its values. The weight has two uses that need different layouts, and backends multiply it head by head. So it is
+    dequantized once and kept in the compute type: it is a small part of a model.
+
+    layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale: factor of q·k. pairs: the
+    rotated channels are neighbors (DeepSeek); otherwise halves (MiniCPM3).
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        layer_index: int,
+        num_heads: int,
+        *,
+        rank: int,
+        nope_dim: int,
+        rope_dim: int,
+        value_dim: int,
+        scale: float,
+        pairs: bool = True,
+    ) -> None:
+        super().__init__(build)
+        if layer_index in build.declared.attention:
+            raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
+        self.latent, self.pairs = Latent(), pairs
+        self.num_heads, self.rank, self.nope_dim, self.value_dim = num_heads, rank, nope_dim, value_dim
+        self.layer_index = layer_index
+        self.method: WeightMethod | None = None
+        build.declared.attention[layer_index] = AttentionLayer(
+            layer_index=layer_index,
+            num_heads=num_heads,
+            num_kv_heads=1,
+            head_dim=rank + rope_dim,
+            scale=scale,
+            value_dim=rank,
+            latent=self.latent,
+        )
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        path, rows = f"{self.build.path}.kv_b_proj", self.num_heads * (self.nope_dim + self.value_dim)
+        layer = LinearLayer(path, self.rank, rows, (Part(f"{path}.weight", (0, rows)),))
+        self.method = self.build.method("linear", layer)
+        return self.method.declare(available)
+
+    def accept(self, piece: WeightPiece) -> None:
+        assert self.method is not None
+        self.method.accept(piece)
+
+    def finish(self) -> None:
+        """Dequantize the weight and split it. A reload writes to the same addresses."""
+        assert self.method is not None
+        self.method.finish()
+        heads = self.method.dequantize().view(self.num_heads, -1, self.rank)
+        up_k, up_v = heads[:, : self.nope_dim], heads[:, self.nope_dim :].transpose(1, 2)
+        if self.latent.up_k is None or self.latent.up_v is None:
+            options: Any = {"dtype": getattr(torch, self.build.dtype), "device": self.build.device}
+            self.latent.up_k, self.latent.up_v = torch.empty(up_k.shape, **options), torch.empty(up_v.shape, **options)
+        self.latent.up_k.copy_(up_k)
+        self.latent.up_v.copy_(up_v)
+        self.method = None
+
+    def bind(self) -> None:
+        attend, rotate = self.build.attention[self.layer_index], self.build.kernels["rope"]
+        nope, pairs = self.nope_dim, self.pairs
+
+        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation) -> Tensor:
+            cos, sin = rotation
+            k_turned = rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
+            out: Tensor = attend(q[..., :nope], rotate(q[..., nope:], cos, sin, pairs), latent, k_turned)
+            return out
+
+        self.forward = forward

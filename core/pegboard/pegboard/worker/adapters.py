@@ -1,0 +1,81 @@
+"""The LoRA adapters that this rank keeps in memory: read by a thread, checked, and copied into a slot between steps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from pegboard.data.request import LoRARequest
+from pegboard.errors import ModelError, PegboardError
+from pegboard.layers import Layer
+from pegboard.layers.lora import AdapterSlots, Fitted
+
+Weights = Mapping[str, tuple[Tensor, Tensor]]
+"""Module path → A [rank, in] and B [out, rank]."""
+
+NUM_THREADS = 2
+"""Adapters that are read at the same time, so that one slow disk does not hold up the others."""
+
+
+class Adapters:
+    """layers: of the model. read: returns the factor of an adapter's products, and its weights. An adapter is named by the
+    engine's ticket."""
+
+    def __init__(self, layers: Iterable[Layer], read: Callable[[LoRARequest], tuple[float, Weights]]) -> None:
+        found = [getattr(layer, "adapters", None) for layer in layers]
+        self._slots = [slots for slots in found if isinstance(slots, AdapterSlots)]
+        self._read = read
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "pegboard-adapters")
+        self._adapters: dict[int, Future[tuple[str, list[Fitted]]]] = {}
+
+    def read(self, ticket: int, lora: LoRARequest) -> tuple[str, str] | None:
+        """Start to read an adapter. Return None until that has ended, and then its digest, or "" and why it cannot be used."""
+        future = self._adapters.get(ticket)
+        if future is None:
+            future = self._adapters[ticket] = self._threads.submit(self._fitted, lora)
+        if not future.done():
+            return None
+        try:
+            return future.result()[0], ""
+        except (PegboardError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            return "", str(error) or type(error).__name__
+
+    def load(self, slot: int, ticket: int) -> None:
+        """Copy an adapter that was read into a slot of every layer."""
+        for layer, fitted in zip(self._slots, self._adapters[ticket].result()[1], strict=True):
+            layer.load(slot, fitted)
+
+    def drop(self, tickets: Iterable[int]) -> None:
+        """Forget adapters. Their slots stay as they are until others are copied into them."""
+        for ticket in tickets:
+            if (future := self._adapters.pop(ticket, None)) is not None:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the threads when they have read what they are reading."""
+        self._adapters.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _fitted(self, lora: LoRARequest) -> tuple[str, list[Fitted]]:
+        """Read an adapter. Return its digest, and its weights as each layer stores them. Raises ModelError if it does not fit."""
+        scaling, weights = self._read(lora)
+        known = {name for layer in self._slots for name in layer.modules}
+        if unknown := sorted(weights.keys() - known):
+            raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
+        return digest_of(scaling, weights), [layer.fitted(weights, scaling) for layer in self._slots]
+
+
+def digest_of(scaling: float, weights: Weights) -> str:
+    """Return a hash of an adapter's values."""
+    digest = hashlib.sha256(repr(scaling).encode())
+    for name in sorted(weights):
+        digest.update(name.encode())
+        for matrix in weights[name]:
+            digest.update(f"{matrix.dtype}{list(matrix.shape)}".encode())
+            digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]

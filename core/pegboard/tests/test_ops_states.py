@@ -1,0 +1,153 @@
+"""Ops with states against the formula token by token: any split of a prompt, any mix of rows, and states that are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pegboard import ops
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import AttentionInputs, KVTensor
+from pegboard.layers import Parameters, ShortConv, StateLayer
+from pegboard.ops.states import CHUNK
+from pegboard.worker.attention_groups import StateGroup
+from pegboard_testing.fake_build import fake_build, load_layers
+
+BLOCKS, CHANNELS, WIDTH, HEADS, GROUPS, HEAD_DIM, STATE = 5, 6, 4, 4, 2, 3, 5
+Op = Callable[[dict[str, Tensor], Tensor, ops.StateRows], Tensor]
+
+
+def inputs_of(num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random inputs of all ops for these tokens, and weights that do not depend on the tokens."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "weight": random(CHANNELS, WIDTH), "bias": random(CHANNELS), "skip": random(CHANNELS), "head_skip": random(HEADS),
+        "a": -random(CHANNELS, STATE).exp(), "head_a": -random(HEADS).exp(), "x": random(num_tokens, CHANNELS),
+        "dt": random(num_tokens, CHANNELS).exp(), "head_dt": random(num_tokens, HEADS).exp(),
+        "b": random(num_tokens, GROUPS, STATE), "c": random(num_tokens, GROUPS, STATE),
+        "heads": random(num_tokens, HEADS, HEAD_DIM),
+    }  # fmt: skip
+
+
+def conv(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
+    return ops.causal_conv(own["x"], own["weight"], own["bias"], state, rows, True)
+
+
+def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
+    return ops.selective_scan(own["x"], own["dt"], own["a"], own["b"][:, 0], own["c"][:, 0], own["skip"], state, rows)
+
+
+def chunks(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
+    return ops.chunked_scan(own["heads"], own["head_dt"], own["head_a"], own["b"], own["c"], own["head_skip"], state, rows)
+
+
+OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
+    "causal_conv": (conv, (CHANNELS, WIDTH - 1)),
+    "selective_scan": (scan, (CHANNELS, STATE)),
+    "chunked_scan": (chunks, (HEADS, HEAD_DIM, STATE)),
+}
+PER_TOKEN = ("x", "dt", "head_dt", "b", "c", "heads")
+
+
+def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The outputs and the last state of one new request, in float64 and one token at a time."""
+    own = {key: value.double() for key, value in own.items()}
+    state, outputs = torch.zeros(OPS[name][1], dtype=torch.float64), []
+    for t in range(len(own["x"])):
+        if name == "causal_conv":
+            window = torch.cat((state, own["x"][t, :, None]), 1)
+            out = torch.nn.functional.silu((window * own["weight"]).sum(1) + own["bias"])
+            state = window[:, 1:]
+        elif name == "selective_scan":
+            step = own["dt"][t, :, None]
+            state = (step * own["a"]).exp() * state + step * own["x"][t, :, None] * own["b"][t, 0]
+            out = state @ own["c"][t, 0] + own["skip"] * own["x"][t]
+        else:
+            b, c = own["b"][t].repeat_interleave(HEADS // GROUPS, 0), own["c"][t].repeat_interleave(HEADS // GROUPS, 0)
+            step = own["head_dt"][t]
+            state = (step * own["head_a"]).exp()[:, None, None] * state
+            state = state + (step[:, None] * own["heads"][t])[:, :, None] * b[:, None]
+            out = torch.einsum("hpn,hn->hp", state, c) + own["head_skip"][:, None] * own["heads"][t]
+        outputs.append(out)
+    return torch.stack(outputs), state
+
+
+def rows_of(blocks: list[int], starts: list[int], lengths: list[int]) -> ops.StateRows:
+    """The rows of a step as the worker makes them. starts: tokens of each row before the step."""
+    loc = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    seq_lens = np.array(starts, np.int32) + np.array(lengths, np.int32)
+    table = np.array(blocks, np.int32)[:, None]
+    group = StateGroup()
+    group.plan(
+        AttentionInputs(
+            num_rows=len(blocks), num_tokens=int(loc[-1]), query_start_loc=torch.from_numpy(loc), query_start_loc_cpu=loc,
+            seq_lens=torch.from_numpy(seq_lens), seq_lens_cpu=seq_lens, block_table=torch.from_numpy(table),
+            block_table_cpu=table, slot_mapping=torch.zeros(0, dtype=torch.int64),
+        )
+    )  # fmt: skip
+    return group.rows
+
+
+@pytest.mark.parametrize("name", OPS)
+@settings(deadline=None, max_examples=8)
+@given(
+    pieces=st.lists(st.lists(st.sampled_from([1, 1, 2, 3, CHUNK + 7]), min_size=1, max_size=4), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_any_split_and_any_batch_is_the_formula(name: str, pieces: list[list[int]], seed: int) -> None:
+    """Each request is computed in its pieces, one per step together with the other requests, in blocks full of garbage."""
+    (op, shape), generator = OPS[name], torch.Generator().manual_seed(seed)
+    requests = [inputs_of(sum(own), generator) for own in pieces]
+    weights = requests[0]
+    requests = [{**weights, **{key: own[key] for key in PER_TOKEN}} for own in requests]
+    blocks = [3, 1, 4][: len(pieces)]
+    state = torch.full((BLOCKS, *shape), float("nan"))
+    found: list[list[Tensor]] = [[] for _ in pieces]
+    for step in range(max(map(len, pieces))):
+        active = [r for r, own in enumerate(pieces) if step < len(own)]
+        starts, lengths = [sum(pieces[r][:step]) for r in active], [pieces[r][step] for r in active]
+        spans = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        batch = {key: torch.cat([requests[r][key][span] for r, span in zip(active, spans, strict=True)]) for key in PER_TOKEN}
+        out = op({**weights, **batch}, state, rows_of([blocks[r] for r in active], starts, lengths))
+        for r, part in zip(active, out.split(lengths), strict=True):
+            found[r].append(part)
+    for r, own in enumerate(requests):
+        expected, last = formula(name, own)
+        size = expected.abs().max().item() + 1
+        assert (torch.cat(found[r]).double() - expected).abs().max() < 2e-5 * size
+        assert (state[blocks[r]].double() - last).abs().max() < 2e-5 * (last.abs().max().item() + 1)
+    assert all(state[block].isnan().all() for block in range(BLOCKS) if block not in blocks)
+
+
+def test_a_state_layer_gets_its_memory_and_the_steps_rows() -> None:
+    build = fake_build()
+    layer = StateLayer(build.at("conv"), 3, KVTensor("conv", (CHANNELS, 2), "float32"))
+    assert build.declared.states == {3: (KVTensor("conv", (CHANNELS, 2), "float32"),)}
+    group, states = StateGroup(), {"conv": torch.zeros(2, CHANNELS, 2)}
+    build.attention[3] = group.bind(states)
+    layer.bind()
+    group.rows = rows_of([1], [0], [2])
+    assert layer() == (states, group.rows)
+    with pytest.raises(ModelError, match="layer index 3 already has a cache"):
+        StateLayer(build, 3)
+
+
+def test_parameters_keep_the_type_that_was_asked_for() -> None:
+    build = fake_build()
+    own = Parameters(build.at("mixer"), {"D": (2,)}, "float32")
+    short = ShortConv(build.at("conv1d"), 2, 3, bias=False, activates=False)
+    weights: dict[str, Any] = {"mixer.D": torch.tensor([1.0, 2.0]), "conv1d.weight": torch.tensor([[[1.0, 2, 3]], [[0, 0, 1]]])}
+    load_layers([own, short], weights)
+    assert own["D"].tolist() == [1, 2] and own["D"].dtype == torch.float32
+    x = torch.tensor([[1.0, 5.0], [2.0, 6.0]])
+    assert short(x, torch.zeros(1, 2, 2), rows_of([0], [0], [2])).tolist() == [[3, 5], [8, 6]]

@@ -1,0 +1,193 @@
+/* A mixture of experts: routing, the order of rows, and their sums. The products are in linear_*.c. */
+#include "quantize.h"
+
+typedef struct {
+    const float *logits; /* [tokens][experts] */
+    int64_t logits_stride;
+    const float *correction; /* [experts], added to the scores for the choice only; NULL = none */
+    float *weights; /* [tokens][top_k] */
+    int32_t *ids; /* [tokens][top_k], the best first */
+    int64_t num_experts, top_k, num_groups, top_groups, group_best;
+    int64_t is_sigmoid, renormalize;
+    float scale;
+} Route;
+
+INLINE int64_t best_of(const float *values, int64_t count) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+        if (values[i] > values[best]) best = i;
+    return best;
+}
+
+/* Set the scores of all experts that are not in the best groups to -infinity. */
+static void close_groups(const Route *a, float *choice) {
+    int64_t size = a->num_experts / a->num_groups;
+    float worth[a->num_groups], held[size];
+    for (int64_t g = 0; g < a->num_groups; g++) {
+        memcpy(held, choice + g * size, size * sizeof(float));
+        worth[g] = 0;
+        for (int64_t i = 0; i < a->group_best; i++) {
+            int64_t best = best_of(held, size);
+            worth[g] += held[best];
+            held[best] = -INFINITY;
+        }
+    }
+    for (int64_t i = 0; i < a->top_groups; i++) worth[best_of(worth, a->num_groups)] = -INFINITY; /* these stay open */
+    for (int64_t g = 0; g < a->num_groups; g++)
+        if (worth[g] != -INFINITY)
+            for (int64_t i = 0; i < size; i++) choice[g * size + i] = -INFINITY;
+}
+
+EXPORT void route(const Step *step, Worker *worker, const void *arguments) {
+    const Route *a = arguments;
+    int64_t count = a->num_experts;
+    float scores[count], choice[count];
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        const float *logits = a->logits + t * a->logits_stride;
+        float *weights = a->weights + t * a->top_k, largest = logits[best_of(logits, count)], sum = 0;
+        int32_t *ids = a->ids + t * a->top_k;
+        for (int64_t e = 0; e < count; e++) {
+            scores[e] = a->is_sigmoid ? 1.0f / (1.0f + expf(-logits[e])) : expf(logits[e] - largest);
+            sum += scores[e];
+        }
+        for (int64_t e = 0; e < count; e++) {
+            if (!a->is_sigmoid) scores[e] /= sum;
+            choice[e] = scores[e] + (a->correction ? a->correction[e] : 0);
+        }
+        if (a->num_groups > 1) close_groups(a, choice);
+        sum = 0;
+        for (int64_t k = 0; k < a->top_k; k++) {
+            int64_t best = best_of(choice, count);
+            ids[k] = (int32_t)best;
+            weights[k] = scores[best];
+            sum += scores[best];
+            choice[best] = -INFINITY;
+        }
+        float factor = a->renormalize ? a->scale / (sum + 1e-20f) : a->scale;
+        for (int64_t k = 0; k < a->top_k; k++) weights[k] *= factor;
+    }
+}
+
+typedef struct {
+    const int32_t *ids; /* [tokens][top_k] */
+    int32_t *places; /* [tokens][top_k]: the place of each choice among the sorted rows */
+    int32_t *starts; /* [experts + 1] */
+    int64_t num_experts, top_k;
+} SortByExpert;
+
+EXPORT void sort_by_expert(const Step *step, Worker *worker, const void *arguments) {
+    const SortByExpert *a = arguments;
+    for (int64_t task; (task = next_task(worker, 1)) < 1;) {
+        int64_t count = step->num_tokens * a->top_k;
+        int32_t next[a->num_experts];
+        memset(next, 0, sizeof next);
+        for (int64_t i = 0; i < count; i++) next[a->ids[i]]++;
+        a->starts[0] = 0;
+        for (int64_t e = 0; e < a->num_experts; e++) {
+            a->starts[e + 1] = a->starts[e] + next[e];
+            next[e] = a->starts[e];
+        }
+        for (int64_t i = 0; i < count; i++) a->places[i] = next[a->ids[i]]++;
+    }
+}
+
+typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    const int32_t *places; /* [tokens][top_k] */
+    const float *factors; /* [tokens][top_k]; NULL = 1 */
+    float *out; /* [tokens · top_k][columns]; NULL = only the quantized result is wanted */
+    int64_t out_stride;
+    Quantized to;
+    int64_t columns, top_k;
+} SpreadRows;
+
+EXPORT void spread_rows(const Step *step, Worker *worker, const void *arguments) {
+    const SpreadRows *a = arguments;
+    float row[a->out ? 1 : a->columns];
+    int64_t total = step->num_tokens * a->top_k;
+    for (int64_t i; (i = next_task(worker, total)) < total;) {
+        const float *x = a->x + i / a->top_k * a->x_stride;
+        int64_t place = a->places[i];
+        float *out = a->out ? a->out + place * a->out_stride : row, factor = a->factors ? a->factors[i] : 1.0f;
+        for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * factor;
+        if (a->to.codes) quantize_row(out, &a->to, a->columns, place);
+    }
+}
+
+typedef struct {
+    const float *rows; /* [tokens · top_k][columns] */
+    int64_t rows_stride;
+    const int32_t *places; /* [tokens][top_k] */
+    const float *weights; /* [tokens][top_k]; NULL = 1 */
+    const float *shared; /* [tokens][columns] or NULL */
+    int64_t shared_stride;
+    const float *gate; /* [tokens]: logits of the factor of `shared`; NULL = 1 */
+    int64_t gate_stride;
+    float *out; /* [tokens][columns] */
+    int64_t out_stride;
+    int64_t columns, top_k;
+} SumExperts;
+
+EXPORT void sum_experts(const Step *step, Worker *worker, const void *arguments) {
+    const SumExperts *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        float *restrict out = a->out + t * a->out_stride;
+        memset(out, 0, a->columns * sizeof(float));
+        for (int64_t k = 0; k < a->top_k; k++) {
+            const float *row = a->rows + a->places[t * a->top_k + k] * a->rows_stride;
+            float weight = a->weights ? a->weights[t * a->top_k + k] : 1.0f;
+            for (int64_t c = 0; c < a->columns; c++) out[c] += row[c] * weight;
+        }
+        if (!a->shared) continue;
+        const float *shared = a->shared + t * a->shared_stride;
+        float factor = a->gate ? 1.0f / (1.0f + expf(-a->gate[t * a->gate_stride])) : 1.0f;
+        for (int64_t c = 0; c < a->columns; c++) out[c] += shared[c] * factor;
+    }
+}
+
+typedef struct {
+    const float *x; /* [tokens][2 · columns]: gate, then up, or both in turn */
+    int64_t x_stride;
+    float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
+    int64_t out_stride;
+    Quantized to;
+    int64_t columns, interleaved;
+    float alpha, limit;
+} ClampedSwiglu;
+
+EXPORT void clamped_swiglu(const Step *step, Worker *worker, const void *arguments) {
+    const ClampedSwiglu *a = arguments;
+    int64_t every = a->interleaved ? 2 : 1, columns = a->columns;
+    float row[a->out ? 1 : columns];
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        const float *gates = a->x + t * a->x_stride, *ups = gates + (a->interleaved ? 1 : columns);
+        float *out = a->out ? a->out + t * a->out_stride : row;
+        for (int64_t first = 0; first < columns; first += LANES) {
+            int64_t count = columns - first < LANES ? columns - first : LANES;
+            vfloat gate = splat(0), up = splat(0);
+            for (int64_t i = 0; i < count; i++) {
+                gate[i] = gates[(first + i) * every];
+                up[i] = ups[(first + i) * every];
+            }
+            gate = vmin(gate, splat(a->limit));
+            up = vmax(vmin(up, splat(a->limit)), splat(-a->limit));
+            vfloat found = gate / (1.0f + exp_of(vmin(gate * -a->alpha, splat(87.0f)))) * (up + 1.0f);
+            for (int64_t i = 0; i < count; i++) out[first + i] = found[i];
+        }
+        if (a->to.codes) quantize_row(out, &a->to, columns, t);
+    }
+}
+
+/* A kernel whose rows are `copies` times the tokens of the step. */
+typedef struct {
+    Kernel kernel;
+    const void *arguments;
+    int64_t copies;
+} Repeated;
+
+EXPORT void repeated(const Step *step, Worker *worker, const void *arguments) {
+    const Repeated *a = arguments;
+    Step longer = {step->num_tokens * a->copies};
+    a->kernel(&longer, worker, a->arguments);
+}

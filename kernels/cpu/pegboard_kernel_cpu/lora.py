@@ -1,0 +1,75 @@
+"""Low-rank adapters: the products of csrc/lora.c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from pegboard import ops
+from pegboard.ops import AdapterRows
+from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
+
+SPLITS = 4
+RANKS = 16
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Adapters(Structure):
+    _fields_ = (("order", c_void_p), ("starts", c_void_p), ("ranks", c_void_p), ("slots", c_int64))
+
+
+class LoRAShrink(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("a", c_void_p),
+        ("adapters", Adapters),
+        ("columns", c_int64),
+        ("parts", c_int64),
+        ("width", c_int64),
+        ("kind", c_int64),
+        ("is_lookup", c_int64),
+    )
+
+
+class LoRAExpand(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("b", c_void_p),
+        ("adapters", Adapters),
+        ("bounds", c_void_p),
+        ("parts", c_int64),
+        ("width", c_int64),
+        ("max_rank", c_int64),
+        ("kind", c_int64),
+    )
+
+
+def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
+    """See `pegboard.ops.lora_add`. When recorded, `rows` is read at every replay."""
+    parts = len(bounds) - 1
+    width = a.shape[2] // parts
+    if width % RANKS or a.dtype not in KINDS or (type(y) is not Value and (y.dtype != torch.float32 or y.stride(1) != 1)):
+        return ops.lora_add(y, x, a, b, ranks, bounds, rows)
+    is_lookup = x.dim() == 1
+    source = x if is_lookup else rows_of(x)
+    adapters = Adapters(rows.order.data_ptr(), rows.starts.data_ptr(), ranks.data_ptr(), len(a))
+    starts = torch.tensor(bounds)
+    sizes = {"adapters": adapters, "parts": parts, "width": width, "kind": KINDS[a.dtype]}
+    shrink = LoRAShrink(a=a.data_ptr(), columns=a.shape[1], is_lookup=is_lookup, **sizes)
+    expand = LoRAExpand(b=b.data_ptr(), bounds=starts.data_ptr(), max_rank=b.shape[1], **sizes)
+    shrunk, holds = new(y, SPLITS * parts * width), (a, b, ranks, rows, starts)
+    submit(
+        y,
+        Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds),
+        Call("lora_expand", expand, {"x": shrunk, "out": y}, {"out": y}, holds),
+    )
+    return y

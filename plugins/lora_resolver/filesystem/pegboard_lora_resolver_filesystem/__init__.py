@@ -1,0 +1,1 @@
+"""The LoRA resolver for a folder of adapters."""

@@ -1,0 +1,1 @@
+"""The LoRA resolver for adapters on the Hugging Face Hub."""

@@ -1,0 +1,132 @@
+"""A decoder with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). All models of this package are built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.layers import Activation, Build, Embedding, Head, LatentAttention, LayerStack, Linear, Norm, Rope, Rotation
+from pegboard.layers.rope import rope_parameters
+from pegboard_model_deepseek.shape import Shape
+
+LATENT_EPS = 1e-6
+"""The epsilon of the norms within attention. Configs do not contain it."""
+
+
+class LatentDecoder(nn.Module):
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
+
+    pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of what each block adds.
+    """
+
+    residual_scale = 1.0
+
+    def __init__(self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool) -> None:
+        super().__init__()
+        base, scaling = rope_parameters(config)
+        inner, scale = build.at("model"), shape.scale(config)
+        self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
+        self.rope = Rope(inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+
+        def make(build: Build, index: int) -> nn.Module:
+            attention = SelfAttention(build.at("self_attn"), index, shape, scale, pairs)
+            return DecoderLayer(
+                build, shape, attention, self.feed_forward(build.at("mlp"), index, shape, config), self.residual_scale
+            )
+
+        self.layers = LayerStack(inner.at("layers"), shape.num_layers, make)
+        self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
+        tied = self.embed_tokens if shape.is_tied else None
+        self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
+
+    def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+        """Return the feed-forward block of a layer. A model with experts overrides this."""
+        return FeedForward(build, shape)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.embed_tokens(input_ids)
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        hidden, residual = self.layers(hidden, self.rope(positions))
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so far."""
+
+    def __init__(self, build: Build, shape: Shape, attention: nn.Module, feed_forward: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
+        self.self_attn, self.mlp, self.scale = attention, feed_forward, scale
+        self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            residual, hidden = hidden, self.input_layernorm(hidden)
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = self.post_attention_layernorm(self._scaled(self.self_attn.forward(hidden, rotation)), residual)
+        return self._scaled(self.mlp.forward(hidden)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x * self.scale
+
+
+class SelfAttention(nn.Module):
+    """Latent attention. With q_lora_rank, queries too are functions of a small vector."""
+
+    def __init__(self, build: Build, index: int, shape: Shape, scale: float, pairs: bool) -> None:
+        super().__init__()
+        self.rank, self.num_heads, hidden = shape.rank, shape.num_heads, shape.hidden_size
+        width = shape.num_heads * (shape.nope_dim + shape.rope_dim)
+        self.q_a_proj = self.q_a_layernorm = None
+        if shape.q_rank is None:
+            self.q_proj = Linear(build.at("q_proj"), hidden, width)
+        else:
+            self.q_a_proj = Linear(build.at("q_a_proj"), hidden, shape.q_rank, bias=shape.bias)
+            self.q_a_layernorm = Norm(build.at("q_a_layernorm"), shape.q_rank, LATENT_EPS)
+            self.q_proj = Linear(build.at("q_b_proj"), shape.q_rank, width)
+        self.kv_a_proj = Linear(build.at("kv_a_proj_with_mqa"), hidden, shape.rank + shape.rope_dim, bias=shape.bias)
+        self.kv_a_layernorm = Norm(build.at("kv_a_layernorm"), shape.rank, LATENT_EPS)
+        self.attention = LatentAttention(
+            build,
+            index,
+            shape.num_heads,
+            rank=shape.rank,
+            nope_dim=shape.nope_dim,
+            rope_dim=shape.rope_dim,
+            value_dim=shape.value_dim,
+            scale=scale,
+            pairs=pairs,
+        )
+        self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias)
+
+    def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
+        small = hidden
+        if self.q_a_proj is not None and self.q_a_layernorm is not None:
+            small = self.q_a_layernorm(self.q_a_proj(hidden))
+        q = self.q_proj(small).view(hidden.shape[0], self.num_heads, -1)
+        kv = self.kv_a_proj(hidden)
+        latent = self.kv_a_layernorm(kv[:, : self.rank])
+        return self.o_proj(self.attention(q, latent, kv[:, self.rank :], rotation))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)). width: channels of gate and up; None = the config's intermediate size."""
+
+    def __init__(self, build: Build, shape: Shape, width: int | None = None) -> None:
+        super().__init__()
+        inner = shape.intermediate_size if width is None else width
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = Linear(build, shape.hidden_size, 2 * inner, parts=parts, bias=shape.mlp_bias)
+        self.down_proj = Linear(build.at("down_proj"), inner, shape.hidden_size, bias=shape.mlp_bias)
+        self.activation = Activation(build, shape.activation)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_up_proj(hidden)))

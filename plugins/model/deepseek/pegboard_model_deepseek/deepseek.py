@@ -1,0 +1,86 @@
+"""DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, and experts in all layers after the first few.
+
+V2   scores of experts by softmax; the best groups of experts are those with the best expert
+V3   scores by sigmoid; groups by their two best experts, chosen with a correction that balances their load
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Build, Experts, Linear, RouterRule, read, size_of
+from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder
+from pegboard_model_deepseek.shape import Shape
+
+
+class DeepseekModel(LatentDecoder):
+    """score, method: how experts are chosen if the config does not say it."""
+
+    score, method = "softmax", "greedy"
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        pairs = read(config, "rope_interleave", bool) is not False
+        super().__init__(config, build, Shape(config), pairs=pairs)
+
+    def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+        num_experts, every = read(config, "n_routed_experts", int), read(config, "moe_layer_freq", int) or 1
+        if not num_experts or index < (read(config, "first_k_dense_replace", int) or 0) or index % every:
+            return FeedForward(build, shape)
+        return ExpertsBlock(build, shape, config, num_experts, self.rule(config, num_experts))
+
+    def rule(self, config: Mapping[str, Any], num_experts: int) -> RouterRule:
+        """Return how experts are chosen. Raises ModelError if the config names a method that is not known."""
+        score, method = read(config, "scoring_func", str) or self.score, read(config, "topk_method", str) or self.method
+        best = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}.get(method)
+        if best is None or score not in ("softmax", "sigmoid"):
+            told = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
+            raise ModelError(f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; expected {told}")
+        num_groups = (read(config, "n_group", int) or 1) if best else 1
+        if num_groups > 1 and (num_experts % num_groups or num_experts // num_groups < best):
+            raise ModelError(f"{num_experts} experts do not form n_group={num_groups} groups of at least {best}")
+        return RouterRule(
+            top_k=size_of(config, "num_experts_per_tok"),
+            score=score,  # type: ignore[arg-type]
+            renormalize=bool(read(config, "norm_topk_prob", bool)),
+            scale=read(config, "routed_scaling_factor", float) or 1.0,
+            num_groups=num_groups,
+            top_groups=read(config, "topk_group", int) or num_groups,
+            group_best=best or 1,
+        )
+
+
+class DeepseekV2Model(DeepseekModel):
+    pass
+
+
+class DeepseekV3Model(DeepseekModel):
+    score, method = "sigmoid", "noaux_tc"
+
+
+class ExpertsBlock(nn.Module):
+    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token."""
+
+    def __init__(self, build: Build, shape: Shape, config: Mapping[str, Any], num_experts: int, rule: RouterRule) -> None:
+        super().__init__()
+        width, num_shared = size_of(config, "moe_intermediate_size"), read(config, "n_shared_experts", int) or 0
+        gate = build.at("gate")
+        self.gate = Linear(gate, shape.hidden_size, num_experts)
+        correction = f"{gate.path}.e_score_correction_bias" if rule.group_best == 2 else None
+        self.experts = Experts(
+            build.at("experts"),
+            num_experts,
+            shape.hidden_size,
+            width,
+            rule=rule,
+            activation=shape.activation,
+            correction=correction,
+        )
+        self.shared = FeedForward(build.at("shared_experts"), shape, width * num_shared) if num_shared else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        shared = None if self.shared is None else self.shared.forward(hidden)
+        return self.experts(hidden, self.gate(hidden), shared)

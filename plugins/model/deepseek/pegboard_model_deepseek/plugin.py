@@ -1,0 +1,12 @@
+"""Specs of this package. On other platforms no attention backend stores latents yet, so the fallback serves these models."""
+
+from pegboard.interfaces.model import ModelSpec
+
+
+def _on_cpu(implementation: str) -> ModelSpec:
+    return ModelSpec(api="1.0", implementation=implementation, platforms=frozenset({"cpu"}))
+
+
+DEEPSEEK_V2 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV2Model")
+DEEPSEEK_V3 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV3Model")
+MINICPM3 = _on_cpu("pegboard_model_deepseek.minicpm:MiniCPM3Model")

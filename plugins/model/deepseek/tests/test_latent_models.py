@@ -1,0 +1,81 @@
+"""What the package adds to transformers' definition: entries and errors. Parity is tested in tests/parity."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from pegboard_model_deepseek.deepseek import DeepseekV2Model, DeepseekV3Model
+from pegboard_model_deepseek.minicpm import MiniCPM3Model
+
+from pegboard.errors import ModelError
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_build import fake_build
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 29,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
+
+@pytest.mark.parametrize("name", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "MiniCPM3ForCausalLM"])
+def test_contract(name: str) -> None:
+    check_entry(installed_entry("model", name))
+
+
+def test_only_a_latent_is_stored() -> None:
+    build = fake_build()
+    DeepseekV3Model(CONFIG, build)
+    layers = build.declared.attention.values()
+    assert [(layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.latent is not None) for layer in layers] == [
+        (1, 12, 8, True)
+    ] * 2
+
+
+def test_the_scale_grows_with_yarns_mscale_of_all_channels() -> None:
+    scales = []
+    for more in ({}, {"mscale_all_dim": 0.5}):
+        build = fake_build()
+        rope = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 16, **more}
+        DeepseekV2Model({**CONFIG, "rope_scaling": rope}, build)
+        scales.append(build.declared.attention[0].scale)
+    assert scales == pytest.approx([10**-0.5, 10**-0.5 * 1.1844439727**2])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"kv_lora_rank": None}, "kv_lora_rank=None"),
+        ({"qk_rope_head_dim": 5}, "all must be positive"),
+        ({"topk_method": "best"}, "topk_method='best'"),
+        ({"scoring_func": "tanh"}, "scoring_func='tanh'"),
+        ({"n_group": 3}, "do not form n_group=3"),
+        ({"n_group": 8}, "groups of at least 2"),
+        ({"hidden_act": "relu2"}, "unknown activation"),
+    ],
+)
+def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        DeepseekV3Model({**CONFIG, **values}, fake_build())
+
+
+@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model])
+@pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
+def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:
+    for key in [*CONFIG, "q_lora_rank", "scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq"]:
+        with contextlib.suppress(ModelError):
+            model({**CONFIG, key: value}, fake_build())

@@ -1,0 +1,1 @@
+"""Decoder models described by data: names of tensors, norms, biases, scales, rotary embeddings, experts."""

@@ -1,0 +1,216 @@
+"""Families that transformers has, too. Built from these layers, they need fewer calls per step and can be recorded.
+
+Gemma 1–3        the norm's weight is stored minus 1; embeddings are scaled (Gemma Team 2024, 2025)
+Phi-3            merged projections, LongRoPE (Abdin et al. 2024)
+Granite          four multipliers (IBM 2024)
+OLMo 2, OLMo 3   norms of the blocks' results, and of all queries and keys (OLMo Team 2024, 2025)
+GLM-4            rotates pairs of half of each head; GLM-4-0414 normalizes the blocks' results, too
+Cwm, Seed-OSS, SmolLM3, Ernie 4.5, EXAONE 4   Llama with other biases, windows or layers without rotation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pegboard.errors import ModelError
+from pegboard.layers import read, size_of
+from pegboard_model_dense.decoder import Decoder
+from pegboard_model_dense.traits import LayerTraits, Names, RopeTraits, Traits, common, refuse, types_of_layers
+
+BOTH_NORMS = Names(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def windowed(traits: Traits, types: list[str], window: int | None) -> tuple[LayerTraits, ...]:
+    """Return the layers with a window, in tokens, for those of type "sliding_attention"."""
+    return tuple(
+        replace(own, window=window if kind == "sliding_attention" else None)
+        for own, kind in zip(traits.layers, types, strict=True)
+    )
+
+
+def ropes_of_types(config: Mapping[str, Any], traits: Traits, local: Mapping[str, Any]) -> tuple[RopeTraits, ...]:
+    """Return the rotary embeddings of full and of sliding attention. They are given by type of layer (transformers 5), or
+    `local` replaces values of the sliding layers."""
+    full = traits.ropes[0]
+    given = config.get("rope_parameters")
+    if isinstance(given, Mapping) and "full_attention" in given:
+        rules = [dict(given.get(kind) or {}) for kind in ("full_attention", "sliding_attention")]
+        return tuple(replace(full, base=float(rule.pop("rope_theta", 10000.0)), scaling=rule) for rule in rules)
+    return full, replace(full, **local)
+
+
+def gemma_traits(config: Mapping[str, Any], **more: Any) -> Traits:
+    activation = read(config, "hidden_activation", str) or "gelu_pytorch_tanh"
+    defaults = {"tie_word_embeddings": True, "head_dim": 256, **config}
+    traits = common(defaults, norm="rms+1", activation=activation, **more)
+    bias = bool(read(config, "attention_bias", bool))
+    return replace(traits, embedding_scale=traits.hidden_size**0.5, qkv_bias=bias, out_bias=bias)
+
+
+class Gemma(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        return gemma_traits(config)
+
+
+class Gemma2(Decoder):
+    """Every second layer has a window. Scores and logits are capped."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"use_bidirectional_attention": False})
+        traits = gemma_traits(config, names=BOTH_NORMS, **caps(config, 50.0, 30.0))
+        types = types_of_layers(config, ["sliding_attention", "full_attention"] * len(traits.layers))
+        return replace(traits, layers=scaled_layers(config, windowed(traits, types, read(config, "sliding_window", int) or 4096)))
+
+
+class Gemma3(Decoder):
+    """Five of six layers have a window and their own rotary embedding. Queries and keys are normalized."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"use_bidirectional_attention": False})
+        traits = gemma_traits(
+            {"rope_theta": 1_000_000.0, **config}, names=BOTH_NORMS, qk_norm="heads", **caps(config, None, None)
+        )
+        every = read(config, "sliding_window_pattern", int) or 6
+        default = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(len(traits.layers))]
+        types = types_of_layers(config, default)
+        layers = scaled_layers(config, windowed(traits, types, read(config, "sliding_window", int) or 4096))
+        local = {"base": read(config, "rope_local_base_freq", float) or 10000.0, "scaling": {}}
+        layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
+        return replace(traits, layers=layers, ropes=ropes_of_types(config, traits, local))
+
+
+def caps(config: Mapping[str, Any], scores: float | None, logits: float | None) -> dict[str, float | None]:
+    """Return the soft caps. scores, logits: if the config does not name them; null means none."""
+    names = {"soft_cap": ("attn_logit_softcapping", scores), "logits_cap": ("final_logit_softcapping", logits)}
+    return {mine: read(config, name, float) if name in config else value for mine, (name, value) in names.items()}
+
+
+def scaled_layers(config: Mapping[str, Any], layers: tuple[LayerTraits, ...]) -> tuple[LayerTraits, ...]:
+    scale = (read(config, "query_pre_attn_scalar", float) or 256.0) ** -0.5
+    return tuple(replace(own, scale=scale) for own in layers)
+
+
+class Phi3(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        traits = common({"rms_norm_eps": 1e-5, **config}, names=Names(qkv=("qkv_proj",), up=("gate_up_proj",)))
+        window = read(config, "sliding_window", int)
+        return replace(traits, layers=windowed(traits, ["sliding_attention"] * len(traits.layers), window))
+
+
+class Granite(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias = bool(read(config, "attention_bias", bool))
+        traits = common({"tie_word_embeddings": False, **config}, qkv_bias=bias, out_bias=bias)
+        scale, mlp_bias = read(config, "attention_multiplier", float), bool(read(config, "mlp_bias", bool))
+        return replace(
+            traits,
+            up_bias=mlp_bias,
+            down_bias=mlp_bias,
+            layers=tuple(replace(own, scale=1.0 if scale is None else scale) for own in traits.layers),
+            embedding_scale=read(config, "embedding_multiplier", float) or 1.0,
+            residual_scale=read(config, "residual_multiplier", float) or 1.0,
+            logits_scale=1 / (read(config, "logits_scaling", float) or 1.0),
+        )
+
+
+class Olmo2(Decoder):
+    """Also OLMo 3, three of four layers of which have a window and rotate without scaling."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias = bool(read(config, "attention_bias", bool))
+        names = Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+        traits = common({"rms_norm_eps": 1e-5, **config}, names=names, order="after", qk_norm="all", qkv_bias=bias, out_bias=bias)
+        if config.get("model_type") != "olmo3":
+            return traits
+        default = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(len(traits.layers))]
+        types = types_of_layers(config, default)
+        layers = windowed(traits, types, read(config, "sliding_window", int) or 4096)
+        layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
+        return replace(traits, layers=layers, ropes=ropes_of_types(config, traits, {"scaling": {}}))
+
+
+class Glm(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        names, bias = Names(up=("gate_up_proj",)), read(config, "attention_bias", bool) is not False
+        if config.get("model_type") == "glm4":
+            names = replace(names, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+        return common(
+            {"head_dim": 128, "rms_norm_eps": 1.5625e-07, **config}, names=names, partial=0.5, pairs=True, qkv_bias=bias
+        )
+
+
+class Cwm(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        traits = common(config)
+        default = ["full_attention" if i % 4 == 0 else "sliding_attention" for i in range(len(traits.layers))]
+        window = read(config, "sliding_window", int) or 8192
+        return replace(traits, layers=windowed(traits, types_of_layers(config, default), window))
+
+
+class SeedOss(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        out_bias, mlp_bias = bool(read(config, "attention_out_bias", bool)), bool(read(config, "mlp_bias", bool))
+        qkv_bias = read(config, "attention_bias", bool) is not False
+        base = {"head_dim": 128, **config}
+        return common(base, qkv_bias=qkv_bias, out_bias=out_bias, up_bias=mlp_bias, down_bias=mlp_bias)
+
+
+class SmolLM3(Decoder):
+    """Every fourth layer does not rotate."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias, mlp_bias = bool(read(config, "attention_bias", bool)), bool(read(config, "mlp_bias", bool))
+        base = {"tie_word_embeddings": True, "rope_theta": 2_000_000.0, **config}
+        traits = common(base, qkv_bias=bias, out_bias=bias, up_bias=mlp_bias, down_bias=mlp_bias)
+        every = read(config, "no_rope_layer_interval", int) or 4
+        rotates: Any = read(config, "no_rope_layers", list) or [(i + 1) % every for i in range(len(traits.layers))]
+        layers = traits.layers
+        if len(rotates) < len(layers):
+            raise ModelError(f"no_rope_layers has {len(rotates)} entries for {len(layers)} layers")
+        if read(config, "use_sliding_window", bool):
+            layers = windowed(traits, types_of_layers(config, "full_attention"), read(config, "sliding_window", int))
+        pairs = zip(layers, rotates, strict=False)
+        return replace(traits, layers=tuple(replace(own, rope=0 if on else None) for own, on in pairs))
+
+
+class Ernie(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias = bool(read(config, "use_bias", bool))
+        base = {"tie_word_embeddings": True, "rope_theta": 500_000.0, "head_dim": 128, "rms_norm_eps": 1e-5, **config}
+        return common(base, pairs=True, qkv_bias=bias, out_bias=bias, up_bias=bias, down_bias=bias)
+
+
+class Exaone4(Decoder):
+    """Norms of the results. If some layers have a window, the others do not rotate."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        names = Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+        traits = common({"rms_norm_eps": 1e-5, **config}, names=names, order="after", qk_norm="heads")
+        window = read(config, "sliding_window", int)
+        if not window:
+            return traits
+        pattern: Any = config.get("sliding_window_pattern") or 4  # a number, or letters that repeat: L local, G global
+        letters = pattern if isinstance(pattern, str) else "L" * (size_of({"pattern": pattern}, "pattern") - 1) + "G"
+        default = [
+            "full_attention" if letters[i % len(letters)] == "G" else "sliding_attention" for i in range(len(traits.layers))
+        ]
+        layers = windowed(traits, types_of_layers(config, default), window)
+        return replace(traits, layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers))

@@ -1,0 +1,299 @@
+"""A decoder of attention and feed-forward blocks, built as its traits say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pegboard.errors import ModelError
+from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Rope
+from pegboard_model_dense.parts import (
+    AlibiAttention,
+    ArrangedLinear,
+    ArrangedQKV,
+    FlatExperts,
+    LayerNorm,
+    NormalizedHead,
+    Rotate,
+    Rows,
+    Scale,
+    Sum,
+    make_norm,
+)
+from pegboard_model_dense.traits import ExpertTraits, LayerTraits, RopeTraits, Traits
+
+PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    **{name: lambda x: functional.gelu(x, approximate="tanh") for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")},
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+"""Activations of a block without a gate, by their Hugging Face names."""
+
+Step = tuple[Any, ...]
+"""What all layers of a step share: the rotation of each rotary embedding, or the positions if there are position biases."""
+
+
+class Decoder(nn.Module):
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits. Subclasses define `traits`.
+
+    Residual scale r (Granite, MiniCPM): instead of x + r · f(x), the model computes x/r + f(x), which needs no product. The
+    embedding is divided by r, and as every block starts with a norm, an epsilon divided by r² makes the results the same.
+    """
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        traits = self.traits(config)
+        names = traits.names
+        stream = traits.residual_scale
+        if stream <= 0:
+            raise ModelError(f"the checkpoint's config scales residuals by {stream}; this architecture needs a positive number")
+        factor = traits.embedding_scale / stream
+        self.scale = Scale(build, traits.hidden_size, factor) if factor != 1.0 else None
+        self.embedding = Embedding(build.at(names.embedding), traits.vocab_size, traits.hidden_size)
+        self.embedding_norm = None
+        if names.embedding_norm:
+            self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, has_bias=True)
+        self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
+        self.has_alibi = bool(traits.alibi)
+        taps: dict[int, Tensor] = {}
+        self.layers = LayerStack(
+            build.at(names.layers), len(traits.layers), lambda b, i: make_layer(b, i, traits, self.ropes, taps)
+        )
+        is_folded = traits.norm.startswith("rms") and not traits.head_bias
+        factor = traits.logits_scale if is_folded else 1.0
+        self.norm = make_norm(build.at(names.norm), traits.hidden_size, traits, stream, factor)
+        make_head = NormalizedHead if traits.normalized_head else Head
+        tied = self.embedding if traits.is_tied else None
+        self.head = make_head(build.at(names.head), traits.vocab_size, traits.hidden_size, tied=tied, bias=traits.head_bias)
+        self.logits_scale, self.logits_cap = 1.0 if is_folded else traits.logits_scale, traits.logits_cap
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        """Read the traits from the checkpoint's config. Raises ModelError for values that the model cannot have."""
+        raise NotImplementedError
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.embedding(input_ids)
+        if self.scale is not None:
+            hidden = self.scale(hidden)
+        return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        step: Step = (positions,) if self.has_alibi else tuple(rope(positions) for rope in self.ropes)
+        hidden, residual = self.layers(hidden, step)
+        out = self.norm(hidden) if residual is None else self.norm(hidden, residual)[0]
+        normalized: Tensor = out
+        return normalized
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        if self.logits_scale != 1.0:
+            logits = logits * self.logits_scale
+        return logits if self.logits_cap is None else torch.tanh(logits / self.logits_cap) * self.logits_cap
+
+
+def make_rope(build: Build, rule: RopeTraits, max_positions: int) -> Rope:
+    style = "pairs" if rule.pairs else build.rope_style
+    own = replace(build, rope_style=style)
+    return Rope(own, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling)
+
+
+def make_layer(build: Build, index: int, traits: Traits, ropes: list[Rope], taps: dict[int, Tensor]) -> nn.Module:
+    own = traits.layers[index]
+    feed_forward: nn.Module | None = None
+    if own.experts is not None:
+        feed_forward = ExpertsBlock(build, traits, own.experts)
+    elif own.width:
+        feed_forward = FeedForward(build.at(traits.names.mlp), traits, own.width)
+    blocks: Any = (
+        SelfAttention(build.at(traits.names.attention), index, traits, own, ropes) if own.num_kv_heads else None,
+        feed_forward,
+    )
+    kinds = {"before": NormBefore, "after": NormAfter, "parallel": Parallel}
+    layer: nn.Module = kinds[traits.order](build, traits, *blocks)
+    starts = [(start, share) for start, to, share in traits.skips if to == index]
+    if starts or any(start == index for start, _, _ in traits.skips):
+        return Skip(layer, index, starts, taps)
+    return layer
+
+
+class NormBefore(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). `residual` is the sum so far. Results may be normalized, too. A
+    layer may lack a block (DeciLM)."""
+
+    def __init__(self, build: Build, traits: Traits, attention: SelfAttention | None, feed_forward: FeedForward | None) -> None:
+        super().__init__()
+        names, size = traits.names, traits.hidden_size
+
+        def norm(name: str, block: object) -> Any:
+            before = name in (names.before_attention, names.before_mlp)
+            scale = traits.residual_scale if before else 1.0
+            return make_norm(build.at(name), size, traits, scale) if name and block is not None else None
+
+        self.attention, self.feed_forward = attention, feed_forward
+        self.before_attention = norm(names.before_attention, attention)
+        self.after_attention = norm(names.after_attention, attention)
+        self.before_mlp = norm(names.before_mlp, feed_forward)
+        self.after_mlp = norm(names.after_mlp, feed_forward)
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
+        if self.attention is not None:
+            hidden, residual = _added(self.before_attention, hidden, residual)
+            hidden = self.attention.forward(hidden, step)
+            hidden = hidden if self.after_attention is None else self.after_attention(hidden)
+        if self.feed_forward is not None:
+            hidden, residual = _added(self.before_mlp, hidden, residual)
+            hidden = self.feed_forward.forward(hidden)
+            hidden = hidden if self.after_mlp is None else self.after_mlp(hidden)
+        return hidden, residual
+
+
+def _added(norm: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (normalized sum, sum)."""
+    if residual is None:
+        return norm(hidden), hidden
+    normalized, total = norm(hidden, residual)
+    return normalized, total
+
+
+class NormAfter(nn.Module):
+    """x + norm(attention(x)), then x + norm(feed_forward(x)) (OLMo 2, EXAONE 4)."""
+
+    def __init__(self, build: Build, traits: Traits, attention: SelfAttention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.after_attention = make_norm(build.at(traits.names.after_attention), traits.hidden_size, traits)
+        self.after_mlp = make_norm(build.at(traits.names.after_mlp), traits.hidden_size, traits)
+        self.add = Sum(build, traits.hidden_size)
+
+    def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
+        hidden = self.add(self.after_attention(self.attention.forward(hidden, step)), hidden)
+        return self.add(self.after_mlp(self.feed_forward.forward(hidden)), hidden), None
+
+
+class Parallel(nn.Module):
+    """x + attention(norm(x)) + feed_forward(norm(x)). If names.before_mlp is given, the feed-forward block has its own norm."""
+
+    def __init__(self, build: Build, traits: Traits, attention: SelfAttention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.before_attention = make_norm(build.at(traits.names.before_attention), traits.hidden_size, traits)
+        name = traits.names.before_mlp
+        self.before_mlp = make_norm(build.at(name), traits.hidden_size, traits) if name else None
+
+    def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
+        normalized = self.before_attention(hidden)
+        for_mlp = normalized if self.before_mlp is None else self.before_mlp(hidden)
+        return hidden + self.attention.forward(normalized, step) + self.feed_forward.forward(for_mlp), None
+
+
+class Skip(nn.Module):
+    """A layer whose input is mixed with the inputs of earlier layers (Solar). taps: the inputs that later layers need, by layer
+    index, for one step."""
+
+    def __init__(self, layer: nn.Module, index: int, starts: list[tuple[int, float]], taps: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.layer, self.index, self.starts, self.taps = layer, index, starts, taps
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
+        hidden = hidden if residual is None else hidden + residual
+        self.taps[self.index] = hidden.clone()
+        for start, share in self.starts:
+            hidden = self.taps[start] * share + hidden * (1 - share)
+        out: tuple[Tensor, Tensor | None] = self.layer.forward(hidden, None, step)
+        return out
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with its projections. Queries and keys may be normalized before or after they are rotated."""
+
+    def __init__(self, build: Build, index: int, traits: Traits, own: LayerTraits, ropes: list[Rope]) -> None:
+        super().__init__()
+        names, heads = traits.names, (traits.num_heads, own.num_kv_heads, traits.head_dim)
+        if traits.num_heads % own.num_kv_heads:
+            raise ModelError(f"{build.path}: {traits.num_heads} heads cannot share {own.num_kv_heads} heads of keys equally")
+        self.qkv = ArrangedQKV(build, traits, own.num_kv_heads)
+        inner = traits.num_heads * traits.head_dim
+        rows = Rows(None, traits.transposed)
+        self.out = ArrangedLinear(build.at(names.out), inner, traits.hidden_size, rows, bias=traits.out_bias)
+        self.number = 0 if traits.alibi else own.rope
+        if traits.alibi:
+            self.attention: Attention = AlibiAttention(build, index, traits, own.num_kv_heads)
+        else:
+            rope = None if own.rope is None or traits.qk_norm == "rotated" else ropes[own.rope]
+            more: dict[str, Any] = {"scale": own.scale, "window": own.window, "soft_cap": traits.soft_cap, "rope": rope}
+            self.attention = Attention(build, index, *heads, **more)
+        self.rotate = Rotate(build, ropes[own.rope]) if own.rope is not None and traits.qk_norm == "rotated" else None
+        self.q_norm = self.k_norm = None
+        self.norms_all = traits.qk_norm == "all"
+        if traits.qk_norm:
+            sizes = [traits.head_dim * (count if self.norms_all else 1) for count in heads[:2]]
+            self.q_norm = make_norm(build.at(names.q_norm), sizes[0], traits)
+            self.k_norm = make_norm(build.at(names.k_norm), sizes[1], traits)
+
+    def forward(self, hidden: Tensor, step: Step) -> Tensor:
+        q, k, v = self.qkv(hidden)
+        rotation = None if self.number is None else step[self.number]
+        if self.rotate is not None:
+            q, k = self.rotate(q, rotation), self.rotate(k, rotation)
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.norms_all:
+                q, k = self.q_norm(q.flatten(1)).view(q.shape), self.k_norm(k.flatten(1)).view(k.shape)
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
+        out: Tensor = self.out(self.attention(q, k, v, rotation))
+        return out
+
+
+class FeedForward(nn.Module):
+    """down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate."""
+
+    def __init__(self, build: Build, traits: Traits, width: int) -> None:
+        super().__init__()
+        names, hidden, rows = traits.names, traits.hidden_size, Rows(None, traits.transposed)
+        columns = width * (2 if traits.gated else 1)
+        parts = dict.fromkeys(names.up, columns // len(names.up))
+        self.up = ArrangedLinear(build, hidden, columns, rows, parts=parts, bias=traits.up_bias)
+        self.down = ArrangedLinear(build.at(names.down), width, hidden, rows, bias=traits.down_bias)
+        if traits.gated:
+            self.activation: Callable[[Tensor], Tensor] = Activation(build, traits.activation)
+        elif traits.activation in PLAIN_ACTIVATIONS:
+            self.activation = PLAIN_ACTIVATIONS[traits.activation]
+        else:
+            known = ", ".join(PLAIN_ACTIVATIONS)
+            raise ModelError(f"{build.path}: unknown activation {traits.activation!r}; known without a gate: {known}")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down(self.activation(self.up(hidden)))
+        return out
+
+
+class ExpertsBlock(nn.Module):
+    """[T, hidden] → [T, hidden]: the chosen experts, and those that compute every token. build: of the layer."""
+
+    def __init__(self, build: Build, traits: Traits, own: ExpertTraits) -> None:
+        super().__init__()
+        self.router = Linear(build.at(own.router), traits.hidden_size, own.count)
+        self.experts = FlatExperts(
+            build.at(own.modules),
+            own.count,
+            traits.hidden_size,
+            own.width,
+            rule=own.rule,
+            activation=traits.activation,
+            names=own.names,
+            merged=own.merged,
+            correction=build.at(own.correction).path if own.correction else None,
+        )
+        self.shared = FeedForward(build.at(own.shared), traits, own.shared_width) if own.shared_width else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        shared = None if self.shared is None else self.shared.forward(hidden)
+        out: Tensor = self.experts(hidden, self.router(hidden), shared)
+        return out

@@ -1,0 +1,177 @@
+"""Decoders with LayerNorm. They are not recorded on the CPU, because kernels have no LayerNorm yet.
+
+Orion, StableLM   Llama with LayerNorm (OrionStar 2024, Bellagente et al. 2024)
+Falcon (RW)       parallel blocks, one or few heads of keys (Almazrouei et al. 2023)
+GPT-J             parallel blocks, rotates pairs of a part of each head (Wang & Komatsuzaki 2021)
+MPT, Bloom, JAIS  position biases (MosaicML 2023, Le Scao et al. 2022, Sengupta et al. 2023)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pegboard.layers import read, size_of
+from pegboard_model_dense.decoder import Decoder
+from pegboard_model_dense.parts import alibi_slopes
+from pegboard_model_dense.traits import Names, Traits, common, refuse, renamed
+
+GPT = Names(
+    embedding="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    before_attention="ln_1",
+    before_mlp="ln_2",
+    attention="attn",
+    qkv=("c_attn",),
+    out="c_proj",
+    up=("c_fc",),
+    down="c_proj",
+)
+BLOOM = Names(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    attention="self_attention",
+    qkv=("query_key_value",),
+    out="dense",
+    up=("dense_h_to_4h",),
+    down="dense_4h_to_h",
+)
+
+
+class Orion(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias = bool(read(config, "attention_bias", bool))
+        return common(config, norm="layer", qkv_bias=bias, out_bias=bias)
+
+
+class StableLM(Decoder):
+    """Also StableLMEpoch, which has other names for two values."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"qk_layernorm": False})
+        own = renamed(config, partial_rotary_factor="rope_pct", layer_norm_eps="norm_eps")
+        own["rms_norm_eps"] = read(own, "layer_norm_eps", float) or 1e-5
+        traits = common(own, norm="layer", partial=0.25, qkv_bias=bool(read(config, "use_qkv_bias", bool)))
+        if not read(config, "use_parallel_residual", bool):
+            return traits
+        return replace(traits, order="parallel", names=replace(traits.names, before_mlp=""))
+
+
+class Falcon(Decoder):
+    """Also under its first name, RW. Position biases are added before scores are scaled, so the slopes are scaled, too."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        own = renamed(config, num_hidden_layers="n_layer", num_attention_heads="n_head", hidden_size="n_embed")
+        heads, hidden = size_of(own, "num_attention_heads"), size_of(own, "hidden_size")
+        kv_heads = read(config, "num_kv_heads", int) or read(config, "n_head_kv", int)
+        is_new = read(config, "new_decoder_architecture", bool)
+        is_new = "n_head_kv" in config if is_new is None else is_new
+        is_single = not is_new and read(config, "multi_query", bool) is not False
+        own |= {
+            "num_key_value_heads": (kv_heads or heads) if is_new else 1 if is_single else heads,
+            "intermediate_size": read(config, "ffn_hidden_size", int) or 4 * hidden,
+            "rms_norm_eps": read(config, "layer_norm_epsilon", float) or 1e-5,
+            "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
+            "hidden_act": read(config, "activation", str) or "gelu",
+        }
+        has_bias, names = bool(read(config, "bias", bool)), BLOOM
+        is_parallel = is_new or read(config, "parallel_attn", bool) is not False
+        if is_new and (read(config, "num_ln_in_parallel_attn", int) or 2) == 2:
+            names = replace(names, before_attention="ln_attn", before_mlp="ln_mlp")
+        elif is_parallel:
+            names = replace(names, before_mlp="")
+        traits = common(own, names=names, norm="layer", gated=False, order="parallel" if is_parallel else "before",
+                        row_order="parts" if is_single else "groups", qkv_bias=has_bias, out_bias=has_bias,
+                        up_bias=has_bias, down_bias=has_bias)  # fmt: skip
+        if not read(config, "alibi", bool):
+            return traits
+        slopes = tuple(slope * traits.head_dim**-0.5 for slope in alibi_slopes(heads))
+        return replace(traits, ropes=(), alibi=slopes)
+
+
+class GPTJ(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        names = replace(GPT, before_mlp="", qkv=("q_proj", "k_proj", "v_proj"), out="out_proj", up=("fc_in",), down="fc_out")
+        own = renamed(config, hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
+                      intermediate_size="n_inner", max_position_embeddings="n_positions", hidden_act="activation_function",
+                      rms_norm_eps="layer_norm_epsilon")  # fmt: skip
+        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(own, "hidden_size")
+        traits = common(own, names=names, norm="layer", gated=False, order="parallel", pairs=True, up_bias=True, down_bias=True,
+                        head_bias=not read(config, "tie_word_embeddings", bool))  # fmt: skip
+        rotated = read(config, "rotary_dim", int) or traits.head_dim
+        return replace(traits, ropes=(replace(traits.ropes[0], dim=rotated),))
+
+
+class MPT(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        attention = config.get("attn_config") or {}
+        attention = attention if isinstance(attention, Mapping) else {}
+        refuse(config, {"no_bias": True, "logit_scale": None, "embedding_fraction": 1.0})
+        refuse(attention, {"clip_qkv": None, "qk_ln": False, "prefix_lm": False, "alibi": True})
+        own = renamed(config, hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
+                      max_position_embeddings="max_seq_len")  # fmt: skip
+        own |= {
+            "intermediate_size": (read(config, "expansion_ratio", int) or 4) * size_of(own, "hidden_size"),
+            "num_key_value_heads": read(attention, "kv_n_heads", int),
+            "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
+            "rms_norm_eps": read(config, "layer_norm_epsilon", float) or 1e-5,
+            "hidden_act": "gelu",
+        }
+        names = replace(GPT, layers="transformer.blocks", norm="transformer.norm_f", before_attention="norm_1",
+                        before_mlp="norm_2", qkv=("Wqkv",), out="out_proj", mlp="ffn", up=("up_proj",),
+                        down="down_proj")  # fmt: skip
+        traits = common(own, names=names, norm="layer, no bias", gated=False)
+        slopes = alibi_slopes(traits.num_heads, read(attention, "alibi_bias_max", float) or 8.0)
+        scale = read(attention, "softmax_scale", float)
+        return replace(traits, ropes=(), alibi=slopes, layers=tuple(replace(own, scale=scale) for own in traits.layers))
+
+
+class Bloom(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"apply_residual_connection_post_layernorm": False})
+        own = renamed(config, hidden_size="n_embed", num_hidden_layers="n_layer", num_attention_heads="n_head",
+                      rms_norm_eps="layer_norm_epsilon", max_position_embeddings="seq_length")  # fmt: skip
+        own |= {
+            "intermediate_size": 4 * size_of(own, "hidden_size"),
+            "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
+            "hidden_act": "gelu_new",
+        }
+        names = replace(BLOOM, embedding_norm="transformer.word_embeddings_layernorm")
+        traits = common({"rms_norm_eps": 1e-5, **own}, names=names, norm="layer", gated=False, row_order="groups", qkv_bias=True,
+                        out_bias=True, up_bias=True, down_bias=True)  # fmt: skip
+        return replace(traits, ropes=(), alibi=alibi_slopes(traits.num_heads))
+
+
+class Jais(Decoder):
+    """SwiGLU, position biases, and the factors of µP: of the embedding, of the logits and of scores."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"position_embedding_type": "alibi", "activation_function": "swiglu", "scale_attn_weights": True,
+                        "scale_attn_by_inverse_layer_idx": False})  # fmt: skip
+        own = renamed(config, hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
+                      intermediate_size="n_inner", max_position_embeddings="n_positions",
+                      rms_norm_eps="layer_norm_epsilon")  # fmt: skip
+        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(own, "hidden_size")
+        own["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
+        names = replace(GPT, up=("c_fc2", "c_fc"))
+        traits = common({"rms_norm_eps": 1e-5, **own}, names=names, norm="layer", transposed=True, qkv_bias=True, out_bias=True,
+                        up_bias=True, down_bias=True)  # fmt: skip
+        power = 1.0 if read(config, "mup_scale_qk_dot_by_d", bool) else 0.5
+        return replace(
+            traits,
+            ropes=(),
+            alibi=alibi_slopes(traits.num_heads),
+            layers=tuple(replace(own, scale=traits.head_dim**-power) for own in traits.layers),
+            embedding_scale=read(config, "mup_embeddings_scale", float) or 1.0,
+            logits_scale=(read(config, "mup_output_alpha", float) or 1.0) * (read(config, "mup_width_scale", float) or 1.0),
+        )

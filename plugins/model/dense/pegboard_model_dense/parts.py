@@ -1,0 +1,276 @@
+"""Layers that only the models of this package need: other norms, tensors with another order of rows, position biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.layers import Attention, Build, Experts, Head, Layer, Linear, Norm, QKVLinear, Rope, Rotation
+from pegboard.layers.build import PlainTensor
+from pegboard_model_dense.traits import Traits
+
+ALIBI_CHANNELS = 8
+"""Channels that a position bias adds to each head. Two are used; attention kernels need multiples of 8."""
+
+
+class AdjustedNorm(Norm):
+    """A Norm with the weight (w + offset) · factor, kept as float32, so that it is not rounded. Gemma's checkpoints store the
+    weight minus 1. The last norm takes the factor of the logits."""
+
+    def __init__(self, build: Build, size: int, eps: float, offset: float, factor: float) -> None:
+        super().__init__(build, size, eps)
+        self.offset, self.factor = offset, factor
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        wanted = super().declare(available)
+        self.weight = PlainTensor(self.weight.names, (self.size,), replace(self.build, dtype="float32"))
+        return wanted
+
+    def accept(self, piece: WeightPiece) -> None:
+        data = (piece.data.float() + self.offset) * self.factor if isinstance(piece.data, Tensor) else piece.data
+        super().accept(replace(piece, data=data))
+
+
+class LayerNorm(Norm):
+    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). Computed by torch in float32, so a model with it is
+    not recorded."""
+
+    def __init__(self, build: Build, size: int, eps: float, has_bias: bool) -> None:
+        super().__init__(build, size, eps)
+        self.bias: PlainTensor | None = None
+        self.has_bias = has_bias
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        wanted = super().declare(available)
+        if not self.has_bias:
+            return wanted
+        name = f"{self.build.path}.bias"
+        self.bias = PlainTensor({name: (0, self.size)}, (self.size,), self.build)
+        return [*wanted, WantedWeight(name, (self.size,))]
+
+    def accept(self, piece: WeightPiece) -> None:
+        (self.bias if self.bias is not None and piece.name in self.bias.names else self.weight).accept(piece)
+
+    def bind(self) -> None:
+        weight, eps, shape = self.weight.data.float(), self.eps, (self.size,)
+        bias = None if self.bias is None else self.bias.data.float()
+
+        def forward(x: Tensor, residual: Tensor | None = None) -> Any:
+            if residual is not None:
+                x = residual.add_(x)
+            out = functional.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
+            return out if residual is None else (out, residual)
+
+        self.forward = forward
+
+
+def make_norm(build: Build, size: int, traits: Traits, scale: float = 1.0, factor: float = 1.0) -> Norm:
+    """Return a norm of the traits' kind. scale: the input is that of the paper, divided by this. factor: of its results; for
+    root-mean-square norms only."""
+    if not traits.norm.startswith("rms"):
+        return LayerNorm(build, size, traits.eps, has_bias=traits.norm == "layer")
+    eps = traits.eps / scale**2
+    if traits.norm == "rms" and factor == 1.0:
+        return Norm(build, size, eps)
+    return AdjustedNorm(build, size, eps, 1.0 if traits.norm == "rms+1" else 0.0, factor)
+
+
+class Scale(Layer):
+    """(x [T, size]) → factor · x. It is computed by the kernel that normalizes, because recordings have no kernel for a product:
+    with an epsilon of 2^60, which mean squares below 2^36 do not change in float32, x / sqrt(mean(x²) + epsilon) is x / 2^30."""
+
+    def __init__(self, build: Build, size: int, factor: float) -> None:
+        super().__init__(build)
+        self.size, self.factor = size, factor
+
+    def bind(self) -> None:
+        weight = torch.full((self.size,), self.factor * 2.0**30, device=self.build.device)
+        norm = self.build.kernels["rms_norm"]
+        self.forward = lambda x: norm(x, weight, 2.0**60)
+
+
+class Sum(Layer):
+    """(x, residual) → their sum, in the residual's memory. It is computed by the kernel that normalizes sums, because recordings
+    have no kernel for a sum alone; the normalized result is not used."""
+
+    def __init__(self, build: Build, size: int) -> None:
+        super().__init__(build)
+        self.size = size
+
+    def bind(self) -> None:
+        ones = torch.ones(self.size, dtype=getattr(torch, self.build.dtype), device=self.build.device)
+        add = self.build.kernels["add_rms_norm"]
+        self.forward = lambda x, residual: add(x, residual, ones, 1.0)[1]
+
+
+class Rotate(Layer):
+    """(x [T, heads, D], rotation) → x with its channels rotated, for models that normalize what was rotated. Otherwise
+    `Attention` rotates. Recordings rotate only within attention, so such a model is not recorded."""
+
+    def __init__(self, build: Build, rope: Rope) -> None:
+        super().__init__(build)
+        self.pairs = rope.pairs
+
+    def bind(self) -> None:
+        rope, pairs = self.build.kernels["rope"], self.pairs
+
+        def forward(x: Tensor, rotation: Rotation) -> Tensor:
+            rotated: Tensor = rope(x, *rotation, pairs)
+            return rotated
+
+        self.forward = forward
+
+
+class FlatExperts(Experts):
+    """Experts whose correction may be stored as [1, E] (Ernie)."""
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        name = self.correction_name
+        return [WantedWeight(name) if each.name == name and available else each for each in super().declare(available)]
+
+    def accept(self, piece: WeightPiece) -> None:
+        if piece.name == self.correction_name and isinstance(piece.data, Tensor):
+            piece = replace(piece, data=piece.data.flatten())
+        super().accept(piece)
+
+
+class Rows:
+    """How a checkpoint's tensor becomes the one that a layer needs. order: the checkpoint's row of each row; None = its own.
+    transposed: the matrix is stored [in, out]."""
+
+    def __init__(self, order: Tensor | None, transposed: bool) -> None:
+        self.order, self.transposed = order, transposed
+
+    @property
+    def is_plain(self) -> bool:
+        return self.order is None and not self.transposed
+
+    def check(self, build: Build) -> None:
+        if build.lora is not None and not self.is_plain:
+            raise ModelError(f"{build.path}: adapters are not supported for matrices that the checkpoint stores in another order")
+
+    def wanted(self, weights: list[WantedWeight], available: Mapping[str, Any]) -> list[WantedWeight]:
+        """Return the weights without their shapes if the checkpoint stores them transposed."""
+        if not (self.transposed and available):
+            return weights
+        return [WantedWeight(weight.name) for weight in weights]
+
+    def arranged(self, piece: WeightPiece, in_features: int, out_features: int) -> WeightPiece:
+        """Return the piece as [out_features, in_features]. Raises ModelError if it is quantized."""
+        if self.is_plain:
+            return piece
+        data = piece.data
+        if not isinstance(data, Tensor) or not piece.name.endswith((".weight", ".bias")):
+            raise ModelError(
+                f"tensor {piece.name} is stored as {piece.stored}. This architecture stores the rows in an order that can be "
+                "changed only for plain types; use a checkpoint that is not quantized"
+            )
+        if self.transposed and tuple(data.shape) == (in_features, out_features):
+            data = data.T
+        if self.order is not None and data.shape[0] == len(self.order):
+            data = data[self.order]
+        return replace(piece, shape=tuple(data.shape), data=data.contiguous())
+
+
+class ArrangedLinear(Linear):
+    """A Linear whose tensors are stored as `rows` says."""
+
+    def __init__(self, build: Build, in_features: int, out_features: int, rows: Rows, **more: Any) -> None:
+        super().__init__(build, in_features, out_features, **more)
+        self.rows = rows
+        rows.check(build)
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        return self.rows.wanted(super().declare(available), available)
+
+    def accept(self, piece: WeightPiece) -> None:
+        own = self.modules_by_name.get(piece.name.rpartition(".")[0], self.out_features)
+        super().accept(self.rows.arranged(piece, self.in_features, own))
+
+
+class ArrangedQKV(QKVLinear):
+    """The projections of queries, keys and values, stored as one, two (Q, and K with V) or three tensors."""
+
+    def __init__(self, build: Build, traits: Traits, num_kv_heads: int) -> None:
+        heads, dim, names = traits.num_heads, traits.head_dim, traits.names.qkv
+        super().__init__(build, traits.hidden_size, heads, num_kv_heads, dim, bias=traits.qkv_bias)
+        counts = {1: (heads + 2 * num_kv_heads,), 2: (heads, 2 * num_kv_heads), 3: (heads, num_kv_heads, num_kv_heads)}[
+            len(names)
+        ]
+        self.modules_by_name = {f"{build.path}.{name}": n * dim for name, n in zip(names, counts, strict=True)}
+        order = None
+        if traits.row_order == "groups":
+            of_heads = torch.arange(counts[0]).view(num_kv_heads, -1)
+            order = torch.cat([of_heads[:, :-2].reshape(-1), of_heads[:, -2], of_heads[:, -1]])
+        elif traits.row_order == "kv heads":
+            order = torch.arange(counts[1]).view(num_kv_heads, 2).T.reshape(-1)
+        if order is not None:
+            order = (order[:, None] * dim + torch.arange(dim)).reshape(-1)
+        self.changed = f"{build.path}.{names[-1]}"
+        self.rows, self.plain_rows = Rows(order, traits.transposed), Rows(None, traits.transposed)
+        self.rows.check(build)
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        return self.rows.wanted(super().declare(available), available)
+
+    def accept(self, piece: WeightPiece) -> None:
+        module = piece.name.rpartition(".")[0]
+        rows = self.rows if module == self.changed else self.plain_rows
+        super().accept(rows.arranged(piece, self.in_features, self.modules_by_name.get(module, 0)))
+
+
+class NormalizedHead(Head):
+    """A head whose rows are divided by their lengths when they are loaded (Baichuan 2)."""
+
+    def accept(self, piece: WeightPiece) -> None:
+        if not isinstance(piece.data, Tensor):
+            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; a head that is normalized must have a plain type")
+        super().accept(replace(piece, data=functional.normalize(piece.data.float())))
+
+
+class AlibiAttention(Attention):
+    """Attention with linear biases (Press et al. 2022): each head adds slope · (position of the key − its own) to its scores.
+
+    The bias is a part of the product q·k: two more channels of the key hold its position, and those of the query the slope. A
+    query's own position adds the same to all of its scores, which the softmax ignores. A position is stored as two numbers below
+    256, which every float type stores exactly. Any attention backend can therefore be used, but not a cache of integers or of
+    8-bit floats.
+    """
+
+    def __init__(self, build: Build, layer_index: int, traits: Traits, num_kv_heads: int) -> None:
+        scale = traits.layers[layer_index].scale
+        self.scale = traits.head_dim**-0.5 if scale is None else scale
+        self.head_dim, self.slopes = traits.head_dim, traits.alibi
+        padded = traits.head_dim + ALIBI_CHANNELS
+        super().__init__(build, layer_index, traits.num_heads, num_kv_heads, padded, scale=self.scale, exact_keys=True)
+
+    def bind(self) -> None:
+        attend, head_dim = self.build.attention[self.spec.layer_index], self.head_dim
+        slopes = torch.tensor(self.slopes, dtype=getattr(torch, self.build.dtype), device=self.build.device) / self.scale
+        of_query = torch.zeros(len(slopes), ALIBI_CHANNELS, dtype=slopes.dtype, device=slopes.device)
+        of_query[:, 0], of_query[:, 1] = slopes * 256, slopes
+
+        def forward(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+            of_key = torch.zeros(*k.shape[:2], ALIBI_CHANNELS, dtype=k.dtype, device=k.device)
+            of_key[..., 0], of_key[..., 1] = (positions // 256)[:, None], (positions % 256)[:, None]
+            wide_q = torch.cat([q, of_query.expand(q.shape[0], -1, -1)], -1)
+            out = attend(wide_q, torch.cat([k, of_key], -1), functional.pad(v, (0, ALIBI_CHANNELS)))
+            return out.view(q.shape[0], q.shape[1], -1)[..., :head_dim].flatten(1)
+
+        self.forward = forward
+
+
+def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """Return the slope of each head: 2^(-largest · i / n). If the number of heads is not a power of two, n is the next smaller
+    one, and the other heads have those between, as the paper's authors do."""
+    power = 1 << (num_heads.bit_length() - 1)
+    first = [2.0 ** (-largest * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-largest * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
+    return (*first, *between)

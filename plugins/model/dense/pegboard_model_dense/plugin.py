@@ -1,0 +1,48 @@
+"""Specs of this package."""
+
+from pegboard.interfaces.model import ModelSpec
+
+
+def _spec(place: str) -> ModelSpec:
+    return ModelSpec(api="1.0", implementation=f"pegboard_model_dense.{place}")
+
+
+GEMMA = _spec("current:Gemma")
+GEMMA2 = _spec("current:Gemma2")
+GEMMA3 = _spec("current:Gemma3")
+PHI3 = _spec("current:Phi3")
+GRANITE = _spec("current:Granite")
+OLMO2 = _spec("current:Olmo2")
+GLM = _spec("current:Glm")
+CWM = _spec("current:Cwm")
+SEED_OSS = _spec("current:SeedOss")
+SMOLLM3 = _spec("current:SmolLM3")
+ERNIE = _spec("current:Ernie")
+EXAONE4 = _spec("current:Exaone4")
+GRANITE_MOE = _spec("experts:GraniteMoe")
+GLM4_MOE = _spec("experts:Glm4Moe")
+MINIMAX_M2 = _spec("experts:MiniMaxM2")
+ERNIE_MOE = _spec("experts:ErnieMoe")
+FLEX_OLMO = _spec("experts:FlexOlmo")
+HUNYUAN_MOE = _spec("experts:HunYuanMoe")
+BAILING = _spec("experts:Bailing")
+DEEPSEEK_MOE = _spec("experts:DeepSeekMoe")
+BIASED = _spec("older:Biased")
+FAIRSEQ2 = _spec("older:Fairseq2")
+BAICHUAN = _spec("older:Baichuan")
+INTERNLM2 = _spec("older:InternLM2")
+QWEN = _spec("older:QWen")
+TELECHAT = _spec("older:TeleChat")
+TELEFLM = _spec("older:TeleFLM")
+MINICPM = _spec("older:MiniCPM")
+SOLAR = _spec("older:Solar")
+DECI = _spec("older:Deci")
+CHATGLM = _spec("older:ChatGLM")
+EXAONE = _spec("older:Exaone")
+ORION = _spec("gpt:Orion")
+STABLELM = _spec("gpt:StableLM")
+FALCON = _spec("gpt:Falcon")
+GPTJ = _spec("gpt:GPTJ")
+MPT = _spec("gpt:MPT")
+BLOOM = _spec("gpt:Bloom")
+JAIS = _spec("gpt:Jais")

@@ -1,0 +1,190 @@
+"""Contracts of the dense decoders, and what they refuse. That they compute the right thing is tested in tests/parity."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+from pegboard_model_dense import current, experts, gpt, older
+from pegboard_model_dense.decoder import Decoder
+from pegboard_model_dense.parts import NormalizedHead, alibi_slopes
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.layers.build import LoRALimits
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_build import fake_build, load_layers
+
+NAMES = sorted(entry.name for entry in entry_points(group="pegboard.model.v1") if "pegboard_model_dense" in entry.value)
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 29, "max_position_embeddings": 64,
+}  # fmt: skip
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 8,
+          "first_k_dense_replace": 1}  # fmt: skip
+OLD_SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 4, "hidden_size": 16, "vocab_size": 29}
+MODELS: dict[type[Decoder], dict[str, Any]] = {
+    current.Gemma: {"head_dim": 4},
+    current.Gemma2: {"head_dim": 4, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    current.Gemma3: {"head_dim": 4, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
+    current.Phi3: {"sliding_window": 5},
+    current.Granite: {"residual_multiplier": 0.5, "attention_multiplier": 0.1},
+    current.Olmo2: {"model_type": "olmo3"},
+    current.Glm: {"model_type": "glm4", "head_dim": 8},
+    current.Cwm: {"sliding_window": 5},
+    current.SeedOss: {"head_dim": 4},
+    current.SmolLM3: {"no_rope_layers": [1, 0]},
+    current.Ernie: {"use_bias": True, "head_dim": 4},
+    current.Exaone4: {"sliding_window": 5, "sliding_window_pattern": "LG"},
+    older.Biased: {"bias": True, "qkv_bias": False},
+    older.Fairseq2: {},
+    older.Baichuan: {"num_key_value_heads": 4},
+    older.InternLM2: {"bias": True},
+    older.QWen: {"num_key_value_heads": 4, "kv_channels": 4, "no_bias": True},
+    older.TeleChat: {**OLD_SIZES, "ffn_hidden_size": 24},
+    older.TeleFLM: {"use_mup": True, "input_mult": 2.0},
+    older.MiniCPM: {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 8},
+    older.Solar: {"bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]},
+    older.Deci: {"num_key_value_heads_per_layer": [4, 2]},
+    older.ChatGLM: {"kv_channels": 4, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 29},
+    older.Exaone: {"activation_function": "silu"},
+    experts.GraniteMoe: {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 8},
+    experts.Glm4Moe: {**GROUPS, "use_qk_norm": True, "head_dim": 8},
+    experts.MiniMaxM2: {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4},
+    experts.ErnieMoe: {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 1},
+    experts.FlexOlmo: {"num_experts": 4, "num_experts_per_tok": 2},
+    experts.HunYuanMoe: {"num_experts": 4, "moe_topk": [2, 1], "num_shared_expert": [1, 1], "moe_intermediate_size": [8, 8]},
+    experts.Bailing: {**GROUPS, "num_experts": 8, "score_function": "sigmoid", "num_shared_experts": 1},
+    experts.DeepSeekMoe: {**GROUPS, "n_shared_experts": 1},
+    gpt.Orion: {},
+    gpt.StableLM: {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    gpt.Falcon: {**OLD_SIZES, "multi_query": False, "parallel_attn": True, "alibi": True},
+    gpt.GPTJ: {**OLD_SIZES, "rotary_dim": 2, "activation_function": "gelu_new"},
+    gpt.MPT: {"d_model": 16, "n_layers": 2, "n_heads": 4, "attn_config": {"alibi": True}},
+    gpt.Bloom: OLD_SIZES,
+    gpt.Jais: {**OLD_SIZES, "n_inner": 24},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contract(name: str) -> None:
+    check_entry(installed_entry("model", name))
+
+
+def wanted(model: type[Decoder], config: dict[str, Any], **more: Any) -> tuple[Decoder, dict[str, tuple[int, ...]]]:
+    """Build a model, and return the shapes of the tensors that it needs."""
+    build = fake_build(**more)
+    made = model(config, build)
+    return made, {weight.name: weight.shape for layer in build.declared.layers for weight in layer.declare({})}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[Decoder]) -> None:
+    """A value of a wrong type is a ModelError, or makes no difference."""
+    config = {**SIZES, **MODELS[model]}
+    _, shapes = wanted(model, config)
+    assert len(shapes) > 10 and all(shapes.values())
+    for key in config:
+        for value in ([1], ["a"], {}, "text", True, 0.5, -1.5, 7, None):
+            with contextlib.suppress(ModelError):
+                model({**config, key: value}, fake_build())
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "words"),
+    [
+        (current.Gemma2, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        (current.Gemma3, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        (current.Phi3, {"num_key_value_heads": 3}, "cannot share 3"),
+        (current.Granite, {"residual_multiplier": -1.0}, "scales residuals by -1.0"),
+        (current.Phi3, {"hidden_act": "relu2"}, "unknown activation"),
+        (older.QWen, {"rotary_pct": 0.5}, "rotary_pct=0.5"),
+        (older.MiniCPM, {"num_experts": 8}, "num_experts=8"),
+        (older.Solar, {"bskcn_3": [0], "bskcn_1": [1]}, "no earlier layer in bskcn_1"),
+        (older.Deci, {"num_key_value_heads_per_layer": [1]}, "neither block_configs"),
+        (older.Deci, {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2}, "replace_with_linear"),
+        (older.ChatGLM, {"position_encoding_2d": True}, "the first ChatGLM"),
+        (experts.Glm4Moe, {"topk_group": 5}, "2 of 8 experts cannot be chosen from 5 of 4 groups"),
+        (experts.Glm4Moe, {"num_experts_per_tok": 7, "topk_group": 1}, "7 of 8 experts cannot be chosen from 1 of 4 groups"),
+        (experts.Glm4Moe, {"n_routed_experts": None}, "n_routed_experts=None"),
+        (experts.MiniMaxM2, {"num_experts_per_tok": 9}, "does not fit 4 experts"),
+        (experts.HunYuanMoe, {"moe_topk": [2]}, "layer 1 has no value"),
+        (experts.HunYuanMoe, {"use_cla": True}, "use_cla=True"),
+        (experts.Bailing, {"score_function": "tanh"}, "score_function='tanh'"),
+        (experts.Bailing, {"norm_head": True}, "norm_head=True"),
+        (gpt.StableLM, {"qk_layernorm": True}, "qk_layernorm=True"),
+        (gpt.MPT, {"attn_config": {"clip_qkv": 6}}, "clip_qkv=6"),
+        (gpt.Bloom, {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        (gpt.Jais, {"position_embedding_type": "learned"}, "position_embedding_type='learned'"),
+        (gpt.GPTJ, {"activation_function": "mish"}, "known without a gate: gelu"),
+    ],
+)
+def test_what_is_not_supported_is_named(model: type[Decoder], values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        model({**SIZES, **MODELS[model], **values}, fake_build())
+
+
+def test_rows_that_are_merged_in_groups_take_no_adapters_and_no_quantized_tensors() -> None:
+    config = {**SIZES, **MODELS[older.InternLM2]}
+    with pytest.raises(ModelError, match="adapters are not supported"):
+        older.InternLM2(config, fake_build(lora=LoRALimits(1, 8, "float32")))
+    build = fake_build()
+    older.InternLM2(config, build)
+    layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attention"))
+    layer.declare({})
+    with pytest.raises(ModelError, match="is stored as Q4_0"):
+        layer.accept(WeightPiece("model.layers.0.attention.wqkv.weight", "Q4_0", (32, 16), memoryview(b"")))
+
+
+def test_a_normalized_head_divides_rows_by_their_lengths() -> None:
+    build = fake_build()
+    head = NormalizedHead(build.at("lm_head"), 5, 4)
+    weight = torch.randn(5, 4)
+    load_layers([head], {"lm_head.weight": weight})
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(head(x), x @ (weight / weight.norm(dim=1, keepdim=True)).T)
+    assert older.Baichuan.traits({**SIZES, "num_key_value_heads": 4, "vocab_size": 125696}).normalized_head
+    assert not older.Baichuan.traits({**SIZES, "num_key_value_heads": 4}).normalized_head
+
+
+def test_a_scaled_residual_needs_no_product() -> None:
+    """The stream is divided by the scale, so the norms' epsilon is divided by its square."""
+    build = fake_build()
+    current.Granite({**SIZES, **MODELS[current.Granite], "rms_norm_eps": 1e-4}, build)
+    norms = {layer.build.path: layer.eps for layer in build.declared.layers if hasattr(layer, "eps")}
+    assert norms["model.norm"] == norms["model.layers.0.input_layernorm"] == pytest.approx(4e-4)
+
+
+@pytest.mark.parametrize("heads", [4, 6, 12])
+def test_slopes_are_those_of_the_paper(heads: int) -> None:
+    """Equal to the rule of its authors: powers of two as they are; others take every second slope of twice the number."""
+    power = 2 ** (heads.bit_length() - 1)
+    own = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    double = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(2 * power)]
+    assert alibi_slopes(heads) == pytest.approx([*own, *double[::2]][:heads])
+
+
+def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
+    """Scores between distant positions in bfloat16 differ by slope · distance and not by what a rounded position would add."""
+    build = fake_build()
+    build = replace(build, dtype="bfloat16")
+    gpt.Bloom({**SIZES, **MODELS[gpt.Bloom]}, build)
+    layer = next(layer for layer in build.declared.layers if type(layer).__name__ == "AlibiAttention")
+    held: dict[str, Tensor] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        held.update(q=q, k=k)
+        return torch.zeros(len(q), q.shape[1] * q.shape[2])
+
+    build.attention[layer.spec.layer_index] = attend
+    layer.bind()
+    zeros = torch.zeros(3, 4, 4, dtype=torch.bfloat16)
+    layer(zeros, zeros, zeros, torch.tensor([0, 257, 40001]))
+    scores = torch.einsum("hd,thd->ht", held["q"][0].double(), held["k"].double()) * layer.scale
+    slopes = torch.tensor(alibi_slopes(4)).double()
+    torch.testing.assert_close(scores, slopes[:, None] * torch.tensor([0.0, 257.0, 40001.0]).double(), rtol=1e-6, atol=0)

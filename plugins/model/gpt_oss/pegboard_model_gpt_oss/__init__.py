@@ -1,0 +1,1 @@
+"""gpt-oss: attention with sinks, and experts."""

@@ -1,0 +1,240 @@
+"""Models that mix state layers with attention in one stack.
+
+Bamba      Mamba-2, attention in some layers, half of each head's channels rotated (IBM et al. 2024)
+Granite 4  Mamba-2, attention without positions in some layers, experts and a shared expert (IBM 2025)
+Jamba      Mamba, attention without positions in every eighth layer, experts in every second (Lieber et al. 2024)
+LFM2       gated short convolutions, attention in some layers (Liquid AI 2025)
+Falcon-H1  Mamba-2 and attention side by side in every layer (Zuo et al. 2025)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Build, Experts, Rotation, RouterRule, read, size_of
+from pegboard_model_mamba.decoder import (
+    Block,
+    ExpertsBlock,
+    FeedForward,
+    Names,
+    SelfAttention,
+    StateDecoder,
+    head_size,
+    scaled,
+)
+from pegboard_model_mamba.mixers import GatedConv, Mamba, Mamba2, Mamba2Shape, MambaShape
+from pegboard_model_mamba.pure import step_limits, step_rank
+
+IS_ATTENTION = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False, "conv": False}
+
+
+class HybridModel(StateDecoder):
+    """A model whose layers have one token mixer and one feed-forward block each, both after a norm. A subclass says how they are
+    built. factor: of what each of them adds to the residual."""
+
+    state_name, second_norm, final_norm, rotary_share, factor = "mamba", "pre_ff_layernorm", "final_layernorm", 0.0, 1.0
+
+    def __init__(self, config: Mapping[str, Any], build: Build, **options: Any) -> None:
+        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-5
+        kinds = self.attention_layers(config)
+
+        def make(build: Build, index: int) -> nn.Module:
+            mixer: nn.Module
+            if kinds[index]:
+                mixer = self.attention(build.at("self_attn"), index, config)
+            else:
+                mixer = self.state(build.at(self.state_name), index, config)
+            parts = [("input_layernorm", mixer), (self.second_norm, self.feed_forward(build, index, config))]
+            return Block(build, hidden, eps, parts, self.factor)
+
+        rotary = int(head_size(config) * self.rotary_share)
+        super().__init__(config, build, make, eps=eps, names=Names(norm=self.final_norm), rotary_dim=rotary, **options)
+
+    def attention_layers(self, config: Mapping[str, Any]) -> list[bool]:
+        """Return for each layer whether it has attention."""
+        return layer_kinds(config, "layer_types")
+
+    def attention(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        return SelfAttention(build, index, config, rope=lambda: self.rope)
+
+    def state(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        return Mamba2(build, index, mamba2_shape(config))
+
+    def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        width, bias = size_of(config, "intermediate_size"), bool(read(config, "mlp_bias", bool))
+        return FeedForward(build.at("feed_forward"), size_of(config, "hidden_size"), width, bias=bias)
+
+
+class BambaModel(HybridModel):
+    rotary_share = 0.5
+
+    def attention_layers(self, config: Mapping[str, Any]) -> list[bool]:
+        chosen: Any = read(config, "attn_layer_indices", list) or []
+        return [index in chosen for index in range(size_of(config, "num_hidden_layers"))]
+
+
+class GraniteHybridModel(HybridModel):
+    second_norm, final_norm = "post_attention_layernorm", "norm"
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        self.factor = read(config, "residual_multiplier", float) or 1.0
+        self.rotary_share = float(read(config, "position_embedding_type", str) == "rope")
+        embed, logits = read(config, "embedding_multiplier", float) or 1.0, read(config, "logits_scaling", float) or 1.0
+        super().__init__(config, build, embed_scale=embed, logits_scale=1 / logits)
+
+    def attention(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        scale = read(config, "attention_multiplier", float) or 1.0
+        return SelfAttention(build, index, config, rope=lambda: self.rope, scale=scale)
+
+    def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        hidden, width = size_of(config, "hidden_size"), size_of(config, "shared_intermediate_size")
+        shared = FeedForward(build.at("shared_mlp"), hidden, width, names=("input_linear", "output_linear"))
+        num_experts, block = read(config, "num_local_experts", int), build.at("block_sparse_moe")
+        if not num_experts:
+            return shared
+        rule = RouterRule(size_of(config, "num_experts_per_tok"), renormalize=True)
+        names = ("gate_linear", "up_linear", "output_linear")
+        width = size_of(config, "intermediate_size")
+        experts = Experts(block, num_experts, hidden, width, rule=rule, names=names, merged="input_linear")
+        return ExpertsBlock(block.at("router.layer"), experts, shared)
+
+
+class JambaModel(HybridModel):
+    def attention_layers(self, config: Mapping[str, Any]) -> list[bool]:
+        period, offset = read(config, "attn_layer_period", int) or 8, read(config, "attn_layer_offset", int)
+        offset = 4 if offset is None else offset
+        return [index % period == offset for index in range(size_of(config, "num_hidden_layers"))]
+
+    def state(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        hidden = size_of(config, "hidden_size")
+        shape = MambaShape(
+            hidden=hidden,
+            inner=hidden * (read(config, "mamba_expand", int) or 2),
+            state=size_of(config, "mamba_d_state"),
+            rank=step_rank(config, "mamba_dt_rank"),
+            width=read(config, "mamba_d_conv", int) or 4,
+            bias=bool(read(config, "mamba_proj_bias", bool)),
+            conv_bias=read(config, "mamba_conv_bias", bool) is not False,
+            norms="weights",
+            eps=read(config, "rms_norm_eps", float) or 1e-6,
+        )
+        return Mamba(build, index, shape)
+
+    def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+        period, offset = read(config, "expert_layer_period", int) or 2, read(config, "expert_layer_offset", int)
+        num_experts = read(config, "num_experts", int) or read(config, "num_local_experts", int) or 16
+        if num_experts == 1 or index % period != (1 if offset is None else offset):
+            return super().feed_forward(build, index, config)
+        block, rule = build.at("feed_forward"), RouterRule(read(config, "num_experts_per_tok", int) or 2)
+        sizes = size_of(config, "hidden_size"), size_of(config, "intermediate_size")
+        return ExpertsBlock(block.at("router"), Experts(block.at("experts"), num_experts, *sizes, rule=rule))
+
+
+class Lfm2Model(StateDecoder):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        hidden, eps = size_of(config, "hidden_size"), read(config, "norm_eps", float) or 1e-5
+        width, bias = read(config, "conv_L_cache", int) or 3, bool(read(config, "conv_bias", bool))
+        kinds, inner = layer_kinds(config, "layer_types"), self.feed_forward_width(config)
+
+        def make(build: Build, index: int) -> nn.Module:
+            mixer: nn.Module
+            if kinds[index]:
+                own, norms = build.at("self_attn"), ("q_layernorm", "k_layernorm")
+                mixer = SelfAttention(own, index, config, rope=lambda: self.rope, norms=norms, eps=eps, output="out_proj")
+            else:
+                mixer = GatedConv(build.at("conv"), index, hidden, width, bias)
+            block = FeedForward(build.at("feed_forward"), hidden, inner, names=("w1", "w3", "w2"))
+            return Block(build, hidden, eps, [("operator_norm", mixer), ("ffn_norm", block)])
+
+        names = Names(norm="embedding_norm")
+        super().__init__(config, build, make, eps=eps, names=names, rotary_dim=head_size(config), is_tied=True)
+
+    def feed_forward_width(self, config: Mapping[str, Any]) -> int:
+        """Return the channels of gate and up, which the config may give before they are adjusted."""
+        width = read(config, "block_ff_dim", int) or size_of(config, "intermediate_size")
+        if read(config, "block_auto_adjust_ff_dim", bool) is False:
+            return width
+        width = int((read(config, "block_ffn_dim_multiplier", float) or 1.0) * int(2 * width / 3))
+        multiple = read(config, "block_multiple_of", int) or 256
+        return -(-width // multiple) * multiple
+
+
+class FalconH1Model(StateDecoder):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-5
+        factors = config.get("mlp_multipliers") or (1.0, 1.0)
+        width, bias = size_of(config, "intermediate_size"), bool(read(config, "mlp_bias", bool))
+
+        def make(build: Build, index: int) -> nn.Module:
+            block = FeedForward(build.at("feed_forward"), hidden, width, bias=bias, factors=factors)
+            both = SideBySide(build, index, config, self)
+            return Block(build, hidden, eps, [("input_layernorm", both), ("pre_ff_layernorm", block)])
+
+        super().__init__(
+            config,
+            build,
+            make,
+            eps=eps,
+            names=Names(norm="final_layernorm"),
+            rotary_dim=head_size(config),
+            embed_scale=read(config, "embedding_multiplier", float) or 1.0,
+            logits_scale=read(config, "lm_head_multiplier", float) or 1.0,
+        )
+
+
+class SideBySide(nn.Module):
+    """[T, hidden] → [T, hidden]: the sum of Mamba-2 and attention. The states are named by indices after those of all layers."""
+
+    def __init__(self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder) -> None:
+        super().__init__()
+
+        def factor(name: str) -> float:
+            value = read(config, name, float)
+            return 1.0 if value is None else value
+
+        self.ssm_in, self.ssm_out = factor("ssm_in_multiplier"), factor("ssm_out_multiplier")
+        self.attention_in, self.attention_out = factor("attention_in_multiplier"), factor("attention_out_multiplier")
+        num_layers, scale = size_of(config, "num_hidden_layers"), head_size(config) ** -0.5 * factor("key_multiplier")
+        self.mamba = Mamba2(build.at("mamba"), num_layers + index, mamba2_shape(config))
+        self.self_attn = SelfAttention(build.at("self_attn"), index, config, rope=lambda: model.rope, scale=scale)
+
+    def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
+        mixed = scaled(self.mamba.forward(scaled(hidden, self.ssm_in)), self.ssm_out)
+        return mixed + scaled(self.self_attn.forward(scaled(hidden, self.attention_in), rotation), self.attention_out)
+
+
+def mamba2_shape(config: Mapping[str, Any]) -> Mamba2Shape:
+    """Return the shape of the Mamba-2 layers of Bamba, Granite and Falcon-H1. Only Falcon-H1's configs have mamba_d_ssm,
+    mamba_rms_norm and ssm_multipliers."""
+    hidden, heads = size_of(config, "hidden_size"), size_of(config, "mamba_n_heads")
+    inner, bias = read(config, "mamba_d_ssm", int), bool(read(config, "mamba_proj_bias", bool))
+    is_falcon = "ssm_multipliers" in config or "mamba_rms_norm" in config
+    norm = "before" if read(config, "mamba_norm_before_gate", bool) is not False else "after"
+    return Mamba2Shape(
+        hidden=hidden,
+        heads=heads,
+        head_dim=(inner or hidden * (read(config, "mamba_expand", int) or 2)) // heads,
+        groups=read(config, "mamba_n_groups", int) or 1,
+        state=size_of(config, "mamba_d_state"),
+        width=read(config, "mamba_d_conv", int) or 4,
+        bias=bias,
+        conv_bias=read(config, "mamba_conv_bias", bool) is not False,
+        out_bias=bool(read(config, "projectors_bias", bool)) if is_falcon else bias,
+        eps=read(config, "rms_norm_eps", float) or 1e-5,
+        limits=step_limits(config),
+        norm=("after" if not is_falcon else norm if read(config, "mamba_rms_norm", bool) else ""),
+        factors=config.get("ssm_multipliers") or (),
+    )
+
+
+def layer_kinds(config: Mapping[str, Any], name: str) -> list[bool]:
+    """Return for each layer whether it has attention. Raises ModelError if the config does not say it."""
+    kinds = read(config, name, list[str])
+    if kinds is None or len(kinds) != size_of(config, "num_hidden_layers") or not set(kinds) <= IS_ATTENTION.keys():
+        told = f"expected one of {', '.join(IS_ATTENTION)} for each of num_hidden_layers"
+        raise ModelError(f"the checkpoint's config has {name}={kinds!r}; {told}")
+    return [IS_ATTENTION[kind] for kind in kinds]

@@ -1,0 +1,159 @@
+"""Layers that mix the tokens of a request through a state: Mamba, Mamba-2 and the gated short convolution of LFM2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import KVTensor
+from pegboard.layers import Build, Linear, Norm, Parameters, ShortConv, StateLayer
+
+Normalize = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class MambaShape:
+    """inner: channels of the scan. state: numbers per channel. rank: of the step sizes. width: of the convolution. norms: what is
+    applied to step sizes, inputs and outputs of the scan; "plain" norms have no weights (Falcon-Mamba), "weights" do (Jamba)."""
+
+    hidden: int
+    inner: int
+    state: int
+    rank: int
+    width: int
+    bias: bool
+    conv_bias: bool
+    norms: str = ""
+    eps: float = 1e-6
+
+
+class Mamba(nn.Module):
+    """[T, hidden] → [T, hidden]: a selective scan over convolved inputs, with a gate (Gu & Dao 2023, figure 3)."""
+
+    def __init__(self, build: Build, index: int, shape: MambaShape) -> None:
+        super().__init__()
+        inner, state = shape.inner, shape.state
+        self.shape, self.scan = shape, build.kernels["selective_scan"]
+        self.in_proj = Linear(build.at("in_proj"), shape.hidden, 2 * inner, bias=shape.bias)
+        self.conv = ShortConv(build.at("conv1d"), inner, shape.width, bias=shape.conv_bias, activates=True)
+        self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state)
+        self.dt_proj = Linear(build.at("dt_proj"), shape.rank, inner, bias=True)
+        self.own = Parameters(build, {"A_log": (inner, state), "D": (inner,)}, "float32")
+        self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.bias)
+        self.norms: list[Normalize] = []
+        if shape.norms == "weights":
+            sizes = (("dt", shape.rank), ("b", state), ("c", state))
+            self.norms = [Norm(build.at(f"{name}_layernorm"), size, shape.eps) for name, size in sizes]
+        elif shape.norms == "plain":
+            self.norms = [lambda x: normalized(x, shape.eps)] * 3
+        conv = KVTensor("conv", (inner, shape.width - 1), build.dtype)
+        self.states = StateLayer(build, index, KVTensor("state", (inner, state), "float32"), conv)
+
+    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
+        states, rows = self.states()
+        x, gate = self.in_proj(hidden).chunk(2, -1)
+        x = self.conv(x, states["conv"], rows)
+        parts = self.x_proj(x).split((self.shape.rank, self.shape.state, self.shape.state), -1)
+        if self.norms:
+            parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
+        dt = softplus(self.dt_proj(parts[0]).float())
+        y = self.scan(x, dt, -self.own["A_log"].exp(), parts[1], parts[2], self.own["D"], states["state"], rows)
+        out: Tensor = self.out_proj(y * silu(gate))
+        return out
+
+
+@dataclass(frozen=True)
+class Mamba2Shape:
+    """heads: of head_dim channels each. groups: heads of a group share b and c of the scan. state: numbers per channel. width: of
+    the convolution. limits: of the step sizes. norm: the result is normalized after it was gated ("after") or before ("before"),
+    or not at all (""). factors: of the parts of the first projection (gate, x, b, c, step sizes)."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    width: int
+    bias: bool
+    conv_bias: bool
+    out_bias: bool
+    eps: float
+    limits: tuple[float, float] = (0.0, float("inf"))
+    norm: str = "after"
+    factors: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.head_dim, self.groups, self.state) < 1 or self.heads % self.groups or self.width < 2:
+            raise ModelError(f"the checkpoint's config describes no Mamba-2 layer: {self}; heads must be a multiple of groups")
+
+
+class Mamba2(nn.Module):
+    """[T, hidden] → [T, hidden]: a scan whose heads have one decay each (Dao & Gu 2024, figure 6)."""
+
+    def __init__(self, build: Build, index: int, shape: Mamba2Shape) -> None:
+        super().__init__()
+        inner, shared = shape.heads * shape.head_dim, shape.groups * shape.state
+        self.shape, self.scan = shape, build.kernels["chunked_scan"]
+        self.sizes = (inner, inner + 2 * shared, shape.heads)
+        self.in_proj = Linear(build.at("in_proj"), shape.hidden, sum(self.sizes), bias=shape.bias)
+        self.conv = ShortConv(build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True)
+        self.own = Parameters(build, dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)), "float32")
+        self.norm = Parameters(build.at("norm"), {"weight": (inner,)}) if shape.norm else None
+        self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.out_bias)
+        repeats = torch.tensor([inner, inner, shared, shared, shape.heads])
+        factors = torch.tensor(shape.factors).repeat_interleave(repeats) if shape.factors else None
+        self.factors = None if factors is None else factors.to(build.device, getattr(torch, build.dtype))
+        tensors = KVTensor("state", (shape.heads, shape.head_dim, shape.state), "float32")
+        self.states = StateLayer(build, index, tensors, KVTensor("conv", (self.sizes[1], shape.width - 1), build.dtype))
+
+    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
+        states, rows = self.states()
+        shape, (inner, _, _) = self.shape, self.sizes
+        projected = self.in_proj(hidden)
+        if self.factors is not None:
+            projected = projected * self.factors
+        gate, mixed, steps = projected.split(self.sizes, -1)
+        mixed = self.conv(mixed, states["conv"], rows)
+        x = mixed[:, :inner].unflatten(-1, (shape.heads, shape.head_dim))
+        b, c = mixed[:, inner:].unflatten(-1, (2, shape.groups, shape.state)).unbind(1)
+        dt = softplus(steps.float() + self.own["dt_bias"]).clamp(*shape.limits)
+        y = self.scan(x, dt, -self.own["A_log"].exp(), b, c, self.own["D"], states["state"], rows).flatten(1)
+        out: Tensor = self.out_proj(self._gated(y, gate))
+        return out
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        gate = silu(gate.float())
+        if self.norm is None:
+            return (y * gate).to(y.dtype)
+        before = self.shape.norm == "before"
+        y, dtype = (y.float() if before else y * gate), y.dtype
+        y = normalized(y.unflatten(-1, (self.shape.groups, -1)), self.shape.eps).flatten(1) * self.norm["weight"]
+        return (y * gate if before else y).to(dtype)
+
+
+class GatedConv(nn.Module):
+    """[T, hidden] → [T, hidden]: a short convolution between two gates (Liquid AI 2025, LFM2)."""
+
+    def __init__(self, build: Build, index: int, hidden: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.in_proj = Linear(build.at("in_proj"), hidden, 3 * hidden, bias=bias)
+        self.conv = ShortConv(build.at("conv"), hidden, width, bias=bias, activates=False)
+        self.out_proj = Linear(build.at("out_proj"), hidden, hidden, bias=bias)
+        self.states = StateLayer(build, index, KVTensor("conv", (hidden, width - 1), build.dtype))
+
+    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
+        states, rows = self.states()
+        first, last, x = self.in_proj(hidden).chunk(3, -1)
+        out: Tensor = self.out_proj(last * self.conv(first * x, states["conv"], rows))
+        return out
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    """[…, size] → x / sqrt(mean(x²) + eps), in x's type."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,0 +1,18 @@
+"""Specs of this package. The layers are computed with the ops of core, which run on every platform; only CPUs were tried."""
+
+from pegboard.interfaces.model import ModelSpec
+
+
+def _on_cpu(implementation: str) -> ModelSpec:
+    return ModelSpec(api="1.0", implementation=f"pegboard_model_mamba.{implementation}", platforms=frozenset({"cpu"}))
+
+
+MAMBA = _on_cpu("pure:MambaModel")
+MAMBA2 = _on_cpu("pure:Mamba2Model")
+FALCON_MAMBA = _on_cpu("pure:FalconMambaModel")
+BAMBA = _on_cpu("hybrids:BambaModel")
+GRANITE_HYBRID = _on_cpu("hybrids:GraniteHybridModel")
+JAMBA = _on_cpu("hybrids:JambaModel")
+LFM2 = _on_cpu("hybrids:Lfm2Model")
+FALCON_H1 = _on_cpu("hybrids:FalconH1Model")
+NEMOTRON_H = _on_cpu("nemotron:NemotronHModel")

@@ -1,0 +1,129 @@
+"""Adapters against models whose weights contain them: W + scaling · B A, computed by transformers alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import LoRARequest, SamplingParams
+from pegboard.worker.worker import Worker
+
+TOLERANCE = 1e-4
+VOCAB_SIZE = 131
+SCALING = 0.5
+RANKS = (1, 8, 3)
+"""One adapter for each. Two of them have a slot at the same time."""
+
+Weights = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def random_adapter(model: Any, rank: int, seed: int) -> Weights:
+    """Return A and B for every linear layer and for the embedding. The second adapter leaves out half of the layers."""
+    generator, found = torch.Generator().manual_seed(seed), Weights()
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    for name, module in modules[:: 2 if seed == 2 else 1]:
+        is_table = isinstance(module, torch.nn.Embedding)
+        out, columns = module.weight.T.shape if is_table else module.weight.shape
+        a = torch.randn(rank, columns, generator=generator) * (1 if is_table else columns**-0.5)
+        found[name] = a, torch.randn(out, rank, generator=generator) * rank**-0.5
+    return found
+
+
+def merged(model: Any, weights: Weights) -> Any:
+    """Return a copy of the model with the adapter in its weights."""
+    model = copy.deepcopy(model)
+    if "lm_head" in weights or model.lm_head.weight is model.get_input_embeddings().weight:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        for name, (a, b) in weights.items():
+            module = model.get_submodule(name)
+            change = SCALING * b @ a
+            module.weight += change if isinstance(module, torch.nn.Linear) else change.T
+    return model
+
+
+@pytest.fixture
+def adapters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Weights]]:
+    """Path → adapter. Workers read them from here."""
+    known: dict[str, Weights] = {}
+    monkeypatch.setattr(Worker, "_read_adapter", lambda self, adapter: (SCALING, known[adapter.lora_path]))
+    yield known
+
+
+def check(model: Any, prompt: list[int], output: Any) -> None:
+    """Compare the logprobs of every position with the model, and so also every greedy choice."""
+    completion = output.outputs[0]
+    with torch.no_grad():
+        expected = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)
+    found = [*(output.prompt_logprobs or [None])[1:], *completion.logprobs]
+    first = len(prompt) + len(completion.token_ids) - len(found) - 1
+    for position, row in enumerate(found, first):
+        values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
+        worst = (values - expected[position]).abs().max().item()
+        assert worst < TOLERANCE, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+    assert completion.token_ids == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "settings"),
+    [
+        ("llama", {}, {}),
+        ("llama", {"attention_bias": True, "tie_word_embeddings": True}, {"enforce_eager": True}),
+        ("qwen2", {}, {"num_gpu_blocks_override": 18, "enable_prefix_caching": False}),
+        ("olmo2", {}, {}),
+        ("gemma", {"head_dim": 8}, {"max_num_batched_tokens": 64}),
+    ],
+    ids=["llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"],
+)
+def test_a_mixed_batch_equals_merged_models(
+    write: Any, open_llm: Any, adapters: dict[str, Weights], model_type: str, config: Any, settings: Any
+) -> None:
+    reference = write(model_type, **config)
+    models, requests = [reference.model], [None]
+    for number, rank in enumerate(RANKS, 1):
+        path = f"/adapter{number}"
+        adapters[path] = random_adapter(reference.model, rank, number)
+        models.append(merged(reference.model, adapters[path]))
+        requests.append(LoRARequest(f"adapter{number}", number, path))
+    generator = torch.Generator().manual_seed(3)
+    common = torch.randint(3, VOCAB_SIZE, (9,), generator=generator).tolist()
+    asked = []
+    for number, length in enumerate((1, 20, 6, 12, 20, 3, 7, 1)):
+        prompt = common + torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+        asked.append((number % len(models), prompt))
+    greedy = {"max_tokens": 9, "temperature": 0, "logprobs": -1, "ignore_eos": True, "detokenize": False}
+    prompts = [{"prompt_token_ids": prompt} for _, prompt in asked]
+    loras = [requests[which] for which, _ in asked]
+    with open_llm(reference.directory, enable_lora=True, max_loras=2, max_cpu_loras=2, max_lora_rank=8, **settings) as llm:
+        for prompt_logprobs in (-1, None):  # the second time, prefixes come from the cache
+            params = SamplingParams(**greedy, prompt_logprobs=prompt_logprobs)
+            outputs = llm.generate(prompts, params, lora_request=loras, use_tqdm=False)
+            for (which, prompt), output in zip(asked, outputs, strict=True):
+                check(models[which], prompt, output)
+        stats = llm.llm_engine.engine.stats()
+        assert stats["num_free_blocks"] == stats["num_blocks"] - 1
+        if settings.get("enable_prefix_caching", True):
+            assert any(output.num_cached_tokens for output in outputs)
+        else:
+            assert stats["num_preemptions_total"]
+
+
+def test_several_answers_from_one_prompt(write: Any, open_llm: Any, adapters: dict[str, Weights]) -> None:
+    reference = write("llama")
+    adapters["/a"] = random_adapter(reference.model, 8, 2)
+    model, prompt = merged(reference.model, adapters["/a"]), list(range(3, 24))
+    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, logprobs=-1, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
+        lora = LoRARequest("a", 1, "/a")
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], params, lora_request=lora, use_tqdm=False)
+    for completion in output.outputs:
+        with torch.no_grad():
+            expected = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)
+        for position, row in enumerate(completion.logprobs, len(prompt) - 1):
+            values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
+            assert (values - expected[position]).abs().max() < TOLERANCE

@@ -1,0 +1,114 @@
+"""Decoders described by data that transformers has, too: compared with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers.models.falcon import modeling_falcon
+
+from pegboard import SamplingParams
+
+TYPES = ["sliding_attention", "full_attention"] * 2
+FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
+NO_SIZES = dict.fromkeys(
+    ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+)
+NO_SIZES["max_position_embeddings"] = None
+GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, **NO_SIZES}
+FALCON = {"intermediate_size": None, "num_key_value_heads": None}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2, capped scores and logits": (
+        "gemma2",
+        {"head_dim": 8, **FOUR, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0, "query_pre_attn_scalar": 20},
+    ),
+    "gemma3, windows": ("gemma3_text", {"head_dim": 8, **FOUR, "layer_types": TYPES, "query_pre_attn_scalar": 20}),
+    "phi3, window": ("phi3", {"sliding_window": 13, "rms_norm_eps": None}),
+    "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": None}),
+    "granite, multipliers": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "rms_norm_eps": 0.01,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3, scaled rotation of full attention": (
+        "olmo3",
+        {
+            **FOUR,
+            "rope_parameters": {
+                "rope_theta": 500.0,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "glm": ("glm", {"head_dim": 8}),
+    "glm4": ("glm4", {"head_dim": 16, "attention_bias": False}),
+    "cwm": ("cwm", {"sliding_window": 9, "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
+    "seed_oss": ("seed_oss", {"head_dim": 8, "attention_out_bias": True}),
+    "smollm3, layers without rotation": ("smollm3", {"no_rope_layer_interval": 2}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 8, "use_bias": True}),
+    "exaone4": ("exaone4", {"sliding_window": None, "head_dim": 8}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "layer_norm_eps": 1e-3}),
+    "stablelm, parallel blocks": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "gptj": ("gptj", {**GPT, "rotary_dim": 4, "n_positions": 64}),
+    "bloom": ("bloom", {"n_layer": 3, "n_head": 4, **NO_SIZES, "hidden_size": 32}),
+    "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64, **NO_SIZES}),
+    "falcon, one head of keys": ("falcon", {**FALCON, "multi_query": True, "parallel_attn": True}),
+    "falcon, two norms": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, position biases": (
+        "falcon",
+        {**FALCON, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "exaone4, windows": ("exaone4", {**FOUR, "sliding_window_pattern": 2, "head_dim": 8}),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(write: Any, check_parity: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    reference = write(model_type, **config)
+    if config.get("alibi"):  # transformers' eager attention of Falcon adds position biases twice: in the mask and to the scores
+        biases = modeling_falcon.build_alibi_tensor
+        monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", lambda *args, **more: biases(*args, **more) / 2)
+    check_parity(reference)
+
+
+@pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom"])
+def test_preemption_and_two_answers(write: Any, check_parity: Any, open_llm: Any, name: str) -> None:
+    """The memory is enough for one request and a half. Repeated prompts are in the prefix cache."""
+    model_type, config = ARCHITECTURES[name]
+    reference = write(model_type, **config)
+    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=27, max_model_len=56)
+    stem = list(range(3, 40))
+    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 13)]
+    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                for answer in output.outputs:
+                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
+                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+        assert all(output.num_cached_tokens for output in outputs)
+
+
+RECORDED = ["gemma", "gemma3, windows", "phi3, window", "granite, multipliers", "olmo2", "glm4",
+            "smollm3, layers without rotation"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """With blocks that the native attention supports, the forward is recorded. No stage runs eagerly."""
+    model_type, config = ARCHITECTURES[name]
+    caplog.set_level("INFO", "pegboard")
+    check_parity(write(model_type, **config), lengths=(17, 33), block_size=16)
+    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text

@@ -1,0 +1,131 @@
+"""Models with latent attention (MLA), compared with transformers: by both backends, and in every type of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import SamplingParams
+from pegboard.errors import ConfigError, PegboardError
+
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_key_value_heads": 4}
+EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2}
+GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 1.5, 2.0, 4.0],
+    "original_max_position_embeddings": 64,
+    "rope_theta": 500.0,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2, as V2-Lite": (
+        "deepseek_v2",
+        {**LATENT, **EXPERTS, "q_lora_rank": None, "first_k_dense_replace": 1}
+        | {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2, groups": (
+        "deepseek_v2",
+        {**LATENT, **EXPERTS, **GROUPS, "q_lora_rank": 24, "topk_method": "group_limited_greedy", "attention_bias": True},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, **EXPERTS, **GROUPS, "q_lora_rank": 24, "first_k_dense_replace": 1}
+        | {"rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek_v3, as Kimi K2": (
+        "deepseek_v3",
+        {**LATENT, **EXPERTS, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.8}
+        | {"first_k_dense_replace": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
+    ),
+    "deepseek_v3, halves, dense": ("deepseek_v3", {**LATENT, "rope_interleave": False, "first_k_dense_replace": 3}),
+    "minicpm3": ("minicpm3", {**LATENT, "q_lora_rank": 24, "dim_model_base": 16, "rope_parameters": LONGROPE}),
+    "minicpm3, plain": (
+        "minicpm3",
+        {**LATENT, "q_lora_rank": None, "tie_word_embeddings": False, "dim_model_base": 32, "v_head_dim": 8},
+    ),
+}
+BACKENDS = ("cpu_paged",)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(write: Any, check_parity: Any, name: str, backend: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    check_parity(write(model_type, **config), attention_backend=backend, block_size=16)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_preemption_and_whole_prompts(write: Any, check_parity: Any, backend: str) -> None:
+    model_type, config = ARCHITECTURES["deepseek_v3"]
+    reference = write(model_type, **config)
+    own = {"attention_backend": backend, "block_size": 16}
+    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=6, max_model_len=56, **own)
+    check_parity(reference, lengths=(50, 50), max_num_batched_tokens=160, enable_chunked_prefill=False, **own)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cached_prefixes_and_two_answers(write: Any, open_llm: Any, backend: str) -> None:
+    model_type, config = ARCHITECTURES["deepseek_v2, as V2-Lite"]
+    reference = write(model_type, **config)
+    stem = list(range(3, 40))
+    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 17)]
+    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory, attention_backend=backend, block_size=16) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                for answer in output.outputs:
+                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
+                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+        assert all(output.num_cached_tokens for output in outputs)
+
+
+def logprobs(llm: Any, prompts: list[list[int]]) -> torch.Tensor:
+    """Return the logprobs after every token of the prompts and of one more token: [positions of all prompts, V]."""
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=-1, logprobs=-1, ignore_eos=True, detokenize=False)
+    rows: list[Any] = []
+    for output in llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False):
+        rows += [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])[:1]]
+    return torch.tensor([[row[token].logprob for token in sorted(row)] for row in rows])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kv_cache_dtype", "limit"), [("bfloat16", 0.02), ("float16", 0.003), ("fp8_ds_mla", 0.1)])
+def test_types_of_the_cache_stay_close(write: Any, open_llm: Any, backend: str, kv_cache_dtype: str, limit: float) -> None:
+    model_type, config = ARCHITECTURES["minicpm3, plain"]
+    reference, prompts = write(model_type, **config), [[7, 30, 101, 12, 5], list(range(3, 50))]
+    expected = torch.cat([reference.logprobs(prompt) for prompt in prompts])
+    with open_llm(reference.directory, attention_backend=backend, block_size=16, kv_cache_dtype=kv_cache_dtype) as llm:
+        found = logprobs(llm, prompts)
+    off = ((found - expected).std() / expected.std()).item()
+    assert limit / 50 < off < limit
+
+
+def test_types_that_do_not_exist_are_refused_by_name(write: Any, open_llm: Any) -> None:
+    model_type, config = ARCHITECTURES["minicpm3, plain"]
+    latent = write(model_type, **config)
+    with pytest.raises(PegboardError, match="latent 'float8_e4m3fn' not in {bfloat16, float16, float32, fp8_ds_mla}"):
+        open_llm(latent.directory, kv_cache_dtype="fp8")
+
+
+def test_models_without_latents_do_not_take_their_layout(write: Any, open_llm: Any) -> None:
+    with pytest.raises(ConfigError, match="'fp8_ds_mla' cannot be used: .*latent attention"):
+        open_llm(write("llama").directory, kv_cache_dtype="fp8_ds_mla")
+
+
+def test_a_quantized_up_projection_is_dequantized(write: Any, open_llm: Any, tmp_path: Any) -> None:
+    model_type, config = ARCHITECTURES["minicpm3, plain"]
+    reference = write(
+        model_type, **{**config, "hidden_size": 64, "kv_lora_rank": 32, "intermediate_size": 64, "dim_model_base": 64}
+    )
+    prompts = [[7, 30, 101, 12, 5], list(range(3, 50))]
+    expected = torch.cat([reference.logprobs(prompt) for prompt in prompts])
+    for method, limit in (("rtn", 0.15), ("fp8", 0.4)):
+        with open_llm(reference.directory, quantization=method, download_dir=str(tmp_path)) as llm:
+            found = logprobs(llm, prompts)
+        off = ((found - expected).std() / expected.std()).item()
+        assert limit / 20 < off < limit, method

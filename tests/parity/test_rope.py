@@ -1,0 +1,87 @@
+"""Frequencies of the rotary embedding, compared with transformers' functions, and with formulas for rules that it lacks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pegboard.errors import ModelError
+from pegboard.layers.rope import rope_frequencies
+
+DIM, BASE, LENGTH = 16, 500.0, 64
+RULES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.0},
+    "longrope": {
+        "factor": 4.0,
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [1.0 + i for i in range(8)],
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_frequencies_equal_those_of_transformers(kind: str) -> None:
+    scaling = {"rope_type": kind, **RULES[kind]}
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        rope_parameters={"rope_theta": BASE, **scaling},
+    )
+    expected, magnitude = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=2 * LENGTH)
+    found, own_magnitude = rope_frequencies(DIM, BASE, scaling, LENGTH)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    assert own_magnitude == pytest.approx(magnitude)
+
+
+def test_the_frequencies_without_a_rule() -> None:
+    found, magnitude = rope_frequencies(DIM, BASE, {}, LENGTH)
+    assert found.tolist() == pytest.approx([BASE ** (-2 * i / DIM) for i in range(DIM // 2)]) and magnitude == 1
+
+
+@pytest.mark.parametrize("mixed", [None, 0.625])
+def test_fixed_and_mixed_ntk(mixed: float | None) -> None:
+    """Channel m is divided by k^(m · 2/d) with m from 1 (fixed), or by exp(a · m^b), of which the last is k (mixed)."""
+    scaling = {"rope_type": "ntk", "factor": 4.0, "mixed_b": mixed}
+    found, _ = rope_frequencies(DIM, BASE, scaling, LENGTH)
+    plain, half = [BASE ** (-2 * i / DIM) for i in range(DIM // 2)], DIM // 2
+    growth = math.log(4.0) / half ** (mixed or 1.0)
+    divisors = [math.exp(growth * m ** (mixed or 1.0)) for m in range(1, half + 1)]
+    assert found.tolist() == pytest.approx([one / by for one, by in zip(plain, divisors, strict=True)], rel=1e-5)
+    assert plain[-1] / found[-1].item() == pytest.approx(4.0, rel=1e-5)
+
+
+def test_dynamic_scaling_with_a_fixed_alpha() -> None:
+    found, _ = rope_frequencies(DIM, BASE, {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}, LENGTH)
+    base = BASE * 1000 ** (DIM / (DIM - 2))
+    assert found.tolist() == pytest.approx([base ** (-2 * i / DIM) for i in range(DIM // 2)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factors", "magnitude"),
+    [
+        ({"mscale": 0.7, "mscale_all_dim": 1.0}, (0.07 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+        ({"mscale": 0.7}, 0.07 * math.log(4) + 1),
+        ({}, 0.1 * math.log(4) + 1),
+    ],
+)
+def test_deepseek_yarn(factors: dict[str, float], magnitude: float) -> None:
+    own = {"factor": 4.0, "original_max_position_embeddings": 16, **factors}
+    found, own_magnitude = rope_frequencies(DIM, BASE, {"rope_type": "deepseek_yarn", **own}, LENGTH)
+    yarn, _ = rope_frequencies(DIM, BASE, {"rope_type": "yarn", **own}, LENGTH)
+    assert torch.equal(found, yarn) and own_magnitude == pytest.approx(magnitude)
+
+
+@pytest.mark.parametrize("kind", ["mrope", "dual_chunk", "mllama4", "xdrope", "ernie45_vl", "unheard_of"])
+def test_other_rules_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(ModelError, match=f"'{kind}' is not supported; known: default, linear"):
+        rope_frequencies(DIM, BASE, {"rope_type": kind}, LENGTH)

@@ -1,0 +1,99 @@
+"""State-space models and hybrids, compared with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pegboard import SamplingParams
+
+NO_ATTENTION = {"intermediate_size": None, "num_attention_heads": None, "num_key_value_heads": None}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+GRANITE = {
+    **MAMBA2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {**NO_ATTENTION, "state_size": 8}),
+    "mamba, biases": ("mamba", {**NO_ATTENTION, "state_size": 8, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3}),
+    "falcon_mamba": ("falcon_mamba", {**NO_ATTENTION, "state_size": 8}),
+    "mamba2": ("mamba2", {**NO_ATTENTION, "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}),
+    "mamba2, limits": (
+        "mamba2",
+        {**NO_ATTENTION, "num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "use_bias": True}
+        | {"time_step_limit": [0.1, 0.8], "tie_word_embeddings": True},
+    ),
+    "bamba": ("bamba", {**MAMBA2, "attn_layer_indices": [1]}),
+    "granite hybrid": ("granitemoehybrid", {**GRANITE, "num_local_experts": 0}),
+    "granite hybrid, experts, rope": (
+        "granitemoehybrid",
+        {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "jamba": (
+        "jamba",
+        {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 8},
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "lfm2, biases": (
+        "lfm2",
+        {"layer_types": ["conv", "conv", "full_attention"], "conv_bias": True, "block_auto_adjust_ff_dim": False}
+        | {"conv_L_cache": 4, "tie_word_embeddings": False},
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {**MAMBA2, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": True, "mlp_multipliers": [0.7, 1.3]}
+        | {"ssm_multipliers": [0.5, 0.8, 1.2, 0.9, 1.1], "ssm_in_multiplier": 0.6, "ssm_out_multiplier": 0.7}
+        | {"attention_in_multiplier": 1.4, "attention_out_multiplier": 0.9, "key_multiplier": 0.5}
+        | {"embedding_multiplier": 2.0, "lm_head_multiplier": 0.6},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": None}
+        | {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "mlp_bias": True},
+    ),
+    "falcon_h1, no norm": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_proj_bias": True}),
+}
+
+PREEMPTED = {"mamba2": 7, "falcon_h1": 12}
+"""With so few blocks, requests are preempted."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(write: Any, check_parity: Any, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    check_parity(write(model_type, **config), mamba_block_size=8)
+
+
+@pytest.mark.parametrize("name", PREEMPTED)
+def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) -> None:
+    """A state that was lost is computed again, from the last one that the prefix cache has or from the start."""
+    model_type, config = ARCHITECTURES[name]
+    reference = write(model_type, **config)
+    few = {"num_gpu_blocks_override": PREEMPTED[name]}
+    check_parity(reference, lengths=(3, 20, 40, 33), **few, max_model_len=56, mamba_block_size=8)
+    check_parity(
+        reference, lengths=(40, 40), max_num_batched_tokens=160, enable_chunked_prefill=False, enable_prefix_caching=False
+    )
+
+
+@pytest.mark.parametrize("name", ["mamba", "granite hybrid"])
+def test_cached_prefixes_and_two_answers(write: Any, open_llm: Any, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    reference = write(model_type, **config)
+    stem = list(range(3, 63))
+    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (56, 52, 48)]
+    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory, mamba_block_size=8) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                for answer in output.outputs:
+                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
+                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+        assert all(output.num_cached_tokens for output in outputs)
