@@ -12,10 +12,11 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import save_file
+from stored_layouts import FLOATS, quantize
 from test_adapters_parity import SCALING, Weights, merged, random_adapter
 from test_gguf_parity import CASES as GGUF_CASES
 from test_gguf_parity import convert
-from test_stored_formats import CASES, FLOATS, SIZES, quantize
+from test_stored_formats import SIZES
 
 from pegboard import LLM, LoRARequest, SamplingParams
 
@@ -66,8 +67,7 @@ def test_over_stored_formats(
     write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, architecture: str, case: str
 ) -> None:
     reference = write(architecture, **SIZES)
-    config, store, bits, order = CASES[case]
-    quantize(reference, config, lambda weight: store(weight, bits, order))
+    quantize(reference, case)
     with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), enable_lora=True, max_lora_rank=RANK) as llm:
         check(llm, reference.model, tmp_path / "adapter", 1e-4 if case in FLOATS else 0.05)
 
