@@ -22,8 +22,6 @@ VOCAB_SIZE = 131
 PROMPT_LENGTHS = (1, 6, 17, 40)
 NUM_OUTPUT_TOKENS = 9
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 

@@ -179,6 +179,7 @@ def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, caplog: py
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
     check_parity(reference)
+    caplog.clear()
     caplog.set_level("INFO", "pegboard")
     check_parity(reference, lengths=(17, 33), block_size=16)
     assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
