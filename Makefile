@@ -55,12 +55,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 docs: setup
-	$(BIN)/python -m pegboard_testing.authoring.catalogue --write
-	$(BIN)/python -m pegboard_testing.authoring.reference --write
-	$(BIN)/python -m pegboard_testing.authoring.metrics_page --write
-	$(BIN)/python -m pegboard_testing.authoring.formats_page --write
-	$(BIN)/python -m pegboard_testing.authoring.models_page --write
-	$(BIN)/python -m pegboard_testing.authoring.snapshot --write
+	$(BIN)/python -m pegboard_testing.authoring.generate --write
 
 clean:
 	rm -rf $(VENV)

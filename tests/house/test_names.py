@@ -11,8 +11,6 @@ from pathlib import Path
 
 from members import CORE, ROOT, documentation, plugins, tree_of
 
-from pegboard_testing.authoring.catalogue import main as catalogue
-
 WORDS = {
     "*": "every plugin, in allow lists",
     "none": "a word of requests and settings: nothing",
@@ -111,7 +109,3 @@ def test_choices_are_data() -> None:
     sources = {path: tree_of(path) for path in core_sources()}
     wrong = [f"{path.relative_to(ROOT)}:{line}" for path, tree in sources.items() for line in literal_choices(tree)]
     assert not wrong, "\n".join(wrong)
-
-
-def test_catalogue_is_current() -> None:
-    assert catalogue(["--check"]) == 0, "run `make docs`"

@@ -25,6 +25,7 @@ NEEDS_EXTRA = {
     ("pegboard", "options"): ("pegboard.plugins.options",),  # only imported after a plugin has imported pydantic for its options
     ("pegboard-testing", "torch"): (
         "pegboard_testing.authoring.formats_page",
+        "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",
         "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_latent",

@@ -1,16 +1,11 @@
-"""Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the pyproject.toml files of the repository.
-
-python -m pegboard_testing.authoring.catalogue --check    exit 1 when the file does not match the repository
-python -m pegboard_testing.authoring.catalogue --write
-"""
+"""Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the pyproject.toml files of the
+repository."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pegboard.errors import ConfigError
@@ -56,24 +51,4 @@ def render(catalogue: Catalogue) -> str:
     return json.dumps(catalogue, indent=1, ensure_ascii=False) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check or write the catalogue. Return the exit status: 0 = up to date or written, 1 = stale."""
-    parser = argparse.ArgumentParser(prog="python -m pegboard_testing.authoring.catalogue", description=__doc__.splitlines()[0])
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true", help="write the file")
-    action.add_argument("--check", action="store_true", help="only compare")
-    parser.add_argument("--repository", type=Path, default=REPOSITORY, help="root of the repository")
-    parser.add_argument("--file", type=Path, default=CATALOGUE, help="the catalogue")
-    options = parser.parse_args(arguments)
-    text = render(collect(options.repository))
-    if options.write:
-        options.file.write_text(text, "utf-8")
-        return 0
-    if options.file.is_file() and options.file.read_text("utf-8") == text:
-        return 0
-    print(f"{options.file} is stale: run python -m pegboard_testing.authoring.catalogue --write", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PAGES = {CATALOGUE: lambda before: render(collect(REPOSITORY))}

@@ -1,14 +1,10 @@
 """Writes the signatures of all interfaces as text, so that a review shows every change of the contract.
 
-    python -m pegboard_testing.authoring.snapshot --write    after an intended change
-    python -m pegboard_testing.authoring.snapshot --check    in CI
-
 One section per kind file: its classes with fields and method signatures, and its aliases, without docstrings and bodies.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,17 +43,4 @@ def _lines(body: Sequence[ast.stmt], indent: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check or write the snapshot. Return the exit status: 0 = the stored snapshot is current or was written, 1 = it differs."""
-    parser = argparse.ArgumentParser(description="Signatures of the interfaces.")
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--write", action="store_true")
-    choice.add_argument("--check", action="store_true")
-    if parser.parse_args(arguments).write:
-        SNAPSHOT.write_text(snapshot(), "utf-8")
-        return 0
-    return 0 if SNAPSHOT.is_file() and SNAPSHOT.read_text("utf-8") == snapshot() else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+PAGES = {SNAPSHOT: lambda before: snapshot()}
