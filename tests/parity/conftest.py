@@ -90,6 +90,24 @@ def check_parity_fixture() -> Callable[..., None]:
     return check_parity
 
 
+@pytest.fixture(name="check_cached")
+def check_cached_fixture() -> Callable[..., None]:
+    return check_cached
+
+
+@pytest.fixture
+def check_recorded(caplog: pytest.LogCaptureFixture) -> Callable[[Reference], None]:
+    """With blocks that the native attention supports, the forward is recorded, with the same results. No stage runs eagerly."""
+
+    def check(reference: Reference) -> None:
+        caplog.clear()
+        caplog.set_level("INFO", "pegboard")
+        check_parity(reference, lengths=(17, 33), block_size=16)
+        assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+
+    return check
+
+
 @pytest.fixture(name="open_llm")
 def open_llm_fixture() -> Callable[..., LLM]:
     return open_llm
@@ -136,3 +154,18 @@ def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, 
             assert worst < TOLERANCE, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
         greedy = expected[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert list(completion.token_ids) == greedy
+
+
+def check_cached(reference: Reference, lengths: Sequence[int], **settings: Any) -> None:
+    """Two greedy answers to each prompt, twice: the prompts share their first tokens, and the second time all of them are in the
+    prefix cache. lengths: of what they have in common with the longest one."""
+    prompts = [[*range(3, 3 + length), 50 + length] for length in lengths]
+    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
+    with open_llm(reference.directory, **settings) as llm:
+        for _ in range(2):
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                for answer in output.outputs:
+                    expected = reference.logprobs([*prompt, *answer.token_ids])
+                    assert list(answer.token_ids) == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert all(output.num_cached_tokens for output in outputs)

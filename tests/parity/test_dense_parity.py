@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from transformers.models.falcon import modeling_falcon
 
-from pegboard import SamplingParams
-
 TYPES = ["sliding_attention", "full_attention"] * 2
 FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
 NO_SIZES = dict.fromkeys(
@@ -83,22 +81,12 @@ def test_architecture(write: Any, check_parity: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom"])
-def test_preemption_and_two_answers(write: Any, check_parity: Any, open_llm: Any, name: str) -> None:
+def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached: Any, name: str) -> None:
     """The memory is enough for one request and a half. Repeated prompts are in the prefix cache."""
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=27, max_model_len=56)
-    stem = list(range(3, 40))
-    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 13)]
-    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
-    with open_llm(reference.directory) as llm:
-        for _ in range(2):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, output in zip(prompts, outputs, strict=True):
-                for answer in output.outputs:
-                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
-                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
-        assert all(output.num_cached_tokens for output in outputs)
+    check_cached(reference, (37, 30, 13))
 
 
 RECORDED = ["gemma", "gemma3, windows", "phi3, window", "granite, multipliers", "olmo2", "glm4",
@@ -106,9 +94,6 @@ RECORDED = ["gemma", "gemma3, windows", "phi3, window", "granite, multipliers", 
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    """With blocks that the native attention supports, the forward is recorded. No stage runs eagerly."""
+def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    caplog.set_level("INFO", "pegboard")
-    check_parity(write(model_type, **config), lengths=(17, 33), block_size=16)
-    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+    check_recorded(write(model_type, **config))

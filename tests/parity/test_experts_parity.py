@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pegboard import SamplingParams
-
 QWEN = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "intermediate_size": 64}
 LLAMA4 = {
     "num_local_experts": 4,
@@ -113,38 +111,23 @@ def test_preemption_and_many_tokens(write: Any, check_parity: Any, name: str, nu
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "llama4"])
-def test_cached_prefixes_and_two_answers(write: Any, open_llm: Any, name: str) -> None:
+def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
-    stem = list(range(3, 40))
-    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 13)]
-    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
-    with open_llm(reference.directory) as llm:
-        for _ in range(2):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, output in zip(prompts, outputs, strict=True):
-                for answer in output.outputs:
-                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
-                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
-        assert all(output.num_cached_tokens for output in outputs)
+    check_cached(reference, (37, 30, 13))
 
 
 RECORDED = ["gpt_oss", "granitemoeshared", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "flex_olmo"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    """With blocks that the native attention supports, the forward is recorded. No stage runs eagerly."""
+def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    caplog.set_level("INFO", "pegboard")
-    check_parity(write(model_type, **config), lengths=(17, 33), block_size=16)
-    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+    check_recorded(write(model_type, **config))
 
 
-def test_llama4_is_recorded_if_no_query_is_late(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pegboard")
-    check_parity(write("llama4_text", **{**LLAMA4, "floor_scale": 65}), lengths=(17, 33), block_size=16)
-    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+def test_llama4_is_recorded_if_no_query_is_late(write: Any, check_recorded: Any) -> None:
+    check_recorded(write("llama4_text", **{**LLAMA4, "floor_scale": 65}))
 
 
 def test_llama4_as_a_part_of_a_checkpoint_with_images(write: Any, check_parity: Any) -> None:
@@ -158,7 +141,7 @@ def test_llama4_as_a_part_of_a_checkpoint_with_images(write: Any, check_parity: 
     check_parity(reference)
 
 
-def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, check_recorded: Any) -> None:
     """The layout of the published checkpoints: codes and powers of two, [experts, rows, blocks of 32 columns, 16 bytes]."""
     reference = write("gpt_oss", **{**ARCHITECTURES["gpt_oss"][1], "intermediate_size": 64})
     path, random = reference.directory / "model.safetensors", torch.Generator().manual_seed(11)
@@ -179,10 +162,7 @@ def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, caplog: py
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
     check_parity(reference)
-    caplog.clear()
-    caplog.set_level("INFO", "pegboard")
-    check_parity(reference, lengths=(17, 33), block_size=16)
-    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+    check_recorded(reference)
 
 
 def test_stacked_tensors_are_the_same_model(write: Any, check_parity: Any) -> None:

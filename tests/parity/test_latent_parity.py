@@ -68,20 +68,10 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, backend: st
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cached_prefixes_and_two_answers(write: Any, open_llm: Any, backend: str) -> None:
+def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, backend: str) -> None:
     model_type, config = ARCHITECTURES["deepseek_v2, as V2-Lite"]
     reference = write(model_type, **config)
-    stem = list(range(3, 40))
-    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 17)]
-    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
-    with open_llm(reference.directory, attention_backend=backend, block_size=16) as llm:
-        for _ in range(2):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, output in zip(prompts, outputs, strict=True):
-                for answer in output.outputs:
-                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
-                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
-        assert all(output.num_cached_tokens for output in outputs)
+    check_cached(reference, (37, 30, 17), attention_backend=backend, block_size=16)
 
 
 def logprobs(llm: Any, prompts: list[list[int]]) -> torch.Tensor:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from pegboard import SamplingParams
-
 NO_ATTENTION = {"intermediate_size": None, "num_attention_heads": None, "num_key_value_heads": None}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 GRANITE = {
@@ -85,17 +83,7 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) 
 
 
 @pytest.mark.parametrize("name", ["mamba", "granite hybrid"])
-def test_cached_prefixes_and_two_answers(write: Any, open_llm: Any, name: str) -> None:
+def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
-    stem = list(range(3, 63))
-    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (56, 52, 48)]
-    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
-    with open_llm(reference.directory, mamba_block_size=8) as llm:
-        for _ in range(2):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, output in zip(prompts, outputs, strict=True):
-                for answer in output.outputs:
-                    expected = reference.logprobs([*prompt["prompt_token_ids"], *answer.token_ids])
-                    assert list(answer.token_ids) == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
-        assert all(output.num_cached_tokens for output in outputs)
+    check_cached(reference, (56, 52, 48), mamba_block_size=8)
