@@ -153,6 +153,7 @@ from pegboard.data.batch import TransferReport
 class Worker:
     def __init__(self, options, setup): pass
     def register(self, views, groups): pass
+    def save(self, plan): assert plan == b""
     def begin(self, plan): assert plan == b""
     def end(self): return fault("kv_connector/end in the worker", lambda: TransferReport())
     def close(self): pass

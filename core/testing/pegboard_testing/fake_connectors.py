@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from pegboard.data.batch import Batch, TransferReport
-from pegboard.engine.kv.rules import make_rule
 from pegboard.interfaces.attention import KVGroup, KVView
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
 from pegboard.interfaces.scheduling_policy import RequestView
@@ -43,7 +42,7 @@ class FakeKVConnector:
         plan = setup.plan
         self._sizes = [group.block_size for group in plan.groups]
         self._stride = plan.hash_block_size
-        self._rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
+        self._expired = setup.expired
         self._store = store
         self._rank = setup.rank
         self._load = load
@@ -72,7 +71,7 @@ class FakeKVConnector:
             self._is_stored(request, group, index)
             for group, size in enumerate(self._sizes)
             for index in range(start // size, stop // size)
-            if index not in self._rules[group].expired(stop)
+            if index not in self._expired[group](stop)
         )
 
     def _is_stored(self, request: RequestView, group: int, index: int) -> bool:
@@ -145,6 +144,9 @@ class FakeKVConnectorWorker:
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
         self._memory = views[groups[0].layers[0]]["kv"]
+
+    def save(self, plan: bytes) -> None:
+        """Do nothing: `end` saves, because what it saves is pinned."""
 
     def begin(self, plan: bytes) -> None:
         decoded = msgspec.msgpack.decode(plan, type=_Plan)

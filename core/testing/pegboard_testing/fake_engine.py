@@ -16,10 +16,11 @@ from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
+from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftSetup
-from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSetup, KVConnectorWorker
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
 from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
@@ -50,7 +51,8 @@ class FakeEngine:
     retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state) of each layer. num_blocks: the
     exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
     draft_accuracy. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's contents between engines.
-    kv_identity: of what the blocks contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics.
+    kv_halves: makes the halves of another KV connector. kv_identity: of what the blocks contain. kv_fails: see
+    FakeKVConnectorWorker. measured: more arguments of StepMetrics.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class FakeEngine:
         grammar_timeout_s: float = 60.0,
         kv_load: Literal["in_step", "between_steps"] | None = None,
         kv_store: dict[tuple[int, int, bytes], Any] | None = None,
+        kv_halves: Callable[[KVConnectorSetup], tuple[KVConnectorScheduler, KVConnectorWorker]] | None = None,
         kv_identity: str = "",
         kv_fails: Callable[[str], int | None] = lambda key: None,
         kv_hesitate: int = 0,
@@ -96,9 +99,12 @@ class FakeEngine:
         self.plan = msgspec.structs.replace(self.plan, identity=kv_identity)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
-        setup = KVConnectorSetup(self.plan)
+        rules = [make_rule(group, self.plan.hash_block_size) for group in self.plan.groups]
+        setup = KVConnectorSetup(self.plan, expired=[rule.expired for rule in rules])
         self.connector = FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
-        worker_half = FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails) if kv_load else None
+        halves: tuple[KVConnectorScheduler, KVConnectorWorker] | None = kv_halves(setup) if kv_halves else None
+        if self.connector and kv_load:
+            halves = self.connector, FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails)
         self.draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
         self.worker = FakeWorker(
             self.model,
@@ -106,7 +112,7 @@ class FakeEngine:
             max_num_seqs,
             draft=self.draft if max_drafts else None,
             max_drafts=max_drafts,
-            connectors={"fake": worker_half} if worker_half else None,
+            connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,
         )
         self.draft.target = self.worker.next_of_row
@@ -117,7 +123,7 @@ class FakeEngine:
             policy=self.policy,
             kv_plan=self.plan,
             limits=self.limits,
-            connectors={"fake": self.connector} if self.connector else {},
+            connectors={"fake": halves[0]} if halves else {},
             grammars=self._grammars(structured_output, grammar_timeout_s),
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,

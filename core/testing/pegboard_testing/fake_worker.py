@@ -2,8 +2,8 @@
 
 The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables, and reads the
 history back only through them, so any error in block accounting (a block given to two requests, freed too early, not copied,
-hashed wrongly) changes tokens. Order inside a step, as in a real worker: removed rows, new rows, new blocks, block copies,
-connector loads, writes of all rows, then reads and sampling of all rows, drafts, connector saves.
+hashed wrongly) changes tokens. Order inside a step, as in a real worker: connector saves, removed rows, new rows, new blocks,
+block copies, connector loads, writes of all rows, then reads and sampling of all rows, drafts, connector reports.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class FakeWorker:
         started = time.perf_counter()
         if batch.step == self.failing_step:
             raise RuntimeError("asked to fail")
+        for name, connector in self.connectors.items():
+            connector.save(batch.connector[name])
         self._update_rows(batch)
         for name, connector in self.connectors.items():
             connector.begin(batch.connector[name])

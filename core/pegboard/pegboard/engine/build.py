@@ -16,6 +16,7 @@ from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, plan_kv
+from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ConfigError, blame, expect
 from pegboard.interfaces.attention import KVPlan
@@ -191,9 +192,10 @@ def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: K
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
     """Return the scheduler halves of the configured connectors, in order."""
     connectors = {}
+    expired = [make_rule(group, kv_plan.hash_block_size).expired for group in kv_plan.groups]
     for name in config.kv_connectors or ():
         entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
-        connectors[name] = registry.build(entry, KVConnectorSetup(kv_plan))
+        connectors[name] = registry.build(entry, KVConnectorSetup(kv_plan, expired=expired))
     return connectors
 
 

@@ -131,6 +131,7 @@ class Prefill:
             return False
         request.num_computed_tokens = num_prompt - 1
         request.num_cached_tokens = parent.num_cached_tokens
+        self._queues.connectors.allocated(request, External())
         self._run(request, 1, True, plan)
         return True
 

@@ -89,7 +89,8 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step. Return the outputs of the requests that have new results, as their `output_kind` says. A request
-        that the engine gave up ends with finish_reason "error", and the reason is logged."""
+        that the engine gave up ends with finish_reason "error", and the reason is logged. After the last request, steps go on
+        until KV connectors have saved its blocks."""
         ended, touched = [], {}
         for delta in self.engine.step():
             stream = self._streams.get(delta.request_id)
@@ -106,6 +107,8 @@ class LLMEngine:
                 stream = self._streams.pop(output.request_id)
                 if stream.error is not None:
                     log.error("request %s failed: %s", output.request_id, stream.error)
+        while not self._streams and self.engine.is_transferring:
+            self.engine.step()
         return outputs
 
     def abort_request(self, request_ids: Sequence[str]) -> None:

@@ -3,7 +3,7 @@ scheduler (E) and one for the worker (W)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -28,10 +28,13 @@ class KVConnectorSetup:
     Block hashes depend on the identity, so equal hashes mean equal content in all engines. Data that is found in another way, for
     example by a request's id, must be stored with the identity and refused if it differs. rank: whose part of the keys and values
     this half moves. The hashes of all ranks are equal, so stored data needs the rank in its name. The scheduler half has rank 0.
+    expired: for each KV group, number of computed tokens → the entries of a block table that no later token reads. A prefix needs
+    the other entries only. The worker half does not have it.
     """
 
     plan: "KVPlan"
     rank: int = 0
+    expired: "Sequence[Callable[[int], range]]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class KVConnectorScheduler(Protocol):
         chosen."""
 
     def plan(self, batch: "Batch") -> bytes:
-        """Return this step's loads and saves for the worker half. Hot."""
+        """Return this step's loads and saves for the worker half. Hot. A block that a request has given back since the last plan
+        may be saved without a pin: see `KVConnectorWorker.save`."""
 
     def released(self, request: "RequestView", blocks: BlockView, why: Literal["finished", "aborted", "preempted"]) -> Release:
         """The request gives its blocks back."""
@@ -84,10 +88,15 @@ class KVConnectorWorker(Protocol):
     def register(self, views: "Mapping[int, KVView]", groups: "Sequence[KVGroup]") -> None:
         """Hand over the KV memory. Called again after a resize."""
 
+    def save(self, plan: bytes) -> None:
+        """Read the blocks that this plan saves, before the step changes any block. Blocks that were given back since the last
+        plan still have their content. This is not so later in the step: another request may own them."""
+
     def begin(self, plan: bytes) -> None:
         """Start loads before the forward. Loads of "in_step" must also be finished."""
 
     def end(self) -> "TransferReport":
-        """Save after the forward, and return a report. Also called in steps without tokens."""
+        """Return a report after the forward. Also called in steps without tokens. The engine makes such steps as long as
+        transfers are open and nothing else can run, so `end` may wait some milliseconds for a transfer then."""
 
     def close(self) -> None: ...

@@ -79,8 +79,11 @@ class ModelRunner:
         """Compute `batch`. The returned callable waits for the result, if the device has not finished. masks() waits for the
         grammar masks of a batch that needs them."""
         started = time.perf_counter()
+        for name, connector in self.parts.connectors.items():
+            connector.save(batch.connector.get(name, b""))
+        transfer_s = time.perf_counter() - started
         self._apply(batch)
-        transfer_s = self._begin_transfers(batch)
+        transfer_s += self._begin_transfers(batch)
         if batch.num_rows == 0:
             output = self._empty(batch)
             return lambda: output
@@ -121,7 +124,7 @@ class ModelRunner:
             backend.plan(inputs.groups[group])
 
     def _begin_transfers(self, batch: Batch) -> float:
-        """Tell the connectors what this step loads and saves. Returns the seconds that this took."""
+        """Tell the connectors what this step loads. Returns the seconds that this took."""
         started = time.perf_counter()
         for name, connector in self.parts.connectors.items():
             connector.begin(batch.connector.get(name, b""))

@@ -1,0 +1,1 @@
+"""What KV connectors share. Import from the submodules."""

@@ -1,0 +1,205 @@
+"""The scheduler half of connectors that keep blocks in a store by their hashes. It imports no torch.
+
+Blocks are saved as soon as they are full and no step in flight can change them, so a prefix can be loaded while the request that
+computed it still runs, and a window has not dropped the blocks yet. The block tables come from the batches and not from the
+engine's tables: a batch says which blocks a request got, and what the engine has dropped since stays intact until the worker
+half has read it (see `KVConnectorWorker.save`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pegboard.data.batch import Batch, TransferReport
+from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
+from pegboard.interfaces.scheduling_policy import RequestView
+from pegboard_kv.plan import Place, TransferPlan, encode
+
+Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+"""vLLM's names for what a connector does: it saves, it loads, or both."""
+
+
+class BlockStore(Protocol):
+    """What a store has, as the scheduler half knows it. A block has a name: its KV group and its hash. A slot is the block's
+    number in the store; a store that finds its blocks by name uses 0."""
+
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        """Return the slot of a block, or None if the store does not have it."""
+
+    def use(self, group: int, block_hash: bytes) -> int:
+        """Return the slot of a block that `find` has just found. It will be loaded, so its slot must keep it until the plan is
+        sent."""
+
+    def reserve(self, group: int, block_hash: bytes) -> int | None:
+        """Return a slot for a block to save, or None if it is not to be saved: the store has it or has no room."""
+
+    def sent(self) -> None:
+        """The plan with all slots that were used and reserved is on its way."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request that holds blocks. tables: its block ids per KV group, including blocks that were dropped since. num_seen: blocks
+    per group that were considered for saving. wake_at: below this number of confirmed tokens there is nothing new."""
+
+    request: RequestView
+    tables: list[list[int]]
+    num_seen: list[int]
+    wake_at: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What the next plan will say."""
+
+    loads: dict[str, list[Place]] = field(default_factory=dict)
+    saves: list[Place] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+
+
+class StoreScheduler:
+    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see `Match`)."""
+
+    def __init__(
+        self,
+        setup: KVConnectorSetup,
+        store: BlockStore,
+        *,
+        load: Literal["in_step", "between_steps"],
+        role: Role = "kv_both",
+    ) -> None:
+        plan = setup.plan
+        self._sizes = [group.block_size for group in plan.groups]
+        self._strides = [size // plan.hash_block_size for size in self._sizes]
+        self._hash_size = plan.hash_block_size
+        self._alignment = math.lcm(*self._sizes)
+        self._expired = setup.expired
+        self._store = store
+        self._load: Literal["in_step", "between_steps"] = load
+        self._loads, self._saves = role != "kv_producer", role != "kv_consumer"
+        self._num_local: dict[str, int] = {}
+        self._loading: dict[str, list[bytes]] = {}  # request key → the first hash of what is loaded
+        self._tracked: dict[str, _Tracked] = {}
+        self._by_row: dict[int, _Tracked] = {}
+        self._pending = _Pending()
+
+    # --- loads --------------------------------------------------------------------------------------------------------------
+
+    def match(self, request: RequestView, num_local_tokens: int) -> Match | None:
+        if request.key in self._loading:  # an aborted request of the same name, whose report is still to come
+            return None
+        if self._loading and request.block_hashes[num_local_tokens // self._hash_size :][:1] in self._loading.values():
+            return None  # another request loads these blocks; this one will find them in the prefix cache
+        self._num_local[request.key] = num_local_tokens
+        end = self._find_end(request, num_local_tokens) if self._loads else num_local_tokens
+        return Match(end - num_local_tokens, self._load)
+
+    def _find_end(self, request: RequestView, start: int) -> int:
+        """Return the end of the longest prefix that consists of `start` local tokens and of blocks in the store. If a prefix
+        needs a block that is missing, then every shorter prefix that contains the block needs it too, so the search goes on at
+        the block's first token."""
+        end = min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size) // self._alignment * self._alignment
+        found: set[tuple[int, int]] = set()
+        while end > start:
+            missing = next((token for token in self._missing(request, start, end, found)), None)
+            if missing is None:
+                return end
+            end = missing // self._alignment * self._alignment
+        return start
+
+    def _missing(self, request: RequestView, start: int, end: int, found: set[tuple[int, int]]) -> Iterator[int]:
+        """Yield the first tokens of blocks that a request with `end` computed tokens reads and that the store does not have.
+        found: (group, index) of blocks that it has."""
+        for group, size in enumerate(self._sizes):
+            expired = self._expired[group](end)
+            for index in range(start // size, end // size):
+                if index in expired or (group, index) in found:
+                    continue
+                if self._store.find(group, self._hash(request, group, index)) is None:
+                    yield index * size
+                found.add((group, index))
+
+    def _hash(self, request: RequestView, group: int, index: int) -> bytes:
+        """Return the name of a full block: the chain's hash at its last token."""
+        return request.block_hashes[(index + 1) * self._strides[group] - 1]
+
+    def allocated(self, request: RequestView, blocks: BlockView, num_external_tokens: int) -> None:
+        start = self._num_local.pop(request.key, 0)
+        end = start + num_external_tokens
+        tables = [list(table) for table in blocks.block_ids]
+        self._tracked[request.key] = _Tracked(request, tables, [0] * len(tables))
+        if not num_external_tokens:
+            return
+        self._loading[request.key] = request.block_hashes[start // self._hash_size :][:1]
+        self._pending.loads[request.key] = [
+            Place(group, table[index], self._store.use(group, block_hash), block_hash, index * size)
+            for group, (table, size) in enumerate(zip(tables, self._sizes, strict=True))
+            for index in range(start // size, end // size)
+            if table[index] and (block_hash := self._hash(request, group, index))
+        ]
+
+    # --- saves --------------------------------------------------------------------------------------------------------------
+
+    def plan(self, batch: Batch) -> bytes:
+        """Follow the batch's block tables, and return the transfers of its step."""
+        self._follow(batch)
+        if self._saves:
+            for tracked in self._by_row.values():
+                self._save_full(tracked)
+        pending, self._pending = self._pending, _Pending()
+        self._store.sent()
+        return encode(TransferPlan(pending.loads, pending.saves, pending.released, is_idle=batch.num_rows == 0))
+
+    def _follow(self, batch: Batch) -> None:
+        for row in batch.removed_rows.tolist():
+            self._by_row.pop(row, None)
+        for new in batch.new:
+            tracked = self._tracked.get(new.request_id)
+            if tracked is not None:
+                tracked.tables = [block_ids.tolist() for block_ids in new.block_ids]
+                self._by_row[new.row] = tracked
+        delta = batch.new_blocks
+        if len(delta.rows):
+            for row, group, block_ids in zip(delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True):
+                if (tracked := self._by_row.get(row)) is not None:
+                    tracked.tables[group] += block_ids
+
+    def _save_full(self, tracked: _Tracked) -> bool:
+        """Plan to save the blocks that have become full and certain. Return whether there are any."""
+        request = tracked.request
+        num_tokens = request.num_confirmed_tokens
+        if num_tokens < tracked.wake_at:
+            return False
+        num_planned, num_hashes = len(self._pending.saves), len(request.block_hashes)
+        num_tokens = min(num_tokens, request.num_tokens)
+        for group, (table, size) in enumerate(zip(tracked.tables, self._sizes, strict=True)):
+            num_full = min(num_tokens // size, num_hashes // self._strides[group], len(table))
+            for index in range(tracked.num_seen[group], num_full):
+                block_hash = self._hash(request, group, index)
+                if table[index] and (slot := self._store.reserve(group, block_hash)) is not None:
+                    self._pending.saves.append(Place(group, table[index], slot, block_hash, index * size))
+            tracked.num_seen[group] = max(tracked.num_seen[group], num_full)
+        seen = [(count + 1) * size for count, size in zip(tracked.num_seen, self._sizes, strict=True)]
+        tracked.wake_at = min(seen)
+        return len(self._pending.saves) > num_planned
+
+    def released(self, request: RequestView, blocks: BlockView, why: Literal["finished", "aborted", "preempted"]) -> Release:
+        tracked = self._tracked.pop(request.key, None)
+        self._by_row = {row: other for row, other in self._by_row.items() if other is not tracked}
+        if request.key in self._loading:  # the load may still be writing
+            return Release(later=True)
+        if tracked is None or why != "finished" or not self._saves or not self._save_full(tracked):
+            return Release()
+        self._pending.released.append(request.key)
+        return Release(later=True)
+
+    def update(self, reports: Sequence[TransferReport]) -> None:
+        for report in reports:
+            for key in (*report.loaded, *report.failed):
+                self._loading.pop(key, None)
+
+    def reset(self) -> None:
+        """Keep the store: its blocks are right as long as the engine has the same identity."""

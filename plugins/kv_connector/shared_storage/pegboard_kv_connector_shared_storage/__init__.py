@@ -1,0 +1,1 @@
+"""The KV connector `shared_storage`: KV blocks as files in a folder."""

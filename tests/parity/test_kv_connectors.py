@@ -1,0 +1,74 @@
+"""KV connectors with real models: engines that load prefixes give the tokens of an engine without a connector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from pegboard import LLM, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8}
+COUNTERS = ("external_prefix_cache", "prefix_cache")
+PROMPTS = [[*range(3, 40), 70 + number] for number in range(3)] + [[*range(60, 85)], [5, 6]]
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """vLLM's argument."""
+    extra = {"shared_storage_path": str(folder)}
+    return {
+        "kv_transfer_config": {"kv_connector": "SharedStorageConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    }
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """Return the output tokens, and how many tokens of the prompts were not computed, after some of them were loaded."""
+    stats = llm.llm_engine.engine.stats
+    before = stats()
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False)
+    loaded, shared = (stats()[f"{name}_hits_total"] - before[f"{name}_hits_total"] for name in COUNTERS)
+    return [list(output.outputs[0].token_ids) for output in outputs], loaded and loaded + shared
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "engine"),
+    [
+        ("llama", {}, {}),
+        ("llama", {}, {"kv_cache_dtype": "int8", "block_size": 16}),
+        ("llama", {}, {"kv_cache_dtype": "bfloat16", "max_in_flight": 1, "enable_chunked_prefill": False}),
+        ("gemma3_text", WINDOWS, {}),
+        ("gemma3_text", WINDOWS, {"num_gpu_blocks_override": 44}),
+    ],
+    ids=["float32", "int8", "bfloat16", "windows", "windows, preempted"],
+)
+def test_prefixes_are_loaded_after_a_restart(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, model_type: str, config: Any, engine: Any
+) -> None:
+    reference = write(model_type, **config)
+    engine = {"max_num_batched_tokens": 64 if "enable_chunked_prefill" in engine else 16, **engine}
+
+    def stored(prompts: list[list[int]]) -> int:
+        """The last token of a prompt is always computed."""
+        return sum((len(prompt) - 1) // engine.get("block_size", 4) * engine.get("block_size", 4) for prompt in prompts)
+
+    with open_llm(reference.directory, **engine) as llm:
+        expected, _ = generate(llm, PROMPTS)
+    with open_llm(reference.directory, **engine, **settings(tmp_path / "kv")) as llm:
+        assert generate(llm, PROMPTS)[0] == expected
+    files = list((tmp_path / "kv").rglob("*.safetensors"))
+    with safe_open(files[0], "pt") as file:  # any reader of safetensors can read it
+        assert file.metadata()["format"] == "pegboard-kv-1" and len(file.keys()) > 1
+    with open_llm(reference.directory, **engine, **settings(tmp_path / "kv")) as llm:
+        tokens, num_saved = generate(llm, PROMPTS)
+        assert tokens == expected
+        assert num_saved == stored(PROMPTS)
+        answers = [[*prompt, *output, 7] for prompt, output in zip(PROMPTS, expected, strict=True)]
+        assert llm.llm_engine.engine.control("reset_prefix_cache")
+        tokens, num_saved = generate(llm, answers)
+        assert num_saved == stored(answers), "blocks of outputs are stored too"
+    with open_llm(reference.directory, **engine) as llm:
+        assert generate(llm, answers)[0] == tokens
