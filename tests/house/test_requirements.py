@@ -28,6 +28,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",
         "pegboard_testing.contract_float_weight",
+        "pegboard_testing.contract_kv_connector",
         "pegboard_testing.contract_latent",
         "pegboard_testing.contract_platform",
         "pegboard_testing.contract_quantization",
