@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
+from threading import Timer
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from pegboard import LLM, SamplingParams
+from pegboard.errors import RequestError
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8}
@@ -72,3 +76,39 @@ def test_prefixes_are_loaded_after_a_restart(
         assert num_saved == stored(answers), "blocks of outputs are stored too"
     with open_llm(reference.directory, **engine) as llm:
         assert generate(llm, answers)[0] == tokens
+
+
+def test_a_decode_engine_waits_for_what_the_prefill_engine_writes(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """The parameters of vLLM's proxies. The prefill engine's answer is handed on to the decode engine."""
+    folder, prompt, num_tokens = tmp_path / "kv", {"prompt_token_ids": PROMPTS[0]}, 9
+    reference = write("llama")
+
+    def ask(llm: LLM, parameters: dict[str, Any] | None, max_tokens: int = num_tokens) -> Any:
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False, extra_args={"kv_transfer_params": parameters}
+        )
+        return llm.generate([prompt], params, use_tqdm=False)[0]
+
+    with open_llm(reference.directory) as llm:
+        expected = ask(llm, None).outputs[0].token_ids
+        with pytest.raises(RequestError, match="no KV connector .* reads 'do_remote_decode'; none is configured"):
+            ask(llm, {"do_remote_decode": True})
+    with open_llm(reference.directory, **settings(folder)) as prefill:
+        answer = ask(prefill, {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}, max_tokens=1)
+        assert answer.kv_transfer_params == {"do_remote_prefill": True, "do_remote_decode": False}
+        with pytest.raises(RequestError, match="reads 'remote_host'; known: do_remote_decode, do_remote_prefill"):
+            ask(prefill, {"remote_host": "h"})
+        with pytest.raises(RequestError, match="must be an object"):
+            ask(prefill, "x")  # type: ignore[arg-type]
+    hidden = folder.rename(tmp_path / "later")
+    folder.mkdir()
+    with open_llm(reference.directory, **settings(folder)) as decode:
+        missing = next(hidden.iterdir())
+        timer = Timer(0.5, lambda: (rmtree(folder / missing.name), missing.rename(folder / missing.name)))
+        timer.start()
+        started = time.monotonic()
+        result = ask(decode, answer.kv_transfer_params)
+        assert time.monotonic() - started >= 0.4
+        assert result.outputs[0].token_ids == expected and result.num_cached_tokens == 36

@@ -19,7 +19,6 @@ MAX_PATH = 200
 """The most characters of a field's path in an error. A client may send names of any length."""
 
 OLD_STRUCTURE = "send structured_outputs instead"
-NO_CONNECTOR = "no connector of this server takes parameters"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "ask for n completions and choose one yourself"),
@@ -29,7 +28,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": ((), OLD_STRUCTURE),
     "guided_grammar": ((), OLD_STRUCTURE),
     "logits_processors": (([],), "requests cannot contain code"),
-    "kv_transfer_params": (({},), NO_CONNECTOR),
     "mm_processor_kwargs": (({},), "the model takes text only"),
     "prompt_embeds": ((), "send text or token ids as prompt"),
     "modalities": ((["text"],), "the model writes text only"),

@@ -42,6 +42,7 @@ MAX_ITEMS: dict[str, tuple[int, int | None]] = {
     "documents": (1024, None),
     "metadata": (256, None),
     "vllm_xargs": (256, None),
+    "kv_transfer_params": (256, None),
     "chat_template_kwargs": (256, None),
     "include": (64, None),
     "tokens": (1_048_576, None),

@@ -9,6 +9,7 @@ half has read it (see `KVConnectorWorker.save`).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -17,9 +18,7 @@ from pegboard.data.batch import Batch, TransferReport
 from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
 from pegboard.interfaces.scheduling_policy import RequestView
 from pegboard_kv.plan import Place, TransferPlan, encode
-
-Role = Literal["kv_producer", "kv_consumer", "kv_both"]
-"""vLLM's names for what a connector does: it saves, it loads, or both."""
+from pegboard_kv.role import Role
 
 
 class BlockStore(Protocol):
@@ -61,7 +60,8 @@ class _Pending:
 
 
 class StoreScheduler:
-    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see `Match`)."""
+    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see `Match`). wait_s: how long a
+    request with do_remote_prefill waits, in seconds, for blocks that another engine is about to save."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class StoreScheduler:
         *,
         load: Literal["in_step", "between_steps"],
         role: Role = "kv_both",
+        wait_s: float = 0.0,
     ) -> None:
         plan = setup.plan
         self._sizes = [group.block_size for group in plan.groups]
@@ -80,6 +81,7 @@ class StoreScheduler:
         self._store = store
         self._load: Literal["in_step", "between_steps"] = load
         self._loads, self._saves = role != "kv_producer", role != "kv_consumer"
+        self._wait_s = wait_s
         self._num_local: dict[str, int] = {}
         self._loading: dict[str, list[bytes]] = {}  # request key → the first hash of what is loaded
         self._tracked: dict[str, _Tracked] = {}
@@ -95,13 +97,23 @@ class StoreScheduler:
             return None  # another request loads these blocks; this one will find them in the prefix cache
         self._num_local[request.key] = num_local_tokens
         end = self._find_end(request, num_local_tokens) if self._loads else num_local_tokens
+        if end < self._longest(request) and self._waits(request):
+            return None
         return Match(end - num_local_tokens, self._load)
+
+    def _waits(self, request: RequestView) -> bool:
+        is_promised = self._loads and (request.kv_transfer_params or {}).get("do_remote_prefill") is True
+        return is_promised and not request.num_preemptions and time.time() < request.arrival_s + self._wait_s
+
+    def _longest(self, request: RequestView) -> int:
+        """Return the end of the longest prefix that a store can have. At least one token is computed."""
+        return min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size) // self._alignment * self._alignment
 
     def _find_end(self, request: RequestView, start: int) -> int:
         """Return the end of the longest prefix that consists of `start` local tokens and of blocks in the store. If a prefix
         needs a block that is missing, then every shorter prefix that contains the block needs it too, so the search goes on at
         the block's first token."""
-        end = min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size) // self._alignment * self._alignment
+        end = self._longest(request)
         found: set[tuple[int, int]] = set()
         while end > start:
             missing = next((token for token in self._missing(request, start, end, found)), None)
@@ -191,10 +203,14 @@ class StoreScheduler:
         self._by_row = {row: other for row, other in self._by_row.items() if other is not tracked}
         if request.key in self._loading:  # the load may still be writing
             return Release(later=True)
-        if tracked is None or why != "finished" or not self._saves or not self._save_full(tracked):
+        if tracked is None or why != "finished" or not self._saves:
             return Release()
-        self._pending.released.append(request.key)
-        return Release(later=True)
+        is_asked = (request.kv_transfer_params or {}).get("do_remote_decode") is True
+        parameters = {"do_remote_prefill": True, "do_remote_decode": False} if is_asked else None
+        later = self._save_full(tracked)
+        if later:
+            self._pending.released.append(request.key)
+        return Release(later, parameters)
 
     def update(self, reports: Sequence[TransferReport]) -> None:
         for report in reports:

@@ -36,6 +36,9 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicy
 GRAMMAR_NAP_S = 0.01
 """The longest time, in seconds, that a step sleeps while every request waits for its grammar to be compiled."""
 
+CONNECTOR_NAP_S = 0.002
+"""How long a step sleeps, in seconds, while every request waits for a KV connector that wants to be asked again."""
+
 
 class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
@@ -150,6 +153,8 @@ class Engine:
                 self._grammars.compiler.wait(GRAMMAR_NAP_S)
                 if self.limits.max_loras:
                     self._queues.loras.wait()
+                if self._queues.connectors:
+                    time.sleep(CONNECTOR_NAP_S)
             self._publish()
             deltas, self._queues.deltas = self._queues.deltas, []
             return deltas

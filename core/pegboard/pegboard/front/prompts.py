@@ -20,6 +20,7 @@ from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParam
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
 from pegboard.interfaces.api import Prompt
+from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, Parsers
 from pegboard.plugins.importing import import_part
@@ -33,6 +34,9 @@ PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
 _MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+KV_PARAMETERS = "kv_transfer_params"
+"""The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV connectors."""
 
 
 def as_prompt(value: PromptInput) -> Prompt:
@@ -82,6 +86,7 @@ class RequestBuilder:
         self._texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._named_reasoning = self.parsers.reasoning if is_named else None
         self._validators, self._arguments = _validators(plan, registry)
+        self._kv_names = _kv_names(plan, registry)
         own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
         self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
 
@@ -118,6 +123,7 @@ class RequestBuilder:
             priority=priority,
             cache_salt=prompt.cache_salt,
             lora=lora,
+            kv_transfer_params=self._kv_parameters(params),
         )
 
     @cached_property
@@ -166,7 +172,8 @@ class RequestBuilder:
             needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
             if needs:
                 raise RequestError(f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set", parameter=needs[0])
-        if unknown := sorted(set(params.extra_args or ()) - self._arguments) if self._arguments is not None else []:
+        arguments = set(params.extra_args or ()) - {KV_PARAMETERS}
+        if unknown := sorted(arguments - self._arguments) if self._arguments is not None else []:
             known = f"known: {', '.join(sorted(self._arguments))}" if self._arguments else "none is configured"
             raise RequestError(
                 f"extra_args (vllm_xargs): no logits processor (--logits-processors) reads {unknown[0]!r}; {known}",
@@ -179,6 +186,19 @@ class RequestBuilder:
                     raise TypeError(f"validate() returned {reason!r}, expected a reason or None")
             if reason is not None:
                 raise RequestError(f"{name}: {reason}", parameter="extra_args")
+
+    def _kv_parameters(self, params: SamplingParams) -> dict[str, Any] | None:
+        """Return what the KV connectors are told about the request. A null means "not given"."""
+        given = (params.extra_args or {}).get(KV_PARAMETERS) or {}
+        if not isinstance(given, dict):
+            raise RequestError(f"{KV_PARAMETERS} must be an object, got {given!r:.60}", parameter=KV_PARAMETERS)
+        given = {name: value for name, value in given.items() if value is not None}
+        if unknown := sorted(map(str, set(given) - self._kv_names)):
+            known = f"known: {', '.join(sorted(self._kv_names))}" if self._kv_names else "none is configured"
+            raise RequestError(
+                f"{KV_PARAMETERS}: no KV connector (--kv-connectors) reads {unknown[0]!r:.60}; {known}", parameter=KV_PARAMETERS
+            )
+        return given or None
 
     def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
         """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as leave room for one
@@ -248,6 +268,13 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
     registry.load(entry)  # load it now, so that a broken plugin fails at the start and not in the first request
     reads_special = "special_tokens" in registry.spec(entry).flags
     return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), reads_special, entry.id)
+
+
+def _kv_names(plan: "EnginePlan", registry: "Registry | None") -> frozenset[str]:
+    """Return the names in `kv_transfer_params` that the configured KV connectors read."""
+    names = plan.settings.engine.kv_connectors or ()
+    specs = [registry.spec(registry.find("kv_connector", name)) for name in names] if registry is not None else []
+    return frozenset().union(*(spec.parameters for spec in specs if isinstance(spec, KVConnectorSpec)))
 
 
 def _validators(

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
-    """`implementation` is the scheduler half. worker: "module:Class" of the worker half."""
+    """`implementation` is the scheduler half. worker: "module:Class" of the worker half. parameters: the names in a request's
+    `kv_transfer_params` that it reads. A request with a name that no configured connector reads is refused."""
 
     worker: str
+    parameters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

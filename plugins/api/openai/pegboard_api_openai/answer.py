@@ -215,7 +215,7 @@ class Answer(ABC):
             "service_tier": None,
             "system_fingerprint": None,
             "usage": {"prompt_tokens_details": None, **self._usage.total()},
-            "kv_transfer_params": None,
+            "kv_transfer_params": finals[0].kv_transfer_params,
         }
 
     async def events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:

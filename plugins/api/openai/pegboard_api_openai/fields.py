@@ -37,6 +37,7 @@ class GenerationFields(SamplingFields):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     # The structure of the answer; `sampling.structure` checks these fields.
     response_format: dict[str, Any] | None = None

@@ -61,10 +61,16 @@ def _params(
     return SamplingParams(
         **{**values, **more},
         logprobs=logprobs,
-        extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
+        extra_args=_extra_args(request),
         structured_outputs=structure(request.response_format, request.structured_outputs),
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _extra_args(request: GenerationFields) -> dict[str, Any] | None:
+    """The arguments of logits processors, and what vLLM puts beside them."""
+    connectors = {"kv_transfer_params": request.kv_transfer_params} if request.kv_transfer_params else {}
+    return {**(request.vllm_xargs or {}), **connectors} or None
 
 
 def _beam_params(request: GenerationFields, values: Mapping[str, Any]) -> BeamSearchParams:
@@ -75,7 +81,7 @@ def _beam_params(request: GenerationFields, values: Mapping[str, Any]) -> BeamSe
     neutral = SamplingParams()
     other = [name for name in SAME if name in request.model_fields_set and name not in ("n", "temperature", *SAME_WITH_BEAMS)]
     other = [name for name in other if getattr(request, name) not in (getattr(neutral, name), [])]
-    other += [name for name in ("logit_bias", "vllm_xargs", "structured_outputs") if getattr(request, name)]
+    other += [name for name in ("logit_bias", "vllm_xargs", "kv_transfer_params", "structured_outputs") if getattr(request, name)]
     if structure(request.response_format, None) is not None:
         other.append("response_format")
     if other:

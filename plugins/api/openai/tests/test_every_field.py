@@ -41,6 +41,7 @@ COMMON = {
     "cache_salt": "s",
     "return_token_ids": True,
     "vllm_xargs": {"a": 1},
+    "kv_transfer_params": {"do_remote_decode": True},
     "response_format": {"type": "json_object"},
     "max_tokens": 2,
 }

@@ -32,4 +32,4 @@ class SharedStorageScheduler(StoreScheduler):
 
     def __init__(self, options: SharedStorageOptions, setup: KVConnectorSetup) -> None:
         folder = BlockFolder.open(options, setup)
-        super().__init__(setup, _Files(folder), load="between_steps", role=options.role)
+        super().__init__(setup, _Files(folder), load="between_steps", role=options.role, wait_s=options.prefill_wait_s)
