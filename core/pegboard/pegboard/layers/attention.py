@@ -16,7 +16,7 @@ from pegboard.layers.rope import Rope, Rotation
 
 
 class Attention(Layer):
-    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv].
+    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv]. k, v: None with shares_kv_with.
 
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in tokens, including the current one.
     rope: if given, q and k are first rotated by the step's rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at
@@ -97,8 +97,8 @@ class Attention(Layer):
             return
         rotate, pairs = self.build.kernels["rope"], self.rope.pairs
 
-        def forward(q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        def forward(q: Tensor, k: Tensor | None, v: Tensor | None, rotation: Rotation) -> Tensor:
             cos, sin = rotation
-            return attend(rotate(q, cos, sin, pairs), rotate(k, cos, sin, pairs), v)
+            return attend(rotate(q, cos, sin, pairs), None if k is None else rotate(k, cos, sin, pairs), v)
 
         self.forward = forward

@@ -1,0 +1,1 @@
+"""Gemma 3n (Google 2025), the text model."""
