@@ -78,6 +78,26 @@ def test_prefixes_are_loaded_after_a_restart(
         assert generate(llm, answers)[0] == tokens
 
 
+@pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
+def test_evicted_blocks_come_back(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, retains: Any) -> None:
+    """Host memory, and behind it a folder (MultiConnector), with a KV cache that holds a quarter of the prompts."""
+    reference = write("gemma3_text" if retains else "llama", **retains)
+    prompts = [[start, *range(4 + start, 40 + start)] for start in range(8)]
+    number = 44 if retains else 22
+    few = {"num_gpu_blocks_override": number, "max_num_seqs": 2}
+    offload = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"num_cpu_blocks": 8 * number}}
+    both = [{**offload, "kv_connector_extra_config": {"num_cpu_blocks": number}}, settings(tmp_path)["kv_transfer_config"]]
+    chain = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": both}}
+    with open_llm(reference.directory) as llm:
+        expected, _ = generate(llm, prompts)
+    for config, folder_is_full in ((offload, False), (chain, False), (chain, True)):
+        with open_llm(reference.directory, **few, kv_transfer_config=config) as llm:
+            for turn in range(3):
+                tokens, num_saved = generate(llm, prompts)
+                assert tokens == expected
+                assert num_saved == 8 * 36 if turn or folder_is_full else num_saved < 8 * 36
+
+
 def test_a_decode_engine_waits_for_what_the_prefill_engine_writes(
     write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:

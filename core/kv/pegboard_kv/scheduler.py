@@ -82,7 +82,6 @@ class StoreScheduler:
         self._load: Literal["in_step", "between_steps"] = load
         self._loads, self._saves = role != "kv_producer", role != "kv_consumer"
         self._wait_s = wait_s
-        self._num_local: dict[str, int] = {}
         self._loading: dict[str, list[bytes]] = {}  # request key → the first hash of what is loaded
         self._tracked: dict[str, _Tracked] = {}
         self._by_row: dict[int, _Tracked] = {}
@@ -95,7 +94,6 @@ class StoreScheduler:
             return None
         if self._loading and request.block_hashes[num_local_tokens // self._hash_size :][:1] in self._loading.values():
             return None  # another request loads these blocks; this one will find them in the prefix cache
-        self._num_local[request.key] = num_local_tokens
         end = self._find_end(request, num_local_tokens) if self._loads else num_local_tokens
         if end < self._longest(request) and self._waits(request):
             return None
@@ -139,8 +137,8 @@ class StoreScheduler:
         return request.block_hashes[(index + 1) * self._strides[group] - 1]
 
     def allocated(self, request: RequestView, blocks: BlockView, num_external_tokens: int) -> None:
-        start = self._num_local.pop(request.key, 0)
-        end = start + num_external_tokens
+        end = request.num_computed_tokens
+        start = end - num_external_tokens
         tables = [list(table) for table in blocks.block_ids]
         self._tracked[request.key] = _Tracked(request, tables, [0] * len(tables))
         if not num_external_tokens:

@@ -82,6 +82,17 @@ def test_short_forms():
         (["-O0", "--no-enforce-eager"], "was also given"),
         (["-cc", "0", "-cc.mode", "0"], "was also given"),
         (["-dp", "2"], "one engine"),
+        (["--kv-offloading-backend", "lmcache"], "expected native, got 'lmcache'"),
+        (["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'], "needs kv_connector_extra_config.connectors, a list"),
+        (
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors":'
+                ' [{"kv_connector": "C"}, {"kv_connector": "C"}]}}',
+            ],
+            "has a connector twice: C, C",
+        ),
+        (["--kv-transfer-config", '{"kv_connector": "C"}', "--kv-offloading-size", "1"], "was also given"),
     ]:
         with pytest.raises(ConfigError, match=told):
             parse(*words)
@@ -105,6 +116,18 @@ def test_short_forms():
             ["--kv-transfer-config.kv_connector", "C", "--kv-transfer-config.kv_role", "kv_producer"],
             {"kv_connectors": ["C"]},
             {"kv_connector.C": {"role": "kv_producer"}},
+        ),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "MultiConnector", "kv_load_failure_policy": "fail",'
+             ' "kv_connector_extra_config": {"connectors": [{"kv_connector": "C", "kv_role": "kv_consumer"},'
+             ' {"kv_connector": "D", "kv_role": "kv_both", "kv_connector_extra_config": {"a": 1}}]}}'],
+            {"kv_connectors": ["C", "D"], "kv_load_failure_policy": "fail"},
+            {"kv_connector.C": {"role": "kv_consumer"}, "kv_connector.D": {"a": 1}},
+        ),
+        (
+            ["--kv-offloading-size", "2.5", "--kv-offloading-backend", "native"],
+            {"kv_connectors": ["OffloadingConnector"]},
+            {"kv_connector.OffloadingConnector": {"size_gb": 2.5}},
         ),
         (["--attention-config", '{"backend": "A", "x": 1}'], {"attention_backend": "A"}, {"attention.A": {"x": 1}}),
         (["--compilation-config", '{"mode": 0}'], {"enforce_eager": True}, {}),

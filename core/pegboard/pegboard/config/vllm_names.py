@@ -25,7 +25,7 @@ Layer = dict[str, dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Form:
     """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file). type: dict, bool, or object for a
-    value that `rule` lists."""
+    value that `rule` lists or hands on."""
 
     type: type
     help: str
@@ -59,7 +59,7 @@ def _absent(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Absent]]:
 
 
 def _type(rule: Mapping[str, Any]) -> type:
-    return dict if "plugin" in rule else object if "values" in rule else bool
+    return dict if "plugin" in rule else object if "values" in rule or "option" in rule else bool
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -92,6 +92,9 @@ def _text(value: Any) -> str:
 def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
     """Translate the vLLM setting `name`, one of `FORMS`, to a layer. known: the engine settings so far. Raises ConfigError."""
     form = FORMS[name]
+    if address := form.rule.get("option"):
+        plugin, _, option = address.rpartition(".")
+        return {"engine": {form.rule["sets"]: [plugin.partition(".")[2]]}, "plugins": {"options": {plugin: {option: value}}}}
     if form.type is object:
         return _listed(name, value, form.rule)
     if form.type is dict and isinstance(value, Mapping):
@@ -126,6 +129,8 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     plugin = value.get(rule["plugin"])
     if not isinstance(plugin, str) or not plugin:
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")
+    if plugin == rule.get("chain"):
+        return _chain_layer(name, value, rule)
     for key in rule.get("counts", ()):
         if not isinstance(value.get(key), int) or value[key] < 1:
             raise ConfigError(f"{name} needs {key!r}, at least 1; got {value.get(key)!r}")
@@ -141,3 +146,22 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     engine = {rule["sets"]: [plugin] if rule.get("in_list") else plugin}
     engine |= {ours: value[key] for key, ours in settings.items() if value.get(key) is not None}
     return {"engine": engine, **({"plugins": {"options": {f"{rule['kind']}.{plugin}": options}}} if options else {})}
+
+
+def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
+    """Return the settings and options of a mapping that contains several plugins, each in the form of a mapping about one."""
+    options = value.get(rule["options"])
+    parts = options.get(rule["parts"]) if isinstance(options, Mapping) else None
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, Mapping) for part in parts):
+        place = f"{rule['options']}.{rule['parts']}"
+        raise ConfigError(f"{name}: {rule['chain']} needs {place}, a list of mappings; got {parts!r:.60}")
+    engine: dict[str, Any] = {ours: value[key] for key, ours in rule["settings"].items() if value.get(key) is not None}
+    engine[rule["sets"]] = []
+    plugins: dict[str, Any] = {}
+    for layer in (_plugin_layer(name, {rule["plugin"]: None, **part}, rule) for part in parts):
+        engine[rule["sets"]] += layer["engine"].pop(rule["sets"])
+        engine |= layer["engine"]
+        plugins |= layer.get("plugins", {}).get("options", {})
+    if len(set(names := engine[rule["sets"]])) < len(names):
+        raise ConfigError(f"{name}: {rule['chain']} has a connector twice: {', '.join(names)}; name each once")
+    return {"engine": engine, **({"plugins": {"options": plugins}} if plugins else {})}

@@ -69,8 +69,8 @@ class KVConnectorScheduler(Protocol):
         step."""
 
     def allocated(self, request: "RequestView", blocks: BlockView, num_external_tokens: int) -> None:
-        """Blocks are reserved for the request. If `num_external_tokens` is 0, load nothing: another connector of the chain was
-        chosen."""
+        """Blocks are reserved for the request. Load the last `num_external_tokens` of its `num_computed_tokens` tokens. If it is
+        0, load nothing: another connector of the chain was chosen."""
 
     def plan(self, batch: "Batch") -> bytes:
         """Return this step's loads and saves for the worker half. Hot. A block that a request has given back since the last plan

@@ -1,0 +1,1 @@
+"""The KV connector `offload`: KV blocks in host memory beside the KV cache."""

@@ -1,0 +1,61 @@
+"""The scheduler half: which block is in which slot, and which one makes room. It imports no torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.kv_connector import KVConnectorSetup
+from pegboard_kv.scheduler import StoreScheduler
+from pegboard_kv_connector_offload.options import OffloadOptions
+
+Name = tuple[int, bytes]
+"""(KV group, hash)."""
+
+
+class Slots:
+    """The `BlockStore` of numbered slots. The blocks are in the order of their last use. A slot that the next plan names is not
+    given away, because the worker half saves before it loads and would overwrite what it is to load."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._slots: OrderedDict[Name, int] = OrderedDict()
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._named: set[int] = set()
+
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        return self._slots.get((group, block_hash))
+
+    def use(self, group: int, block_hash: bytes) -> int:
+        slot = self._slots[group, block_hash]
+        self._slots.move_to_end((group, block_hash))
+        self._named.add(slot)
+        return slot
+
+    def reserve(self, group: int, block_hash: bytes) -> int | None:
+        name = (group, block_hash)
+        if name in self._slots:
+            self._slots.move_to_end(name)
+            return None
+        slot = self._free.pop() if self._free else self._evict()
+        if slot is not None:
+            self._slots[name] = slot
+            self._named.add(slot)
+        return slot
+
+    def _evict(self) -> int | None:
+        """Drop the block whose last use is longest ago. Return None if the next plan names all of them."""
+        oldest = next((name for name, slot in self._slots.items() if slot not in self._named), None)
+        return None if oldest is None else self._slots.pop(oldest)
+
+    def sent(self) -> None:
+        self._named.clear()
+
+
+class OffloadScheduler(StoreScheduler):
+    """Loads in the step that computes the rest, because copying in memory is fast."""
+
+    def __init__(self, options: OffloadOptions, setup: KVConnectorSetup) -> None:
+        num_slots = options.num_slots(setup.plan)
+        if num_slots < 1:
+            raise ConfigError(f"the memory of offload is smaller than a KV block of {setup.plan.block_bytes} bytes; give it more")
+        super().__init__(setup, Slots(num_slots), load="in_step")
