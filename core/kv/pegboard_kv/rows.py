@@ -10,6 +10,12 @@ from torch import Tensor
 from pegboard.interfaces.attention import KVView
 
 
+def as_words(rows: Tensor) -> Tensor:
+    """View uint8 [n, bytes] as int64 [n, bytes / 8] if that is possible. torch copies rows of words several times faster."""
+    fits = not any(number % 8 for number in (rows.shape[1], rows.stride(0), rows.storage_offset()))
+    return rows.view(torch.int64) if fits else rows
+
+
 class BlockRows:
     """Copies blocks between the KV memory and rows of bytes. A row holds, for every layer of the group in order, the block's part
     of every tensor of the layer.
@@ -20,21 +26,25 @@ class BlockRows:
     def __init__(self, views: Mapping[int, KVView], layers: Sequence[int]) -> None:
         tensors = {f"layers.{layer}.{name}": tensor for layer in layers for name, tensor in views[layer].items()}
         self.parts = [(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()]
-        self._memory = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors.values()]
-        self._sizes = [memory.shape[1] for memory in self._memory]
-        self.num_bytes = sum(self._sizes)
+        memory = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors.values()]
+        self.num_bytes = sum(part.shape[1] for part in memory)
+        words = [as_words(part) for part in memory]
+        self._memory = words if all(part.dtype == torch.int64 for part in words) else memory
+        self._sizes = [part.shape[1] for part in self._memory]
+        self._like = self._memory[0]
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """Return copies of the blocks: uint8 [number of blocks, num_bytes] on the host."""
-        rows = torch.empty(len(block_ids), self.num_bytes, dtype=torch.uint8)
-        ids = torch.tensor(block_ids, device=self._memory[0].device)
+        rows = self._like.new_empty(len(block_ids), sum(self._sizes))
+        ids = torch.tensor(block_ids, device=rows.device)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
-            part.copy_(memory[ids])
-        return rows
+            torch.index_select(memory, 0, ids, out=part)
+        return rows.view(torch.uint8).cpu()
 
     @torch.inference_mode()
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
-        """Copy rows, uint8 [number of blocks, num_bytes] on the host, into the blocks."""
-        ids = torch.tensor(block_ids, device=self._memory[0].device)
+        """Copy rows, contiguous uint8 [number of blocks, num_bytes] on the host, into the blocks."""
+        rows = rows.to(self._like.device).view(self._like.dtype)
+        ids = torch.tensor(block_ids, device=rows.device)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):
-            memory[ids] = part.to(memory.device)
+            memory.index_copy_(0, ids, part)

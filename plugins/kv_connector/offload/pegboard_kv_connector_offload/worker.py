@@ -10,12 +10,12 @@ from pegboard.data.batch import TransferReport
 from pegboard.interfaces.attention import KVGroup, KVView
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard_kv.plan import TransferPlan, decode
-from pegboard_kv.rows import BlockRows
+from pegboard_kv.rows import BlockRows, as_words
 from pegboard_kv_connector_offload.options import OffloadOptions
 
 
 class OffloadWorker:
-    """memory: uint8 [slots, bytes of a block] on the host. All groups share it, as they share the KV cache."""
+    """The slots are one memory on the host, [slots, bytes of a block]. All groups share it, as they share the KV cache."""
 
     def __init__(self, options: OffloadOptions, setup: KVConnectorSetup) -> None:
         self._num_slots = options.num_slots(setup.plan)
@@ -24,7 +24,9 @@ class OffloadWorker:
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
         self._rows = [BlockRows(views, group.layers) for group in groups]
-        self._memory = torch.empty(self._num_slots, max(rows.num_bytes for rows in self._rows), dtype=torch.uint8)
+        longest = max(rows.num_bytes for rows in self._rows)
+        memory = torch.empty(self._num_slots, -(-longest // 8) * 8, dtype=torch.uint8)
+        self._memory = [memory[:, : rows.num_bytes] for rows in self._rows]
 
     def save(self, plan: bytes) -> None:
         self._plan = decode(plan)
@@ -32,7 +34,8 @@ class OffloadWorker:
             places = [place for place in self._plan.saves if place.group == group]
             if places:
                 slots = torch.tensor([place.slot for place in places])
-                self._memory[slots, : rows.num_bytes] = rows.read([place.block_id for place in places])
+                copies = rows.read([place.block_id for place in places])
+                as_words(self._memory[group]).index_copy_(0, slots, as_words(copies))
 
     def begin(self, plan: bytes) -> None:
         for wanted in self._plan.loads.values():
@@ -40,7 +43,8 @@ class OffloadWorker:
                 places = [place for place in wanted if place.group == group]
                 if places:
                     slots = torch.tensor([place.slot for place in places])
-                    rows.write([place.block_id for place in places], self._memory[slots, : rows.num_bytes])
+                    copies = as_words(self._memory[group]).index_select(0, slots).view(torch.uint8)
+                    rows.write([place.block_id for place in places], copies)
 
     def end(self) -> TransferReport:
         return TransferReport(saved=self._plan.released, loaded=list(self._plan.loads), failed={})
