@@ -82,6 +82,15 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str) 
     )
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """With blocks that the native attention supports, the forward is recorded. No stage runs eagerly."""
+    model_type, config = ARCHITECTURES[name]
+    caplog.set_level("INFO", "pegboard")
+    check_parity(write(model_type, **config), lengths=(17, 33), block_size=16, mamba_block_size=16)
+    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["mamba", "granite hybrid"])
 def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]

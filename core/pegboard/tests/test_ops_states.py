@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
 from pegboard import ops
 from pegboard.errors import ModelError
@@ -21,6 +22,7 @@ from pegboard.worker.attention_groups import StateGroup
 from pegboard_testing.fake_build import fake_build, load_layers
 
 BLOCKS, CHANNELS, WIDTH, HEADS, GROUPS, HEAD_DIM, STATE = 5, 6, 4, 4, 2, 3, 5
+LIMITS = (0.2, 1.5)
 Op = Callable[[dict[str, Tensor], Tensor, ops.StateRows], Tensor]
 
 
@@ -32,10 +34,10 @@ def inputs_of(num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
 
     return {
         "weight": random(CHANNELS, WIDTH), "bias": random(CHANNELS), "skip": random(CHANNELS), "head_skip": random(HEADS),
-        "a": -random(CHANNELS, STATE).exp(), "head_a": -random(HEADS).exp(), "x": random(num_tokens, CHANNELS),
-        "dt": random(num_tokens, CHANNELS).exp(), "head_dt": random(num_tokens, HEADS).exp(),
-        "b": random(num_tokens, GROUPS, STATE), "c": random(num_tokens, GROUPS, STATE),
-        "heads": random(num_tokens, HEADS, HEAD_DIM),
+        "a_log": random(CHANNELS, STATE), "head_a_log": random(HEADS), "head_bias": random(HEADS),
+        "x": random(num_tokens, CHANNELS), "steps": random(num_tokens, CHANNELS),
+        "head_steps": random(num_tokens, HEADS) * 2, "b": random(num_tokens, GROUPS, STATE),
+        "c": random(num_tokens, GROUPS, STATE), "heads": random(num_tokens, HEADS, HEAD_DIM),
     }  # fmt: skip
 
 
@@ -44,11 +46,12 @@ def conv(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
 
 
 def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    return ops.selective_scan(own["x"], own["dt"], own["a"], own["b"][:, 0], own["c"][:, 0], own["skip"], state, rows)
+    return ops.selective_scan(own["x"], own["steps"], own["a_log"], own["b"][:, 0], own["c"][:, 0], own["skip"], state, rows)
 
 
 def chunks(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    return ops.chunked_scan(own["heads"], own["head_dt"], own["head_a"], own["b"], own["c"], own["head_skip"], state, rows)
+    steps = own["head_steps"], own["head_bias"], LIMITS
+    return ops.chunked_scan(own["heads"], *steps, own["head_a_log"], own["b"], own["c"], own["head_skip"], state, rows)
 
 
 OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
@@ -56,7 +59,7 @@ OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
     "selective_scan": (scan, (CHANNELS, STATE)),
     "chunked_scan": (chunks, (HEADS, HEAD_DIM, STATE)),
 }
-PER_TOKEN = ("x", "dt", "head_dt", "b", "c", "heads")
+PER_TOKEN = ("x", "steps", "head_steps", "b", "c", "heads")
 
 
 def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -66,16 +69,16 @@ def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     for t in range(len(own["x"])):
         if name == "causal_conv":
             window = torch.cat((state, own["x"][t, :, None]), 1)
-            out = torch.nn.functional.silu((window * own["weight"]).sum(1) + own["bias"])
+            out = silu((window * own["weight"]).sum(1) + own["bias"])
             state = window[:, 1:]
         elif name == "selective_scan":
-            step = own["dt"][t, :, None]
-            state = (step * own["a"]).exp() * state + step * own["x"][t, :, None] * own["b"][t, 0]
+            step = softplus(own["steps"][t, :, None])
+            state = (step * -own["a_log"].exp()).exp() * state + step * own["x"][t, :, None] * own["b"][t, 0]
             out = state @ own["c"][t, 0] + own["skip"] * own["x"][t]
         else:
             b, c = own["b"][t].repeat_interleave(HEADS // GROUPS, 0), own["c"][t].repeat_interleave(HEADS // GROUPS, 0)
-            step = own["head_dt"][t]
-            state = (step * own["head_a"]).exp()[:, None, None] * state
+            step = softplus(own["head_steps"][t] + own["head_bias"]).clamp(*LIMITS)
+            state = (step * -own["head_a_log"].exp()).exp()[:, None, None] * state
             state = state + (step[:, None] * own["heads"][t])[:, :, None] * b[:, None]
             out = torch.einsum("hpn,hn->hp", state, c) + own["head_skip"][:, None] * own["heads"][t]
         outputs.append(out)
@@ -127,6 +130,19 @@ def test_any_split_and_any_batch_is_the_formula(name: str, pieces: list[list[int
         assert (torch.cat(found[r]).double() - expected).abs().max() < 2e-5 * size
         assert (state[blocks[r]].double() - last).abs().max() < 2e-5 * (last.abs().max().item() + 1)
     assert all(state[block].isnan().all() for block in range(BLOCKS) if block not in blocks)
+
+
+@pytest.mark.parametrize("gates_first", [False, True])
+def test_gated_norm_normalizes_parts(gates_first: bool) -> None:
+    x, gate, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(4)
+    for own in (weight, torch.cat((weight, weight))):
+        found = ops.gated_norm(x, gate, own, 1e-5, 4, gates_first)
+        for part in (slice(0, 4), slice(4, 8)):
+            factor = silu(gate[:, part])
+            expected = x[:, part] * factor if gates_first else x[:, part]
+            expected = expected / (expected.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
+            torch.testing.assert_close(found[:, part], expected if gates_first else expected * factor)
+    torch.testing.assert_close(ops.gated_norm(x, gate, None, 0.0, 8, gates_first), x * silu(gate))
 
 
 def test_a_state_layer_gets_its_memory_and_the_steps_rows() -> None:

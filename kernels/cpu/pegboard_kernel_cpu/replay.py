@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Repeated
+from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Pointwise, Repeated
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
+POINTWISE = ("mul", "add", "relu")
+"""Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
+
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 """Kernels that can add a bias."""
 
@@ -96,6 +99,8 @@ class Recorder:
                 return self._rows_of_table(table, index)
         if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
             return args[0]  # type: ignore[no-any-return]
+        if name in POINTWISE and (found := self._pointwise(name, *args)) is not None:
+            return found
         if name == "cat" and args[1:] in ((1,), (-1,)) and (joined := self._joined(args[0])) is not None:
             return joined
         raise refusal(f"computes {name}")
@@ -104,6 +109,28 @@ class Recorder:
         out = self.value(table.shape[1])
         arguments = LookupFloat(table=table.data_ptr(), columns=table.shape[1])
         self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
+        return out
+
+    def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
+        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, or max(x, 0). Returns None for all
+        others."""
+        if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
+            return None
+        arguments, reads, holds = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name)), {"x": x}, None
+        if type(y) is Value:
+            if y.shape != x.shape or y.stride(1) != 1 or y.dtype != x.dtype:
+                return None
+            reads["y"] = y
+        elif name == "mul" and isinstance(y, Tensor):
+            if y.shape != x.shape[1:] or y.dtype != x.dtype or not y.is_contiguous():
+                return None
+            arguments.factors, holds = y.data_ptr(), y
+        elif name == "mul":
+            arguments.factor = y
+        elif name == "add":
+            return None
+        out = self.value(x.shape[1])
+        self.emit(Call("pointwise", arguments, reads, {"out": out}, holds))
         return out
 
     def _makers(self, y: Any) -> list[Call]:

@@ -154,6 +154,21 @@ class GatedActivation(Structure):
     )
 
 
+class Pointwise(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("factors", c_void_p),
+        ("columns", c_int64),
+        ("kind", c_int64),
+        ("factor", c_float),
+    )
+
+
 class Route(Structure):
     _fields_ = (
         ("logits", c_void_p),

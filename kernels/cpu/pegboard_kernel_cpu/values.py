@@ -110,7 +110,7 @@ class Turn:
 HOST_READS = frozenset(
     ("item", "tolist", "numpy", "cpu", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__")
 )
-COMPUTED = frozenset(("add_", "__iadd__", "embedding"))
+COMPUTED = frozenset(("add_", "__iadd__", "embedding", "add", "mul", "relu"))
 
 
 class Value(torch.Tensor):
@@ -139,6 +139,8 @@ class Value(torch.Tensor):
         name = function.__name__
         if name in HOST_READS:
             raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
+        if "alpha" in (kwargs or ()):
+            raise refusal(f"computes {name} with a factor")
         values = [value for value in _leaves(args) if type(value) is cls]
         if not values:
             raise refusal(f"computes {name}")

@@ -8,39 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, silu
+from torch.nn.functional import conv1d, silu, softplus
 
 CHUNK = 64
 """Tokens that `chunked_scan` computes with one matrix product."""
 
 
-@dataclass(slots=True)
+@dataclass
 class StateRows:
-    """Where the rows of a step have their states. blocks: int64 [B], indices of states. is_new: bool [B]: the state is zero,
-    whatever its memory contains. starts: B + 1 numbers; row b has the tokens starts[b] to starts[b + 1]. singles: int64, rows of
-    one token, and single_tokens: int64, their tokens; None if all rows have one token.
+    """Where the rows of a step have their states. The tensors may be longer, and have the same addresses in every step.
+
+    table: int32 [B, n], whose first column has indices of states. seq_lens: int32 [B], the tokens of each row with those of this
+    step. query_start_loc: int32 [B + 1]; row b has the tokens from query_start_loc[b] to query_start_loc[b + 1]. starts: the same
+    numbers on the host.
     """
 
-    blocks: Tensor
-    is_new: Tensor
+    table: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
     starts: list[int]
-    singles: Tensor | None = None
-    single_tokens: Tensor | None = None
 
+    @cached_property
+    def blocks(self) -> Tensor:
+        """int64 [B]: indices of states."""
+        return self.table[: len(self.starts) - 1, 0].long()
+
+    @cached_property
+    def is_new(self) -> Tensor:
+        """bool [B]: the state is zero, whatever its memory contains."""
+        count = len(self.starts) - 1
+        return self.seq_lens[:count] == self.query_start_loc[: count + 1].diff()
+
+    @cached_property
     def single(self) -> tuple[Tensor | slice, Tensor, Tensor]:
-        """Return the tokens of the rows of one token, their blocks, and whether they are new."""
-        if self.singles is None or self.single_tokens is None:
+        """The tokens of the rows of one token, their blocks, and whether they are new."""
+        if len(self.starts) - 1 == self.starts[-1]:
             return slice(None), self.blocks, self.is_new
-        return self.single_tokens, self.blocks[self.singles], self.is_new[self.singles]
+        singles = [row for row, (first, end) in enumerate(pairwise(self.starts)) if end - first == 1]
+        rows = torch.tensor(singles, dtype=torch.int64, device=self.blocks.device)
+        return self.query_start_loc[rows].long(), self.blocks[rows], self.is_new[rows]
 
     def longer(self) -> Iterator[tuple[int, int, int, bool]]:
         """Yield (first token, end, block, is new) of each row of several tokens."""
-        if self.singles is None:
-            return
-        for row, (first, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
+        for row, (first, end) in enumerate(pairwise(self.starts)):
             if end - first > 1:
                 yield first, end, int(self.blocks[row]), bool(self.is_new[row])
 
@@ -51,7 +66,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, r
     state: [blocks, C, K - 1], the last inputs of each row. activates: the result goes through SiLU.
     """
     out = torch.empty_like(x)
-    tokens, blocks, is_new = rows.single()
+    tokens, blocks, is_new = rows.single
     if len(blocks):
         past = state[blocks].masked_fill(is_new[:, None, None], 0)
         window = torch.cat((past.to(x.dtype), x[tokens].unsqueeze(-1)), -1)
@@ -68,16 +83,16 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, r
 
 
 def selective_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor, rows: StateRows
+    x: Tensor, steps: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor, rows: StateRows
 ) -> Tensor:
-    """The scan of Mamba (Gu & Dao 2023, algorithm 2): h ← exp(dt a) h + dt b x, y = h c + skip x. → y [T, D], type of x.
+    """The scan of Mamba (Gu & Dao 2023, algorithm 2): h ← exp(dt a) h + dt b x, y = h c + skip x, where dt = softplus(steps) and
+    a = -exp(a_log). → y [T, D], type of x.
 
-    x: [T, D]. dt: float32 [T, D], positive step sizes. a: float32 [D, N], negative. b, c: [T, N], of every token. skip: [D].
-    state: h, float32 [blocks, D, N].
+    x, steps: [T, D]. a_log: float32 [D, N]. b, c: [T, N], of every token. skip: float32 [D]. state: h, float32 [blocks, D, N].
     """
-    wide, b, c = x.float(), b.float(), c.float()
+    wide, dt, a, b, c = x.float(), softplus(steps.float()), -a_log.exp(), b.float(), c.float()
     out = wide * skip.float()
-    tokens, blocks, is_new = rows.single()
+    tokens, blocks, is_new = rows.single
     if len(blocks):
         own = state[blocks].masked_fill(is_new[:, None, None], 0)
         step = dt[tokens].unsqueeze(-1)
@@ -93,16 +108,28 @@ def selective_scan(
     return out.to(x.dtype)
 
 
-def chunked_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor, rows: StateRows) -> Tensor:
-    """The scan of Mamba-2 (Dao & Gu 2024, section 6): h ← exp(dt a) h + dt x bᵀ, y = h c + skip x. → y [T, H, P], type of x.
+def chunked_scan(
+    x: Tensor,
+    steps: Tensor,
+    bias: Tensor,
+    limits: tuple[float, float],
+    a_log: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """The scan of Mamba-2 (Dao & Gu 2024, section 6): h ← exp(dt a) h + dt x bᵀ, y = h c + skip x, where dt = softplus(steps +
+    bias) within the limits and a = -exp(a_log). → y [T, H, P], type of x.
 
-    x: [T, H, P]. dt: float32 [T, H], positive step sizes. a: float32 [H], negative. b, c: [T, G, N]; H is a multiple of G, and
-    the heads of a group share them. skip: [H]. state: h, float32 [blocks, H, P, N].
+    x: [T, H, P]. steps: [T, H]. bias, a_log, skip: float32 [H]. b, c: [T, G, N]; H is a multiple of G, and the heads of a group
+    share them. state: h, float32 [blocks, H, P, N].
     """
-    repeats = x.shape[1] // b.shape[1]
+    dt, a, repeats = softplus(steps.float() + bias).clamp(*limits), -a_log.exp(), x.shape[1] // b.shape[1]
     wide, b, c = x.float(), b.float().repeat_interleave(repeats, 1), c.float().repeat_interleave(repeats, 1)
     out = wide * skip.float().unsqueeze(-1)
-    tokens, blocks, is_new = rows.single()
+    tokens, blocks, is_new = rows.single
     if len(blocks):
         own = state[blocks].masked_fill(is_new[:, None, None, None], 0)
         step = dt[tokens]
@@ -129,3 +156,18 @@ def _chunk(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
     y = torch.einsum("hij,jhp->ihp", scores, x) + torch.einsum("ihn,hpn,hi->ihp", c, state, decay.exp())
     left = (decay[:, -1:] - decay).exp() * dt.T
     return y, state * decay[:, -1, None, None].exp() + torch.einsum("hj,jhp,jhn->hpn", left, x, b)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool) -> Tensor:
+    """x silu(gate), normalized by the root mean square of every `size` channels: x, gate [T, n] → [T, n], type of x.
+
+    weight: factors of the normalized channels, [n], or [size] if all parts have the same; None = do not normalize. gates_first:
+    normalize after the gate (Mamba-2); otherwise before it (Falcon-H1, gated delta networks).
+    """
+    wide, gate = x.float(), silu(gate.float())
+    if weight is None:
+        return (wide * gate).to(x.dtype)
+    parts = (wide * gate if gates_first else wide).unflatten(-1, (-1, size))
+    parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
+    normalized = (parts * weight.float().view(-1, size)).flatten(1)
+    return (normalized if gates_first else normalized * gate).to(x.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,15 +41,8 @@ class StateGroup:
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Find the states of the step's rows."""
-        count, blocks = inputs.num_rows, inputs.block_table[: inputs.num_rows, 0].long()
-        starts = inputs.query_start_loc_cpu[: count + 1]
-        lengths = np.diff(starts)
-        is_new = torch.from_numpy(inputs.seq_lens_cpu[:count] == lengths).to(blocks.device)
-        self.rows = StateRows(blocks, is_new, starts.tolist())
-        if (lengths != 1).any():
-            singles = np.flatnonzero(lengths == 1)
-            self.rows.singles = torch.from_numpy(singles).to(blocks.device)
-            self.rows.single_tokens = torch.from_numpy(starts[singles].astype(np.int64)).to(blocks.device)
+        starts = inputs.query_start_loc_cpu[: inputs.num_rows + 1].tolist()
+        self.rows = StateRows(inputs.block_table, inputs.seq_lens, inputs.query_start_loc, starts)
 
 
 class AttentionGroups:
@@ -124,10 +116,10 @@ class AttentionGroups:
         digest = [f"scales {hashlib.sha256(repr([s.tolist() for s in scales]).encode()).hexdigest()}"] if scales else []
         return ", ".join([*(names[:1] if len(set(names)) == 1 else names), *digest])
 
-    def not_replayed(self) -> str:
-        """Return why steps of this model cannot be recorded; "" if they can."""
-        if self.states:
-            return "layers with states cannot be replayed"
+    def not_replayed(self, pads: bool) -> str:
+        """Return why steps of this model cannot be recorded; "" if they can. pads: see `Replay`."""
+        if self.states and pads:
+            return "layers with states cannot be replayed in padded steps"
         eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}
         return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
 

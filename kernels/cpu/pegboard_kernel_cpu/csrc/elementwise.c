@@ -104,3 +104,28 @@ EXPORT void lookup_float(const Step *step, Worker *worker, const void *arguments
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;)
         memcpy(a->out + t * a->out_stride, a->table + a->ids[t] * a->columns, a->columns * sizeof(float));
 }
+
+typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    const float *y; /* [tokens][columns]; NULL = use `factors` */
+    int64_t y_stride;
+    float *out; /* [tokens][columns] */
+    int64_t out_stride;
+    const float *factors; /* [columns]; NULL = use `factor` */
+    int64_t columns;
+    int64_t kind; /* 0: x · y; 1: x + y; 2: max(x, 0) */
+    float factor;
+} Pointwise;
+
+EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
+    const Pointwise *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        const float *x = a->x + t * a->x_stride, *y = a->y ? a->y + t * a->y_stride : a->factors;
+        float *restrict out = a->out + t * a->out_stride;
+        if (a->kind == 2) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] > 0 ? x[c] : 0;
+        else if (!y) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * a->factor;
+        else if (a->kind) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] + y[c];
+        else for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * y[c];
+    }
+}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
@@ -159,7 +160,10 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         *first, down = names
-        self.width, self.factors = width, factors
+        self.gate_factor, self.factor = None, factors[1]
+        if factors[0] != 1.0:
+            self.gate_factor = torch.tensor((factors[0], 1.0), dtype=getattr(torch, build.dtype), device=build.device)
+            self.gate_factor = self.gate_factor.repeat_interleave(width)
         parts = dict.fromkeys(first, width) if len(first) == 2 else None
         self.gate_up_proj = Linear(build if parts else build.at(first[0]), hidden, 2 * width, parts=parts, bias=bias)
         self.activation = Activation(build, "silu")
@@ -167,9 +171,9 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         both = self.gate_up_proj(hidden)
-        if self.factors[0] != 1.0:
-            both[:, : self.width] *= self.factors[0]
-        return scaled(self.down_proj(self.activation(both)), self.factors[1])
+        if self.gate_factor is not None:
+            both = both * self.gate_factor
+        return scaled(self.down_proj(self.activation(both)), self.factor)
 
 
 class ExpertsBlock(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
@@ -38,7 +38,7 @@ class Mamba(nn.Module):
     def __init__(self, build: Build, index: int, shape: MambaShape) -> None:
         super().__init__()
         inner, state = shape.inner, shape.state
-        self.shape, self.scan = shape, build.kernels["selective_scan"]
+        self.shape, self.scan, self.gated = shape, build.kernels["selective_scan"], build.kernels["gated_norm"]
         self.in_proj = Linear(build.at("in_proj"), shape.hidden, 2 * inner, bias=shape.bias)
         self.conv = ShortConv(build.at("conv1d"), inner, shape.width, bias=shape.conv_bias, activates=True)
         self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state)
@@ -50,7 +50,8 @@ class Mamba(nn.Module):
             sizes = (("dt", shape.rank), ("b", state), ("c", state))
             self.norms = [Norm(build.at(f"{name}_layernorm"), size, shape.eps) for name, size in sizes]
         elif shape.norms == "plain":
-            self.norms = [lambda x: normalized(x, shape.eps)] * 3
+            rms_norm = build.kernels["rms_norm"]
+            self.norms = [partial(rms_norm, weight=ones(build, size), eps=shape.eps) for size in (shape.rank, state, state)]
         conv = KVTensor("conv", (inner, shape.width - 1), build.dtype)
         self.states = StateLayer(build, index, KVTensor("state", (inner, state), "float32"), conv)
 
@@ -61,9 +62,9 @@ class Mamba(nn.Module):
         parts = self.x_proj(x).split((self.shape.rank, self.shape.state, self.shape.state), -1)
         if self.norms:
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
-        dt = softplus(self.dt_proj(parts[0]).float())
-        y = self.scan(x, dt, -self.own["A_log"].exp(), parts[1], parts[2], self.own["D"], states["state"], rows)
-        out: Tensor = self.out_proj(y * silu(gate))
+        steps = self.dt_proj(parts[0])
+        y = self.scan(x, steps, self.own["A_log"], parts[1], parts[2], self.own["D"], states["state"], rows)
+        out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.shape.inner, True))
         return out
 
 
@@ -98,7 +99,7 @@ class Mamba2(nn.Module):
     def __init__(self, build: Build, index: int, shape: Mamba2Shape) -> None:
         super().__init__()
         inner, shared = shape.heads * shape.head_dim, shape.groups * shape.state
-        self.shape, self.scan = shape, build.kernels["chunked_scan"]
+        self.shape, self.scan, self.gated = shape, build.kernels["chunked_scan"], build.kernels["gated_norm"]
         self.sizes = (inner, inner + 2 * shared, shape.heads)
         self.in_proj = Linear(build.at("in_proj"), shape.hidden, sum(self.sizes), bias=shape.bias)
         self.conv = ShortConv(build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True)
@@ -121,19 +122,11 @@ class Mamba2(nn.Module):
         mixed = self.conv(mixed, states["conv"], rows)
         x = mixed[:, :inner].unflatten(-1, (shape.heads, shape.head_dim))
         b, c = mixed[:, inner:].unflatten(-1, (2, shape.groups, shape.state)).unbind(1)
-        dt = softplus(steps.float() + self.own["dt_bias"]).clamp(*shape.limits)
-        y = self.scan(x, dt, -self.own["A_log"].exp(), b, c, self.own["D"], states["state"], rows).flatten(1)
-        out: Tensor = self.out_proj(self._gated(y, gate))
+        own, limits, weight = self.own, shape.limits, None if self.norm is None else self.norm["weight"]
+        y = self.scan(x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows).flatten(1)
+        y = self.gated(y, gate, weight, shape.eps, inner // shape.groups, shape.norm != "before")
+        out: Tensor = self.out_proj(y)
         return out
-
-    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        gate = silu(gate.float())
-        if self.norm is None:
-            return (y * gate).to(y.dtype)
-        before = self.shape.norm == "before"
-        y, dtype = (y.float() if before else y * gate), y.dtype
-        y = normalized(y.unflatten(-1, (self.shape.groups, -1)), self.shape.eps).flatten(1) * self.norm["weight"]
-        return (y * gate if before else y).to(dtype)
 
 
 class GatedConv(nn.Module):
@@ -153,7 +146,6 @@ class GatedConv(nn.Module):
         return out
 
 
-def normalized(x: Tensor, eps: float) -> Tensor:
-    """[…, size] → x / sqrt(mean(x²) + eps), in x's type."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+def ones(build: Build, size: int) -> Tensor:
+    """Return the weight of a norm that has none, in the compute type."""
+    return torch.ones(size, dtype=getattr(torch, build.dtype), device=build.device)

@@ -64,7 +64,8 @@ class SquaredReLU(nn.Module):
         self.down_proj = Linear(build.at("down_proj"), width, hidden, bias=bias)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        out: Tensor = self.down_proj(self.up_proj(hidden).relu().square())
+        up = self.up_proj(hidden).relu()
+        out: Tensor = self.down_proj(up * up)
         return out
 
 
