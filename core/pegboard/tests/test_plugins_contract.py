@@ -113,6 +113,7 @@ class Scheduler:
 class Worker:
     def __init__(self, options, setup): pass
     def register(self, views, groups): pass
+    def save(self, plan): pass
     def begin(self, plan): pass
     def end(self): pass
     def close(self): pass
@@ -126,7 +127,7 @@ class Bare:
     [
         ("connector_parts:Worker", ""),
         ("connector_parts:Nobody", "has no attribute .Nobody."),
-        ("connector_parts:Bare", "worker 'connector_parts:Bare' has no method register, begin, end, close"),
+        ("connector_parts:Bare", "worker 'connector_parts:Bare' has no method register, save, begin, end, close"),
         ("connector_none:Worker", "No module named 'connector_none'"),
     ],
 )
