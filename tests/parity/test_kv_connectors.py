@@ -45,7 +45,7 @@ def generate(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
         ("llama", {}, {"kv_cache_dtype": "int8", "block_size": 16}),
         ("llama", {}, {"kv_cache_dtype": "bfloat16", "max_in_flight": 1, "enable_chunked_prefill": False}),
         ("gemma3_text", WINDOWS, {}),
-        ("gemma3_text", WINDOWS, {"num_gpu_blocks_override": 44}),
+        ("gemma3_text", WINDOWS, {"num_gpu_blocks_override": 29}),
     ],
     ids=["float32", "int8", "bfloat16", "windows", "windows, preempted"],
 )
@@ -63,6 +63,7 @@ def test_prefixes_are_loaded_after_a_restart(
         expected, _ = generate(llm, PROMPTS)
     with open_llm(reference.directory, **engine, **settings(tmp_path / "kv")) as llm:
         assert generate(llm, PROMPTS)[0] == expected
+        assert bool(llm.llm_engine.engine.stats()["num_preemptions_total"]) == ("num_gpu_blocks_override" in engine)
     files = list((tmp_path / "kv").rglob("*.safetensors"))
     with safe_open(files[0], "pt") as file:  # any reader of safetensors can read it
         assert file.metadata()["format"] == "pegboard-kv-1" and len(file.keys()) > 1
