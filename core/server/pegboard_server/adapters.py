@@ -55,10 +55,11 @@ def check_adapters(settings: Settings) -> None:
         if given:
             raise ConfigError(f"{given} needs LoRA: add --enable-lora, or --max-loras N for more than one adapter per step")
         return
-    names = [*(settings.engine.served_model_name or [settings.engine.model]), *(module["name"] for module in modules)]
+    own_names = settings.engine.served_model_name or [settings.engine.model or ""]
+    names = [*own_names, *(module["name"] for module in modules)]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ConfigError(f"lora_modules: {sorted(map(str, twice))[0]!r} is the name of two models; names must differ")
+        raise ConfigError(f"lora_modules: {min(twice)!r} is the name of two models; names must differ")
     registry = Registry.discover(settings.plugins)
     specs = [registry.spec(entry) for entry in registry.enabled("api")]
     if not any("adapters" in spec.flags for spec in specs):

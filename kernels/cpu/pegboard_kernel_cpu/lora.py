@@ -69,7 +69,7 @@ def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: 
     shrunk, holds = new(y, SPLITS * parts * width), (a, b, ranks, rows, starts)
     submit(
         y,
-        Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds),
+        Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds, can_join=True),
         Call("lora_expand", expand, {"x": shrunk, "out": y}, {"out": y}, holds),
     )
     return y

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Instruction, LookupFloat, Pointwise, Repeated
+from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Pointwise, Repeated
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
@@ -227,6 +228,15 @@ def _overlap(one: Value, other: Value) -> bool:
     return first < second + 4 * size and second < first + 4 * width
 
 
+def _can_run_beside(other: Call | None, call: Call) -> bool:
+    """Return whether the tasks of `call` can run at the same time as those of the call before it."""
+    if other is None or not call.can_join or other.can_join or call.copies > 1 or other.copies > 1:
+        return False
+    written = {value.buffer for value in other.writes.values()}
+    used = {value.buffer for value in (*call.reads.values(), *call.writes.values())}
+    return not written & used and not {value.buffer for value in call.writes.values()} & {v.buffer for v in other.reads.values()}
+
+
 class Program:
     """See `pegboard.interfaces.platform.Recording`."""
 
@@ -238,6 +248,7 @@ class Program:
         self.library = library()
         self._outputs: list[Any] = list(outputs)
         self._drop_unused()
+        self._joins = [_can_run_beside(*pair) for pair in pairwise([None, *self.calls])]
         self._lifetimes()
         self.buffers, self.num_bytes = self._place()
         self._instructions = (Instruction * 0)()
@@ -249,7 +260,7 @@ class Program:
     def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
         if num_rows != self._num_rows:
             self._num_rows, self._views = num_rows, tuple(tensor[:num_rows] for tensor in self._tensors)
-        self.library.run(self._instructions, len(self.calls), num_rows)
+        self.library.run(self._instructions, len(self._due), num_rows)
         return self._views
 
     def move_to(self, arena: Tensor) -> None:
@@ -259,7 +270,9 @@ class Program:
             for name, value in (*call.reads.items(), *call.writes.items()):
                 buffer, offset, _, stride = value.place
                 set_place(call.arguments, name, buffer.address + offset + (0 if buffer.is_input else base), stride)
-        self._due = [self._due_call(call) for call in self.calls]
+        self._due = []
+        for call, joins in zip(self.calls, self._joins, strict=True):
+            self._due.append(self._beside(self._due.pop(), call) if joins else self._due_call(call))
         self._instructions = self.library.instructions(self._due)
         self._tensors = [self._tensor(value, arena, base - arena.data_ptr()) for value in self._outputs]
         self._num_rows = -1
@@ -269,6 +282,12 @@ class Program:
         if call.copies == 1:
             return call.kernel, call.arguments
         return "repeated", Repeated(self.library.address(call.kernel), addressof(call.arguments), call.copies)
+
+    def _beside(self, other: tuple[str, Structure], call: Call) -> tuple[str, Structure]:
+        """Return the kernel and the arguments that run `other` and the tasks of a call at the same time."""
+        address = self.library.address
+        count, run = address(f"{call.kernel}_count"), address(f"{call.kernel}_task")
+        return "beside", Beside(address(other[0]), addressof(other[1]), count, run, addressof(call.arguments))
 
     def _tensor(self, value: Value, arena: Tensor, start: int) -> Tensor:
         """Return the value's memory as a tensor [rows, width]."""
@@ -287,7 +306,8 @@ class Program:
                 del call.writes["out"]
 
     def _lifetimes(self) -> None:
-        for index, call in enumerate(self.calls):
+        for index, (call, joins) in enumerate(zip(self.calls, self._joins, strict=True)):
+            index -= joins
             for value in (*call.reads.values(), *call.writes.values()):
                 buffer = value.buffer
                 buffer.first = index if buffer.first < 0 else buffer.first

@@ -13,6 +13,10 @@ class Instruction(Structure):
     _fields_ = (("kernel", c_void_p), ("arguments", c_void_p))
 
 
+class Beside(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("kernel", "arguments", "count", "run", "others"))
+
+
 E4M3_UNIT = 2.0**8
 """What the kernels read of E4M3 codes is to be multiplied with this (csrc/common.h)."""
 

@@ -24,7 +24,8 @@ from pegboard_kernel_cpu.structures import Quantize
 class Call:
     """One kernel call: which tensor [T, width] each field of its arguments points to. Field names may be dotted ("to.codes").
     `<name>_stride` is also set if the structure has it. A tensor that is both read and written is in `reads` and in `writes`.
-    holds: another object whose memory the arguments point to. copies: rows per token of the step, if it is recorded."""
+    holds: another object whose memory the arguments point to. copies: rows per token of the step, if it is recorded. can_join:
+    whether the C source has `<kernel>_count` and `<kernel>_task`, so that its tasks can run beside those of another kernel."""
 
     kernel: str
     arguments: Structure
@@ -32,6 +33,7 @@ class Call:
     writes: dict[str, Any]
     holds: Any = None
     copies: int = 1
+    can_join: bool = False
 
     def point(self) -> None:
         """Write the addresses of the tensors into the arguments."""

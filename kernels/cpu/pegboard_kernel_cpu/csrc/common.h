@@ -41,12 +41,20 @@ typedef struct {
 
 typedef struct Team Team;
 
+/* Independent tasks that run beside those of a kernel. */
+typedef struct {
+    int64_t count;
+    void (*run)(const void *arguments, int64_t task);
+    const void *arguments;
+} Tasks;
+
 /* A thread that runs a kernel. */
 typedef struct {
     Team *team;
     int thread, num_threads;
     uint64_t kernel; /* number of the kernel */
     int has_task;
+    const Tasks *beside; /* NULL = none */
 } Worker;
 
 typedef void (*Kernel)(const Step *step, Worker *worker, const void *arguments);

@@ -145,17 +145,21 @@ static void lookup_task(const LoRAShrink *a, Task task) {
     }
 }
 
+EXPORT int64_t lora_shrink_count(const void *arguments) { return count_tasks(&((const LoRAShrink *)arguments)->adapters, SPLITS); }
+
+EXPORT void lora_shrink_task(const void *arguments, int64_t n) {
+    const LoRAShrink *a = arguments;
+    Task task = task_of(&a->adapters, SPLITS, n);
+    if (a->is_lookup) lookup_task(a, task);
+    else if (a->kind == FLOAT32) shrink_task(a, task, FLOAT32);
+    else if (a->kind == BFLOAT16) shrink_task(a, task, BFLOAT16);
+    else shrink_task(a, task, FLOAT16);
+}
+
 EXPORT void lora_shrink(const Step *step, Worker *worker, const void *arguments) {
     (void)step;
-    const LoRAShrink *a = arguments;
-    int64_t total = count_tasks(&a->adapters, SPLITS);
-    for (int64_t n; (n = next_task(worker, total)) < total;) {
-        Task task = task_of(&a->adapters, SPLITS, n);
-        if (a->is_lookup) lookup_task(a, task);
-        else if (a->kind == FLOAT32) shrink_task(a, task, FLOAT32);
-        else if (a->kind == BFLOAT16) shrink_task(a, task, BFLOAT16);
-        else shrink_task(a, task, FLOAT16);
-    }
+    int64_t total = lora_shrink_count(arguments);
+    for (int64_t n; (n = next_task(worker, total)) < total;) lora_shrink_task(arguments, n);
 }
 
 /* Add `vectors` vectors of rows of `tokens` tokens. x: [tokens][rank]. */

@@ -57,7 +57,7 @@ static void advance(Team *team, uint64_t number) {
     atomic_store(&team->state, next << TASK_BITS | (next == team->first + team->count ? IDLE : 0));
 }
 
-int64_t next_task(Worker *worker, int64_t total) {
+static int64_t take_task(Worker *worker, int64_t total) {
     Team *team = worker->team;
     uint64_t number = worker->kernel;
     if (worker->has_task) {
@@ -80,6 +80,33 @@ int64_t next_task(Worker *worker, int64_t total) {
     }
 }
 
+int64_t next_task(Worker *worker, int64_t total) {
+    const Tasks *others = worker->beside;
+    if (!others) return take_task(worker, total);
+    for (;;) {
+        int64_t task = take_task(worker, others->count + total);
+        if (task >= others->count) return task - others->count;
+        others->run(others->arguments, task);
+    }
+}
+
+/* A kernel, and the tasks of another one. Neither needs results of the other. */
+typedef struct {
+    Kernel kernel;
+    const void *arguments;
+    int64_t (*count)(const void *others);
+    void (*run)(const void *others, int64_t task);
+    const void *others;
+} Beside;
+
+EXPORT void beside(const Step *step, Worker *worker, const void *arguments) {
+    const Beside *a = arguments;
+    const Tasks others = {a->count(a->others), a->run, a->others};
+    worker->beside = others.count ? &others : NULL;
+    a->kernel(step, worker, a->arguments);
+    worker->beside = NULL;
+}
+
 /* Work on kernels until the program ends. */
 static void take_part(Team *team, int thread) {
     for (;;) {
@@ -87,7 +114,7 @@ static void take_part(Team *team, int thread) {
         uint64_t state = atomic_load(&team->state), number = state >> TASK_BITS;
         if (!(state & IDLE)) {
             const Instruction *due = &team->instructions[number - team->first];
-            Worker worker = {team, thread, team->num_threads, number, 0};
+            Worker worker = {team, thread, team->num_threads, number, 0, NULL};
             due->kernel(team->step, &worker, due->arguments);
         }
         if (thread) atomic_fetch_sub(&team->inside, 1);
