@@ -64,10 +64,6 @@ class EchoEngine:
         self._sinks: list[MetricsSink] = []
 
     @property
-    def is_transferring(self) -> bool:
-        return False
-
-    @property
     def has_work(self) -> bool:
         return bool(self.running or self._ended or self._fails)
 

@@ -135,11 +135,6 @@ class Engine:
         queues = self._queues
         return bool(queues.requests or self._in_flight or queues.deltas or queues.is_transferring)
 
-    @property
-    def is_transferring(self) -> bool:
-        """Whether KV connectors still use blocks."""
-        return self._queues.is_transferring
-
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
         with self._dying():

@@ -107,7 +107,7 @@ class LLMEngine:
                 stream = self._streams.pop(output.request_id)
                 if stream.error is not None:
                     log.error("request %s failed: %s", output.request_id, stream.error)
-        while not self._streams and self.engine.is_transferring:
+        while not self._streams and self.engine.has_work:
             self.engine.step()
         return outputs
 
