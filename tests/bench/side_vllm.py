@@ -1,7 +1,9 @@
-"""vLLM for CPU as a side: side_vllm.py DIRECTORY DTYPE. Runs under vLLM's own Python."""
+"""vLLM for CPU as a side: side_vllm.py DIRECTORY DTYPE [ADAPTER_FOLDER …]. Runs under vLLM's own Python. With adapters, the job
+"decode" has one entry per request: the number of an adapter, from 1 on, or 0."""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 from serving import serve
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
 
 
 def main() -> None:
-    llm: Any = LLM(sys.argv[1], dtype=sys.argv[2], disable_log_stats=True)
+    loras = [LoRARequest(f"adapter{number}", number, path) for number, path in enumerate(sys.argv[3:], 1)]
+    lora_settings = {"enable_lora": True, "max_loras": len(loras), "max_lora_rank": 16, "max_model_len": 512} if loras else {}
+    llm: Any = LLM(sys.argv[1], dtype=sys.argv[2], disable_log_stats=True, **lora_settings)
 
     def params(max_tokens: int) -> Any:
         return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -30,7 +35,18 @@ def main() -> None:
                 times.append(time.perf_counter())
         return times
 
-    serve(generate, stream)
+    def decode(job: dict[str, Any]) -> dict[str, Any]:
+        engine, times = llm.llm_engine, []
+        for index, number in enumerate(job["adapters"]):
+            prompt = TokensPrompt(prompt_token_ids=job["prompts"][index])
+            engine.add_request(f"{index}", prompt, params(job["max_tokens"]), lora_request=loras[number - 1] if number else None)
+        while engine.has_unfinished_requests():
+            started = time.perf_counter()
+            if engine.step():
+                times.append(time.perf_counter() - started)
+        return {"step_s": statistics.median(times[8 - job["max_tokens"] :])}
+
+    serve(generate, stream, {"decode": decode})
 
 
 if __name__ == "__main__":
