@@ -17,6 +17,19 @@ GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+QWEN = {  # queries, keys and heads are normalized: a larger epsilon keeps what is near zero from magnifying rounding errors
+    "rms_norm_eps": 0.1,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # Mamba has no norm of B, C and the time step. With some weights, float32 in transformers itself is off by 1e-3, compared with
     # float64. With these it is 4e-5.
@@ -57,10 +70,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": None}
         | {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "mlp_bias": True},
     ),
+    "qwen3_next": ("qwen3_next", QWEN),
+    "qwen3_next, dense": (
+        "qwen3_next",
+        {**QWEN, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "mlp_only_layers": [0, 2]}
+        | {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "norm_topk_prob": False, "attention_bias": True},
+    ),
     "falcon_h1, no norm": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_proj_bias": True}),
 }
 
-PREEMPTED = {"mamba2": 7, "falcon_h1": 12}
+PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12}
 """With so few blocks, requests are preempted."""
 
 
@@ -91,7 +110,7 @@ def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixtur
     assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ["mamba", "granite hybrid"])
+@pytest.mark.parametrize("name", ["mamba", "granite hybrid", "qwen3_next"])
 def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)

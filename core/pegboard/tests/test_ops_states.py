@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import normalize, silu, softplus
 
 from pegboard import ops
 from pegboard.errors import ModelError
@@ -38,6 +38,8 @@ def inputs_of(num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
         "x": random(num_tokens, CHANNELS), "steps": random(num_tokens, CHANNELS),
         "head_steps": random(num_tokens, HEADS) * 2, "b": random(num_tokens, GROUPS, STATE),
         "c": random(num_tokens, GROUPS, STATE), "heads": random(num_tokens, HEADS, HEAD_DIM),
+        "beta": random(num_tokens, HEADS), "channel_bias": random(HEADS, STATE),
+        "channel_steps": random(num_tokens, HEADS, STATE) * 2,
     }  # fmt: skip
 
 
@@ -49,6 +51,16 @@ def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     return ops.selective_scan(own["x"], own["steps"], own["a_log"], own["b"][:, 0], own["c"][:, 0], own["skip"], state, rows)
 
 
+def delta(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
+    bias, a_log = own["head_bias"], own["head_a_log"]
+    return ops.gated_delta_rule(own["b"], own["c"], own["heads"], own["head_steps"], bias, a_log, own["beta"], state, rows)
+
+
+def delta_of_channels(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
+    bias, a_log = own["channel_bias"], own["head_a_log"]
+    return ops.gated_delta_rule(own["b"], own["c"], own["heads"], own["channel_steps"], bias, a_log, own["beta"], state, rows)
+
+
 def chunks(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     steps = own["head_steps"], own["head_bias"], LIMITS
     return ops.chunked_scan(own["heads"], *steps, own["head_a_log"], own["b"], own["c"], own["head_skip"], state, rows)
@@ -58,8 +70,10 @@ OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
     "causal_conv": (conv, (CHANNELS, WIDTH - 1)),
     "selective_scan": (scan, (CHANNELS, STATE)),
     "chunked_scan": (chunks, (HEADS, HEAD_DIM, STATE)),
+    "gated_delta_rule": (delta, (HEADS, HEAD_DIM, STATE)),
+    "gated_delta_rule, channels": (delta_of_channels, (HEADS, HEAD_DIM, STATE)),
 }
-PER_TOKEN = ("x", "steps", "head_steps", "b", "c", "heads")
+PER_TOKEN = ("x", "steps", "head_steps", "b", "c", "heads", "beta", "channel_steps")
 
 
 def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -75,6 +89,14 @@ def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             step = softplus(own["steps"][t, :, None])
             state = (step * -own["a_log"].exp()).exp() * state + step * own["x"][t, :, None] * own["b"][t, 0]
             out = state @ own["c"][t, 0] + own["skip"] * own["x"][t]
+        elif name.startswith("gated_delta_rule"):
+            q, k = (normalize(own[key][t], eps=0).repeat_interleave(HEADS // GROUPS, 0) for key in ("b", "c"))
+            kind = "channel" if "channels" in name else "head"
+            decay = softplus(own[f"{kind}_steps"][t] + own[f"{kind}_bias"]).view(HEADS, -1) * -own["head_a_log"].exp()[:, None]
+            state = state * decay.exp()[:, None]
+            change = own["beta"][t].sigmoid()[:, None] * (own["heads"][t] - torch.einsum("hpk,hk->hp", state, k))
+            state = state + change[:, :, None] * k[:, None]
+            out = torch.einsum("hpk,hk->hp", state, q) / STATE**0.5
         else:
             b, c = own["b"][t].repeat_interleave(HEADS // GROUPS, 0), own["c"][t].repeat_interleave(HEADS // GROUPS, 0)
             step = softplus(own["head_steps"][t] + own["head_bias"]).clamp(*LIMITS)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Pointwise, Repeated
+from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Pointwise, Repeated, TakeColumns
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
-POINTWISE = ("mul", "add", "relu")
+POINTWISE = ("mul", "add", "relu", "sigmoid")
 """Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
 
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
@@ -98,6 +98,8 @@ class Recorder:
             is_plain = type(table) is not Value and table.dtype == torch.float32 and table.dim() == 2 and table.is_contiguous()
             if is_plain and type(index) is Value and index.dim() == 1:
                 return self._rows_of_table(table, index)
+        if name == "index_select" and (taken := self._columns_of(*args)) is not None:
+            return taken
         if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
             return args[0]  # type: ignore[no-any-return]
         if name in POINTWISE and (found := self._pointwise(name, *args)) is not None:
@@ -112,9 +114,20 @@ class Recorder:
         self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
         return out
 
+    def _columns_of(self, x: Any, dim: Any, order: Any) -> Value | None:
+        """Record the choice of some columns [n] of a stand-in [T, m]. Returns None if it is something else."""
+        if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32 or dim not in (1, -1):
+            return None
+        if type(order) is Value or order.dtype != torch.int64 or not order.is_contiguous():
+            return None
+        out = self.value(len(order))
+        arguments = TakeColumns(order=order.data_ptr(), columns=len(order))
+        self.emit(Call("take_columns", arguments, {"x": x}, {"out": out}, order))
+        return out
+
     def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
-        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, or max(x, 0). Returns None for all
-        others."""
+        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, max(x, 0) or sigmoid(x). Returns None
+        for all others."""
         if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
             return None
         arguments, reads, holds = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name)), {"x": x}, None

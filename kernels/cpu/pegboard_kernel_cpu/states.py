@@ -82,6 +82,33 @@ class ChunkedScan(Structure):
     )
 
 
+class DeltaRule(Structure):
+    _fields_ = (
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("q_stride", c_int64),
+        ("k_stride", c_int64),
+        ("v", c_void_p),
+        ("v_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("beta", c_void_p),
+        ("beta_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("rows", Rows),
+        ("bias", c_void_p),
+        ("a_log", c_void_p),
+        ("state", c_void_p),
+        ("state_stride", c_int64),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("groups", c_int64),
+        ("size", c_int64),
+        ("decays", c_int64),
+    )
+
+
 class GatedNorm(Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -146,6 +173,25 @@ def chunked_scan(
     )
     submit(reads["x"], Call("chunked_scan", arguments, reads, {"out": out}, (bias, a_log, skip, state, rows)))
     return out.view(x.shape)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+) -> Tensor:
+    """v [T, H, P] → [T, H, P]."""
+    given = {"q": q, "k": k, "v": v, "steps": steps, "beta": beta}
+    reads = {name: rows_of(value) for name, value in given.items()}
+    out, (_, heads, head_dim, size) = new(reads["v"], reads["v"].shape[1]), state.shape
+    arguments = DeltaRule(
+        **_memory(state, rows, bias=bias, a_log=a_log),
+        heads=heads,
+        head_dim=head_dim,
+        groups=q.shape[1],
+        size=size,
+        decays=bias.numel() // heads,
+    )
+    submit(reads["v"], Call("gated_delta_rule", arguments, reads, {"out": out}, (bias, a_log, state, rows)))
+    return out.view(v.shape)
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool) -> Tensor:

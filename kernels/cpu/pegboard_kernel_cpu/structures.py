@@ -173,6 +173,17 @@ class Pointwise(Structure):
     )
 
 
+class TakeColumns(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("order", c_void_p),
+        ("columns", c_int64),
+    )
+
+
 class Route(Structure):
     _fields_ = (
         ("logits", c_void_p),

@@ -112,7 +112,7 @@ class Turn:
 HOST_READS = frozenset(
     ("item", "tolist", "numpy", "cpu", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__")
 )
-COMPUTED = frozenset(("add_", "__iadd__", "embedding", "add", "mul", "relu"))
+COMPUTED = frozenset(("add_", "__iadd__", "embedding", "add", "mul", "relu", "sigmoid", "index_select"))
 
 
 class Value(torch.Tensor):

@@ -90,6 +90,26 @@ def test_chunked_scan(lengths: list[int], heads: tuple[int, int], head_dim: int,
 
 @SOME
 @given(
+    lengths_of_rows,
+    st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
+    st.sampled_from([1, 8, 19]),
+    st.sampled_from([1, 5, 16, 33]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_gated_delta_rule(
+    lengths: list[int], heads: tuple[int, int], head_dim: int, size: int, per_channel: bool, seed: int
+) -> None:
+    num_heads, groups = heads
+    step, decays = Step(lengths, num_heads, head_dim, size, seed=seed), (size,) if per_channel else ()
+    count = step.num_tokens
+    q, k, v = step.random(count, groups, size), step.random(count, groups, size), step.random(count, num_heads, head_dim)
+    steps, beta = step.random(count, num_heads, *decays) * 3, step.random(count, num_heads)
+    step.compare("gated_delta_rule", q, k, v, steps, torch.randn(num_heads, *decays), torch.randn(num_heads), beta)
+
+
+@SOME
+@given(
     st.integers(1, 9), st.integers(1, 4), st.sampled_from([1, 8, 19, 32]), st.sampled_from(["all", "shared", ""]), st.booleans()
 )
 def test_gated_norm(tokens: int, parts: int, size: int, kind: str, gates_first: bool) -> None:
@@ -105,12 +125,14 @@ def test_a_recording_computes_the_rows_of_each_step() -> None:
     step, weight, own = Step([], 4, 8, 16), torch.randn(32, 4), [torch.randn(4) for _ in range(3)]
     past, buffer = torch.randn(10, 32, 3), torch.randn(60, 72)
 
+    order = torch.randperm(32)
+
     def run(x: Tensor) -> tuple[Tensor]:
         values = states.causal_conv(x[:, :32], weight, None, past, step.rows, True).view(-1, 4, 8)
         b, c = x[:, 32:64].unflatten(-1, (2, 1, 16)).unbind(1)
         y = states.chunked_scan(values, x[:, 64:68], own[0], (0.0, 9.0), own[1], b, c, own[2], step.state, step.rows)
-        y = y.flatten(1)
-        return (states.gated_norm(y * 0.5 + y.relu() * y, x[:, :32], None, 0.0, 32, True) * weight[:, 0].contiguous(),)
+        y = y.flatten(1).index_select(1, order)
+        return (states.gated_norm(y * 0.5 + y.relu() * y.sigmoid(), x[:, :32], None, 0.0, 32, True) * weight[:, 0].contiguous(),)
 
     recording = NativeReplay().record(run, [buffer])
     for lengths in ([1, 1, 1], [5, 1, 40], [60], [1]):

@@ -18,7 +18,7 @@ from pegboard.ops.lora import AdapterRows, lora_add
 from pegboard.ops.norm import add_rms_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
-from pegboard.ops.states import StateRows, causal_conv, chunked_scan, gated_norm, selective_scan
+from pegboard.ops.states import StateRows, causal_conv, chunked_scan, gated_delta_rule, gated_norm, selective_scan
 
 OPS: dict[str, Callable[..., Any]] = {
     op.__name__: op
@@ -37,6 +37,7 @@ OPS: dict[str, Callable[..., Any]] = {
         causal_conv,
         selective_scan,
         chunked_scan,
+        gated_delta_rule,
         gated_norm,
     )
 }

@@ -18,6 +18,9 @@ from torch.nn.functional import conv1d, silu, softplus
 CHUNK = 64
 """Tokens that `chunked_scan` computes with one matrix product."""
 
+DELTA_CHUNK = 16
+"""Tokens that `gated_delta_rule` computes together. With a decay per channel, the memory grows with the square of this."""
+
 
 @dataclass
 class StateRows:
@@ -156,6 +159,57 @@ def _chunk(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
     y = torch.einsum("hij,jhp->ihp", scores, x) + torch.einsum("ihn,hpn,hi->ihp", c, state, decay.exp())
     left = (decay[:, -1:] - decay).exp() * dt.T
     return y, state * decay[:, -1, None, None].exp() + torch.einsum("hj,jhp,jhn->hpn", left, x, b)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+) -> Tensor:
+    """Linear attention that replaces what a key had stored: S ← S exp(g), S ← S + b (v - S k) kᵀ, y = S q. → y [T, H, P], type
+    of v. q and k are divided by their lengths, q also by √K, b = sigmoid(beta), g = -exp(a_log) softplus(steps + bias).
+
+    Yang et al. 2024, "Gated delta networks": steps [T, H], bias [H]. Kimi Team 2025, "Kimi Linear": steps [T, H, K], bias [H, K],
+    a decay per channel. q, k: [T, G, K]; H is a multiple of G. v: [T, H, P]. a_log: float32 [H]. beta: [T, H]. state: S, float32
+    [blocks, H, P, K].
+    """
+    repeats = v.shape[1] // k.shape[1]
+    q, k = (_unit(x.float()).repeat_interleave(repeats, 1) for x in (q, k))
+    q, wide, beta = q * q.shape[-1] ** -0.5, v.float(), beta.float().sigmoid().unsqueeze(-1)
+    decay = softplus(steps.float() + bias).view(*v.shape[:2], -1) * -a_log.exp().unsqueeze(-1)
+    out = torch.empty_like(wide)
+    tokens, blocks, is_new = rows.single
+    if len(blocks):
+        own = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[tokens].exp().unsqueeze(2)
+        found = (own @ k[tokens].unsqueeze(-1)).squeeze(-1)
+        own = own + (beta[tokens] * (wide[tokens] - found)).unsqueeze(-1) * k[tokens].unsqueeze(2)
+        out[tokens] = (own @ q[tokens].unsqueeze(-1)).squeeze(-1)
+        state[blocks] = own
+    for first, end, block, new in rows.longer():
+        own = torch.zeros_like(state[block]) if new else state[block]
+        for start in range(first, end, DELTA_CHUNK):
+            part = slice(start, min(start + DELTA_CHUNK, end))
+            out[part], own = _delta_chunk(q[part], k[part], wide[part], decay[part], beta[part], own)
+        state[block] = own
+    return out.to(v.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta_chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (y [L, H, P], the state after it) of L tokens. What each token adds, u kᵀ, depends on what those before it added:
+    (I + A) u = b (v - S k), where A is strictly lower triangular (Yang et al. 2024, section 3.3). decay: logarithms [L, H, 1 or
+    K]."""
+    decay = decay.cumsum(0)
+    is_past = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril()[..., None, None]
+    between = (decay.unsqueeze(1) - decay.unsqueeze(0)).masked_fill(~is_past, -torch.inf).exp() * k  # [L, L, H, K]
+    added = torch.einsum("ihk,ijhk->hij", beta * k, between).tril(-1)
+    scores, left = torch.einsum("ihk,ijhk->hij", q, between), decay.exp()
+    wanted = beta * (v - torch.einsum("ihk,hpk->ihp", k * left, state))
+    u = torch.linalg.solve_triangular(added, wanted.transpose(0, 1), upper=False, unitriangular=True)
+    y = torch.einsum("ihk,hpk->ihp", q * left, state) + (scores @ u).transpose(0, 1)
+    last = (decay[-1] - decay).exp() * k
+    return y, state * left[-1].unsqueeze(1) + torch.einsum("hjp,jhk->hpk", u, last)
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool) -> Tensor:

@@ -114,7 +114,7 @@ typedef struct {
     int64_t out_stride;
     const float *factors; /* [columns]; NULL = use `factor` */
     int64_t columns;
-    int64_t kind; /* 0: x · y; 1: x + y; 2: max(x, 0) */
+    int64_t kind; /* 0: x · y; 1: x + y; 2: max(x, 0); 3: sigmoid(x) */
     float factor;
 } Pointwise;
 
@@ -124,8 +124,24 @@ EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
         const float *x = a->x + t * a->x_stride, *y = a->y ? a->y + t * a->y_stride : a->factors;
         float *restrict out = a->out + t * a->out_stride;
         if (a->kind == 2) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] > 0 ? x[c] : 0;
+        else if (a->kind == 3) for (int64_t c = 0; c < a->columns; c++) out[c] = 1.0f / (1.0f + expf(-x[c]));
         else if (!y) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * a->factor;
         else if (a->kind) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] + y[c];
         else for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * y[c];
     }
+}
+
+typedef struct {
+    const float *x; /* [tokens][…] */
+    int64_t x_stride;
+    float *out; /* [tokens][columns] */
+    int64_t out_stride;
+    const int64_t *order; /* [columns]: columns of x */
+    int64_t columns;
+} TakeColumns;
+
+EXPORT void take_columns(const Step *step, Worker *worker, const void *arguments) {
+    const TakeColumns *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;)
+        for (int64_t c = 0; c < a->columns; c++) a->out[t * a->out_stride + c] = a->x[t * a->x_stride + a->order[c]];
 }

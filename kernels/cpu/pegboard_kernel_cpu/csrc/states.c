@@ -207,6 +207,81 @@ EXPORT void chunked_scan(const Step *step, Worker *worker, const void *arguments
 }
 
 typedef struct {
+    const float *q, *k; /* [tokens][groups][size] */
+    int64_t q_stride, k_stride;
+    const float *v; /* [tokens][heads][head_dim] */
+    int64_t v_stride;
+    const float *steps; /* [tokens][heads], or [tokens][heads][size] if each channel has its own decay */
+    int64_t steps_stride;
+    const float *beta; /* [tokens][heads] */
+    int64_t beta_stride;
+    float *out; /* [tokens][heads][head_dim] */
+    int64_t out_stride;
+    Rows rows;
+    const float *bias; /* [heads] or [heads][size] */
+    const float *a_log; /* [heads] */
+    float *state; /* [blocks][heads][head_dim][size] */
+    int64_t state_stride, heads, head_dim, groups, size;
+    int64_t decays; /* of a head: 1 or size */
+} DeltaRule;
+
+/* to = factor x / |x| */
+INLINE void unit(const float *x, float *to, int64_t size, float factor) {
+    float squares = 1e-6f;
+    for (int64_t i = 0; i < size; i++) squares += x[i] * x[i];
+    factor /= sqrtf(squares);
+    for (int64_t i = 0; i < size; i++) to[i] = x[i] * factor;
+}
+
+/* h = decay h; h += beta (v - h k) k; return h q. */
+INLINE float delta_row(float *h, const float *q, const float *k, const float *decay, float v, float beta, int64_t size) {
+    int64_t whole = size / LANES * LANES;
+    vfloat sum = splat(0);
+    float rest = 0;
+    for (int64_t n = 0; n < whole; n += LANES) sum += load(h + n) * load(decay + n) * load(k + n);
+    for (int64_t n = whole; n < size; n++) rest += h[n] * decay[n] * k[n];
+    float change = beta * (v - sum_of(sum) - rest);
+    sum = splat(0);
+    rest = 0;
+    for (int64_t n = 0; n < whole; n += LANES) {
+        vfloat own = load(h + n) * load(decay + n) + change * load(k + n);
+        store(h + n, own);
+        sum += own * load(q + n);
+    }
+    for (int64_t n = whole; n < size; n++) {
+        h[n] = h[n] * decay[n] + change * k[n];
+        rest += h[n] * q[n];
+    }
+    return sum_of(sum) + rest;
+}
+
+/* The gated delta rule (Yang et al. 2024), token by token. */
+EXPORT void gated_delta_rule(const Step *step, Worker *worker, const void *arguments) {
+    const DeltaRule *a = arguments;
+    int64_t items = num_rows_of(&a->rows, step) * a->heads, parts = parts_of(items, a->head_dim, worker), size = a->size;
+    int64_t share = (a->head_dim + parts - 1) / parts, total = items * parts;
+    float q[size], k[size], decay[size];
+    for (int64_t task; (task = next_task(worker, total)) < total;) {
+        Row row = row_of(&a->rows, task / parts / a->heads);
+        int64_t head = task / parts % a->heads, start = task % parts * share;
+        int64_t end = start + share < a->head_dim ? start + share : a->head_dim, group = head / (a->heads / a->groups);
+        float *state = a->state + row.block * a->state_stride + head * a->head_dim * size, rate = -expf(a->a_log[head]);
+        if (row.is_new && start < end) memset(state + start * size, 0, (end - start) * size * sizeof(float));
+        for (int64_t t = row.first; t < row.end; t++) {
+            unit(a->q + t * a->q_stride + group * size, q, size, 1.0f / sqrtf((float)size));
+            unit(a->k + t * a->k_stride + group * size, k, size, 1.0f);
+            const float *steps = a->steps + t * a->steps_stride + head * a->decays, *bias = a->bias + head * a->decays;
+            for (int64_t n = 0; n < size; n++)
+                decay[n] = n < a->decays ? expf(rate * softplus(steps[n] + bias[n])) : decay[0];
+            float beta = 1.0f / (1.0f + expf(-a->beta[t * a->beta_stride + head]));
+            const float *v = a->v + t * a->v_stride + head * a->head_dim;
+            float *out = a->out + t * a->out_stride + head * a->head_dim;
+            for (int64_t p = start; p < end; p++) out[p] = delta_row(state + p * size, q, k, decay, v[p], beta, size);
+        }
+    }
+}
+
+typedef struct {
     const float *x, *gate; /* [tokens][columns] */
     int64_t x_stride, gate_stride;
     float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */

@@ -42,7 +42,8 @@ class StateDecoder(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
 
     make(build, index) builds a layer, which is called like a `Block`. rotary_dim: channels of a head that are rotated; 0 = none.
-    embed_scale, logits_scale: factors. is_tied: whether the head has the embedding's weights if the config does not say it.
+    embed_scale, logits_scale: factors. is_tied: whether the head has the embedding's weights if the config does not say it. norm:
+    of the layers' results.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StateDecoder(nn.Module):
         embed_scale: float = 1.0,
         logits_scale: float = 1.0,
         is_tied: bool = False,
+        norm: type[Norm] = Norm,
     ) -> None:
         super().__init__()
         if (act := read(config, "hidden_act", str) or "silu") != "silu":
@@ -72,7 +74,7 @@ class StateDecoder(nn.Module):
             positions = read(config, "max_position_embeddings", int) or 2048
             self.rope = Rope(inner, rotary_dim, max_positions=positions, base=base, scaling=scaling)
         self.layers = LayerStack(inner.at("layers"), size_of(config, "num_hidden_layers"), make)
-        self.norm = Norm(inner.at(names.norm), hidden, eps)
+        self.norm = norm(inner.at(names.norm), hidden, eps)
         tied = read(config, "tie_word_embeddings", bool)
         is_tied = is_tied if tied is None else tied
         self.lm_head = Head(build.at("lm_head"), vocab_size, hidden, tied=self.embed_tokens if is_tied else None)
@@ -90,14 +92,21 @@ class StateDecoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Parts that each follow a norm: (name of the norm, part). factor: of what each part adds to the residual."""
+    """Parts that each follow a norm: (name of the norm, part). factor: of what each part adds to the residual. norm: the
+    kind of norm."""
 
     def __init__(
-        self, build: Build, hidden: int, eps: float, parts: Sequence[tuple[str, nn.Module]], factor: float = 1.0
+        self,
+        build: Build,
+        hidden: int,
+        eps: float,
+        parts: Sequence[tuple[str, nn.Module]],
+        factor: float = 1.0,
+        norm: type[Norm] = Norm,
     ) -> None:
         super().__init__()
         self.factor = factor
-        self.parts = [(Norm(build.at(name), hidden, eps), part.forward) for name, part in parts]
+        self.parts = [(norm(build.at(name), hidden, eps), part.forward) for name, part in parts]
 
     def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         for norm, part in self.parts:

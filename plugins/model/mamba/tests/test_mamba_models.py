@@ -10,6 +10,7 @@ import pytest
 from pegboard_model_mamba.hybrids import BambaModel, FalconH1Model, GraniteHybridModel, Lfm2Model
 from pegboard_model_mamba.nemotron import NemotronHModel
 from pegboard_model_mamba.pure import Mamba2Model, MambaModel, step_limits
+from pegboard_model_mamba.qwen_next import Qwen3NextModel
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
@@ -26,7 +27,16 @@ COMMON: dict[str, Any] = {
 PURE: dict[str, Any] = {**COMMON, "state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2}
 HYBRID: dict[str, Any] = {**COMMON, "mamba_n_heads": 4, "mamba_d_state": 4, "layer_types": ["mamba", "attention"]}
 NEMOTRON: dict[str, Any] = {**COMMON, "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 2}
-NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "FalconH1", "NemotronH")
+QWEN: dict[str, Any] = {
+    **COMMON,
+    "num_hidden_layers": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "FalconH1", "NemotronH", "Qwen3Next")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,6 +60,13 @@ def test_attention_and_states_of_one_layer_have_different_caches() -> None:
 def test_half_of_bambas_channels_are_rotated() -> None:
     model = BambaModel({**HYBRID, "attn_layer_indices": [1]}, fake_build())
     assert model.rope is not None and len(model.rope.frequencies) == 2  # of 8 channels
+
+
+def test_every_fourth_layer_of_qwen_next_has_attention_if_the_config_does_not_say_which() -> None:
+    build = fake_build()
+    model = Qwen3NextModel(QWEN, build)
+    assert list(build.declared.attention) == [3] and list(build.declared.states) == [0, 1, 2]
+    assert model.rope is not None and len(model.rope.frequencies) == 1  # a quarter of 8 channels
 
 
 def test_nemotron_reads_both_ways_to_name_layers() -> None:
@@ -77,6 +94,7 @@ def test_step_limits() -> None:
         (Lfm2Model, {**COMMON, "layer_types": ["conv", "linear"]}, "layer_types=.*expected one of"),
         (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "ME"}, "experts without a gate .moe. are not served yet"),
+        (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "M-", "mlp_hidden_act": "silu"}, "served with relu2"),
     ],
 )
