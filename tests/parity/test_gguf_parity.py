@@ -185,6 +185,27 @@ CASES = {
     "glm4moe": Case("glm4_moe", {**MANY, "head_dim": 16, "use_qk_norm": True}, ROUTED, rotated=0.5),
     "phimoe": Case("phimoe", {"num_local_experts": 4}, {"rms_norm_eps": RMS, "num_local_experts": "expert_count",
                    "num_experts_per_tok": "expert_used_count"}),
+    "minimax-m2": Case(
+        "minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
+        {"rms_norm_eps": RMS, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+         "intermediate_size": "expert_feed_forward_length"},
+        rotated=0.5,
+        sizes=lambda config: {"expert_gating_func": 2},
+    ),
+    "ernie4_5-moe": Case(
+        "ernie4_5_moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+         "moe_layer_interval": 2, "num_hidden_layers": 4},
+        {"rms_norm_eps": RMS, "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+         "moe_intermediate_size": "expert_feed_forward_length", "moe_num_shared_experts": "expert_shared_count",
+         "moe_layer_start_index": "leading_dense_block_count", "moe_layer_interval": "interleave_moe_layer_step"},
+    ),
+    "hunyuan-moe": Case(
+        "hunyuan_v1_moe", {"num_experts": 6, "moe_topk": 2, "head_dim": 16},
+        {"rms_norm_eps": RMS, "num_experts": "expert_count", "moe_topk": "expert_used_count",
+         "intermediate_size": "expert_feed_forward_length"},
+        sizes=lambda config: {"expert_shared_count": 1, "expert_shared_feed_forward_length": config.intermediate_size},
+    ),
 }  # fmt: skip
 NAMES = {
     ".attn_sub_norm.": ".inner_attn_ln.",
@@ -199,7 +220,7 @@ SAME_TABLE = {"internlm2", "xverse", "exaone", "minicpm"}
 def stored_order(name: str, values: np.ndarray, case: Case, heads: tuple[int, int]) -> np.ndarray:
     """Returns the values as the converter of the architecture stores them."""
     count, kv_count = heads
-    if name.endswith("shared_expert_gate.weight"):
+    if name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")):
         return values.squeeze()
     if case.norm_offset and name.endswith("norm.weight"):
         return values + np.float32(case.norm_offset)

@@ -25,6 +25,9 @@ _TOP_NAME = re.compile(r"(\w+)\.(weight|bias|scale)")
 _UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)(\.weight)?")
 """Tensors that change no result: frequencies that follow from the configuration, and scales for activations in 4 bits."""
 
+_OF_ONE_ROW = ("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")
+"""Matrices of one row. GGUF drops the dimension of one."""
+
 BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), MIXTRAL, OLMO3, DEEPSEEK_V3)}
 """Any architecture of the model type. All of them have the same names and changes."""
 
@@ -117,8 +120,8 @@ def up_projection_parts(entry: TensorEntry, tensors: Mapping[str, TensorEntry]) 
 
 def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | None) -> TensorEntry:
     shape = tensor.shape
-    if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
-        shape = (1, *shape)  # GGUF drops the dimension of one
+    if name.endswith(_OF_ONE_ROW) and len(shape) == 1:
+        shape = (1, *shape)
     if change == "transpose" and len(shape) == 2:
         shape = shape[::-1]
     return TensorEntry(name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)

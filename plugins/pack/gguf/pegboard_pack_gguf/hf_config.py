@@ -123,7 +123,7 @@ def _computed(architecture: Architecture, config: Mapping[str, Any], metadata: M
         return {"attention_multiplier": config["head_dim"] ** -0.5}
     if kind == "gpt_bigcode":
         return {"multi_query": config["num_key_value_heads"] == 1}
-    if "n_routed_experts" in config:
+    if "n_routed_experts" in config or kind == "minimax_m2":
         return _routing(metadata, config, "sigmoid" if architecture.whole else "softmax")
     return {}
 

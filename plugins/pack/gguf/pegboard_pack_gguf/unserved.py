@@ -4,8 +4,8 @@ from __future__ import annotations
 
 _NAMES = {
     "it has layers of experts whose names in GGUF files are not known yet": (
-        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek ernie4_5-moe exaone-moe glm-dsa "
-        "gpt-oss granitemoe grok grovemoe hunyuan-moe llada-moe llama4 mimo2 minimax-m2 mistral4 "
+        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek exaone-moe glm-dsa "
+        "gpt-oss granitemoe grok grovemoe llada-moe llama4 mimo2 mistral4 "
         "smallthinker step35"
     ),
     "it has recurrent layers, whose states Pegboard does not keep yet": (
