@@ -17,7 +17,8 @@ up to the compute type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,27 @@ def load_pieces(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> None:
         if piece.name in wanted:
             weight.accept(piece)
     weight.finish()
+
+
+WRONG_VALUES: tuple[Any, ...] = (
+    None, True, 0, -1, 3, -32, 2**40, 10**30, 1.5, math.nan, "", "x", "²x²", "re:(", [], ["x"], [None], [2**40, 10**30], {},
+    {"x": 1}, {"x": {}}, [{}],
+)  # fmt: skip
+
+
+def wrong_configs(config: Any) -> Iterator[Any]:
+    """Yield the config with one value left out or replaced, for every value at every depth."""
+    items = list(config.items() if isinstance(config, Mapping) else enumerate(config))
+    for key, value in items:
+        others = [pair for pair in items if pair[0] != key]
+        yield _like(config, others)
+        nested = wrong_configs(value) if isinstance(value, Mapping | list | tuple) else ()
+        for wrong in (*WRONG_VALUES, *nested):
+            yield _like(config, [(name, wrong if name == key else old) for name, old in items])
+
+
+def _like(config: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    return dict(items) if isinstance(config, Mapping) else [value for _, value in items]
 
 
 class QuantizationContract:
@@ -221,6 +243,22 @@ class QuantizationContract:
         pieces, _ = self.stored(layer.parts[0], self.values(8, layer.out_features, self.block), "float32")
         with pytest.raises(PegboardError, match=r"model\.part0.*shape"):
             load_pieces(weight, pieces)
+
+    def test_a_config_with_a_wrong_value_is_read_or_refused(self) -> None:
+        """Each value of the config is left out, and replaced by values of other types and by impossible sizes. The method reads
+        the weight anyway, or raises a PegboardError. Small and large weights are tried, because a size may fit one of them."""
+        for rows, columns in ((1, self.block), (3, self.block * 2)):
+            layer = self.layer((rows,), columns)
+            pieces, _ = self.stored(layer.parts[0], self.values(10, layer.out_features, columns), "float32")
+            for config in wrong_configs(self.config):
+                try:
+                    weight = self.method(QuantizationSetup(config, "float32", self.device, REFERENCES)).linear(layer)
+                    if weight is not None:
+                        load_pieces(weight, pieces)
+                except PegboardError:
+                    continue
+                except Exception as error:
+                    raise AssertionError(f"the config {config} raised {error!r}; expected a PegboardError") from error
 
     def test_undeclared_activations_are_refused_with_a_reason(self) -> None:
         reasons = unmet(self.spec.supports, {"dtype": "int3"})

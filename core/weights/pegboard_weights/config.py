@@ -12,6 +12,9 @@ from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
+MAX_SIZE = 1 << 20
+"""The most rows or columns that may share a scale. No matrix of a model is larger. A damaged config could have any number."""
+
 
 class QuantConfig:
     """The values of a config ({"quant_method": …, "bits": 4, …}). place: where they are in it ("config_groups.group_0.")."""
@@ -39,13 +42,26 @@ class QuantConfig:
         return value
 
     def size(self, names: str | tuple[str, ...], default: int | None = None) -> int:
-        """Return a number of columns: positive, or −1 for all columns of the weight."""
+        """Return a number of columns: from 1 to `MAX_SIZE`, or −1 for all columns of the weight."""
         names = (names,) if isinstance(names, str) else names
         name = next((name for name in names if self.values.get(name) is not None), names[0])
         value = self.values.get(name, default)
-        if type(value) is not int or not (value == -1 or value > 0):
-            raise self.error(name, value, "needs a positive number or -1")
+        if type(value) is not int or not (value == -1 or 0 < value <= MAX_SIZE):
+            raise self.error(name, value, f"needs a positive number or -1, and at most {MAX_SIZE}")
         return value
+
+    def block(self, name: str) -> tuple[int, int] | None:
+        """Return how many rows and columns share a scale, each from 1 to `MAX_SIZE`, or None if the config does not say it. They
+        are stored as [128, 128] or "128x128"."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
+        sizes = value if found is None else [int(size) for size in found.groups()]
+        is_pair = isinstance(sizes, list | tuple) and len(sizes) == 2
+        if not is_pair or not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes):
+            raise self.error(name, value, f"needs two positive numbers of at most {MAX_SIZE}")
+        return sizes[0], sizes[1]
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name, default)

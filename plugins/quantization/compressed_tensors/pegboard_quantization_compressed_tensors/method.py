@@ -104,9 +104,8 @@ def _scheme(config: QuantConfig, group: QuantConfig) -> Scheme | None:
 
 
 def _block(weights: QuantConfig) -> tuple[int, int]:
-    """Return rows and columns per scale, which are stored as [128, 128] or "128x128"."""
-    stored = weights.values.get("block_structure")
-    sizes = [int(size) if size.isdigit() else 0 for size in stored.split("x")] if isinstance(stored, str) else stored
-    if not isinstance(sizes, list | tuple) or len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
-        raise weights.error("block_structure", stored, "needs two positive numbers")
-    return sizes[0], sizes[1]
+    """Return rows and columns per scale."""
+    sizes = weights.block("block_structure")
+    if sizes is None:
+        raise weights.error("block_structure", None, "needs two positive numbers")
+    return sizes

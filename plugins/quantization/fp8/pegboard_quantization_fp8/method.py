@@ -39,7 +39,7 @@ class FP8(FormatMethod):
         self.excluded = (*config.names("modules_to_not_convert"), *config.names("ignored_layers"))
         self.stored: Reader = RowReader()
         if setup.config:
-            block = _block(config)
+            block = config.block("weight_block_size")
             names = ("weight_scale", "weight_scale_inv") if block is None else ("weight_scale_inv", "weight_scale")
             self.stored = FloatReader(block=block, scale=names)
             config.say_activations_are_not_quantized()
@@ -48,13 +48,3 @@ class FP8(FormatMethod):
         if isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded):
             return None
         return self.stored
-
-
-def _block(config: QuantConfig) -> tuple[int, int] | None:
-    """Return how many rows and columns share a scale, or None if the config does not say it."""
-    value = config.values.get("weight_block_size")
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or len(value) != 2 or not all(type(each) is int and each > 0 for each in value):
-        raise config.error("weight_block_size", value, "needs two positive numbers")
-    return value[0], value[1]
