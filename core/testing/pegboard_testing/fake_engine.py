@@ -52,7 +52,8 @@ class FakeEngine:
     exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
     draft_accuracy. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's contents between engines.
     kv_halves: makes the halves of another KV connector. kv_identity: of what the blocks contain. kv_fails: see
-    FakeKVConnectorWorker. measured: more arguments of StepMetrics.
+    FakeKVConnectorWorker. measured: more arguments of StepMetrics. kv_events: the engine
+    reports the changes of its prefix cache to `metrics`.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class FakeEngine:
         kv_hesitate: int = 0,
         metrics: Sequence[MetricsSink] = (),
         measured: Mapping[str, Any] | None = None,
+        kv_events: bool = False,
         failing_step: int | None = None,
         clock: Callable[[], float] | None = None,
         plan: KVPlan | None = None,
@@ -127,6 +129,7 @@ class FakeEngine:
             grammars=self._grammars(structured_output, grammar_timeout_s),
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,
+            kv_events=kv_events,
             plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
             clock=clock or time.time,
         )

@@ -128,9 +128,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("What to do when a KV load fails")] = "recompute"
     # output
-    tool_call_parser: Annotated[str, doc("Tool parser plugin; auto = what the model family recommends, none = no parser")] = (
-        "auto"
-    )
+    tool_call_parser: Annotated[str, doc("Tool parser plugin; auto = what the model family says, none = no parser")] = "auto"
     reasoning_parser: Annotated[
         str, doc("Reasoning parser plugin; auto = what the model family recommends, none = no parser")
     ] = "auto"
@@ -144,6 +142,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     collect_detailed_traces: Annotated[
         list[str] | None, doc("Times to add to the spans: model (the forward), worker (whole steps) or all")
     ] = None
+    kv_events_config: Annotated[dict[str, Any], doc("KV events (JSON): enable_kv_cache_events, publisher, its options")] = {}
     stream_interval: Annotated[int, doc("Number of tokens gathered before a chunk is streamed")] = 1
 
     def __post_init__(self) -> None:

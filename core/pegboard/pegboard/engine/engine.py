@@ -63,6 +63,7 @@ class Engine:
         grammars: Grammars | None = None,
         metrics: StepMetrics | None = None,
         has_priority: bool = False,
+        kv_events: bool = False,
         plugin_modules: Mapping[str, str] | None = None,
         decisions: Callable[[], list[dict[str, Any]]] = list,
         clock: Callable[[], float] = time.time,
@@ -73,6 +74,8 @@ class Engine:
         self._has_priority = has_priority
         self._clock = clock
         self._kv = KVCache(kv_plan, limits)
+        if kv_events:
+            self._kv.pool.events = []
         self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors or {}, self._kv), clock, self._call_adapters)
         self._metrics = metrics or StepMetrics(limits)
         self._scheduler = Scheduler(limits, self._queues, self._grammars, self._metrics)
@@ -198,7 +201,7 @@ class Engine:
         if self.limits.max_loras:
             metrics.loras(queues.running, queues.requests)
             self._drop_adapters()
-        metrics.publish(self._gauges())
+        metrics.publish(self._gauges(), self._kv.take_events())
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -247,6 +250,7 @@ class Engine:
         is_reset = self._kv.pool.reset()
         if is_reset:
             self._queues.connectors.reset()
+            self._publish()
         return is_reset
 
     def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:

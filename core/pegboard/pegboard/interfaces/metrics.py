@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 from pegboard.interfaces.spec import Spec
 
 PREFIX = "vllm:"
@@ -27,9 +29,10 @@ class MetricsSpec(Spec):
     HTTP clients query. Each API process has its own sink, and each of them gets every sample.
     flags: "requests" = the sink wants `Sample.requests`. "traces" = it exports requests as spans: the setting
     `otlp_traces_endpoint` enables the sink and becomes its option `endpoint`, and `collect_detailed_traces` becomes its option
-    `collect`."""
+    `collect`. "kv_events" = it publishes `Sample.kv_events`: the setting `kv_events_config` enables the sink by its name, as
+    `publisher`, and its other keys become the sink's options."""
 
-    FLAGS = frozenset({"requests", "traces"})
+    FLAGS = frozenset({"requests", "traces", "kv_events"})
 
     process: Literal["engine", "api"] = "engine"
 
@@ -91,12 +94,44 @@ class RequestRecord:
     trace_headers: Mapping[str, str] | None = None
 
 
+class BlocksStored(msgspec.Struct, frozen=True, tag=True):
+    """Consecutive blocks of a request that the prefix cache can find from now on.
+
+    block_hashes: one for each `block_size` tokens of `token_ids`. parent_hash: of the block before them; None if they start the
+    request. group: the KV group. cache_salt: only if they start the request, because later hashes depend on the first.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    parent_hash: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    group: int = 0
+    lora_id: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
+    """Blocks that the prefix cache has evicted."""
+
+    block_hashes: tuple[bytes, ...]
+    group: int = 0
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """The prefix cache has forgotten all blocks."""
+
+
+KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
+
+
 @dataclass(slots=True)
 class Sample:
     """What has changed since the last publish: gauges as values, counters as increments, histograms as observations.
 
     The keys are names of series: the metric's name, or the result of `series`. engine: number of the engine that was measured.
-    requests: the requests that have ended, if the sink's spec asks for them.
+    requests: the requests that have ended, if a sink's spec asks for them. kv_events: changes of the prefix cache, in order, if a
+    sink's spec asks for them and the sink is built in the engine process. Only blocks of tokens have events, not states.
     """
 
     time_s: float
@@ -105,6 +140,7 @@ class Sample:
     observations: Mapping[str, Sequence[float]] = field(default_factory=dict)
     engine: int = 0
     requests: Sequence[RequestRecord] = ()
+    kv_events: Sequence[KVEvent] = ()
 
 
 class MetricsSink(Protocol):

@@ -18,7 +18,7 @@ from pegboard.plugins.registry import Registry
 
 def with_enabled(registry: Registry, settings: Settings) -> Registry:
     """Return the registry with the plugins that settings enable, unless they are disabled: sinks that export traces
-    (`otlp_traces_endpoint`) and clients of tool servers (`tool_server`).
+    (`otlp_traces_endpoint`), the publisher of KV events (`kv_events_config`) and clients of tool servers (`tool_server`).
 
     Raises PluginNotFound if no installed plugin does this, and ConfigError if a sink has no address to export to.
     """
@@ -28,6 +28,8 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
         given = {"endpoint": engine.otlp_traces_endpoint, "collect": engine.collect_detailed_traces}
         told = "otlp_traces_endpoint needs a metrics plugin that exports traces"
         registry = _enable(registry, "metrics", found, given, told)
+    if engine.kv_events_config:
+        registry = _with_kv_events(registry, engine.kv_events_config)
     if servers:
         found = [entry for entry in registry.entries("builtin_tool") if "tool_servers" in registry.spec(entry).flags]
         told = "tool_server needs a builtin_tool plugin that is a client of such servers"
@@ -40,6 +42,23 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
     return registry
 
 
+def _with_kv_events(registry: Registry, config: Mapping[str, Any]) -> Registry:
+    """Enable the publisher of KV events. Without a `publisher`, all that are installed publish. "null" publishes nothing."""
+    given = dict(config)
+    enabled, publisher = given.pop("enable_kv_cache_events", False), given.pop("publisher", None)
+    if not isinstance(enabled, bool) or not isinstance(publisher, str | None):
+        raise ConfigError(
+            f"kv_events_config: expected true or false for enable_kv_cache_events, got {enabled!r}, "
+            f"and the name of a plugin or null for publisher, got {publisher!r}"
+        )
+    if not enabled or publisher == "null":
+        return registry
+    publishers = [entry for entry in registry.entries("metrics") if "kv_events" in registry.spec(entry).flags]
+    named = f" named {publisher!r}" if publisher else ""
+    told = f"kv_events_config needs a metrics plugin{named} that publishes KV events"
+    return _enable(registry, "metrics", [each for each in publishers if publisher in (None, each.name)], given, told)
+
+
 def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], told: str) -> Registry:
     """Enable the plugins in `found` that are not disabled. `given` are their options where the user has set none."""
     config = registry.config
@@ -49,20 +68,20 @@ def _enable(registry: Registry, kind: str, found: list[Entry], given: Mapping[st
     options = {key: dict(values) for key, values in config.options.items()}
     for entry in found:
         own = options.setdefault(f"{kind}.{entry.name}", {})
-        own.update({name: value for name, value in given.items() if value and name not in own})
+        own.update({name: value for name, value in given.items() if value is not None and name not in own})
     enable = list(dict.fromkeys([*config.enable, *(f"{kind}:{entry.name}" for entry in found)]))
     return type(registry)(registry.scan, msgspec.structs.replace(config, enable=enable, options=options))
 
 
 def sink_entries(registry: Registry, config: EngineConfig, process: str) -> list[Entry]:
     """Return the sinks that are built in a process, "engine" or "api". With `disable_log_stats` nothing is measured, so the
-    engine has only the sinks that trace requests."""
+    engine has only the sinks that trace requests or publish KV events."""
     entries = []
     for entry in registry.enabled("metrics"):
         spec = registry.spec(entry)
         assert isinstance(spec, MetricsSpec), f"{entry.id} is not a metrics plugin"
         only_traces = config.disable_log_stats and process == "engine"
-        if spec.process == process and ("traces" in spec.flags or not only_traces):
+        if spec.process == process and (spec.flags & {"traces", "kv_events"} or not only_traces):
             entries.append(entry)
     return entries
 
@@ -73,6 +92,6 @@ def build_sinks(registry: Registry, config: EngineConfig, model_name: str, proce
     return {entry.name: registry.build(entry, setup) for entry in sink_entries(registry, config, process)}
 
 
-def wants_records(registry: Registry) -> bool:
-    """True if an enabled sink asks for a record of every request."""
-    return any("requests" in registry.spec(entry).flags for entry in registry.enabled("metrics"))
+def wants(registry: Registry, flag: str) -> bool:
+    """True if an enabled sink has this flag of MetricsSpec."""
+    return any(flag in registry.spec(entry).flags for entry in registry.enabled("metrics"))

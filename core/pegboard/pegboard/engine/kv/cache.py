@@ -9,7 +9,7 @@ values were dropped (they left the window) or were never needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from pegboard.engine.kv.pool import NULL_BLOCK, BlockHasher, BlockPool, BlockRes
 from pegboard.engine.kv.rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent
 
 NewBlocks = tuple[list[int], ...]
 """Block ids appended to a request's tables, per group."""
@@ -124,7 +125,7 @@ class KVCache:
         if self._enable_prefix_caching:
             self.hasher.extend(request)
             for index in self._token_groups:
-                self._publish(blocks, index, request.block_hashes, num_tokens)
+                self._publish(request, blocks, index, num_tokens)
             self._publish_checkpoint(blocks, request.block_hashes, num_tokens)
         keeps = request.num_waiting_children and blocks.keeps_for_children
         keep_from = min(num_tokens, request.num_prompt_tokens - 1) if keeps else num_tokens
@@ -141,13 +142,38 @@ class KVCache:
             self._drop_expired(blocks, index, request.num_confirmed_tokens)
         return self.pool.num_free > num_free
 
-    def _publish(self, blocks: RequestBlocks, index: int, hashes: Sequence[bytes], num_tokens: int) -> None:
-        rule, table = self.rules[index], blocks.tables[index]
+    def _publish(self, request: Request, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
+        rule, table, hashes = self.rules[index], blocks.tables[index], request.block_hashes
         num_full = num_tokens // rule.block_size
-        for i in range(blocks.num_hashed[index], num_full):
-            if table[i] != NULL_BLOCK:
-                self.pool.insert(index, rule.block_hash(hashes, i), table[i])
+        new = range(blocks.num_hashed[index], num_full)
+        stored = [i for i in new if table[i] != NULL_BLOCK and self.pool.insert(index, rule.block_hash(hashes, i), table[i])]
+        if stored and self.pool.events is not None:
+            self.pool.events += self._stored(request, index, stored)
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
+
+    def _stored(self, request: Request, index: int, stored: Sequence[int]) -> Iterator[KVEvent]:
+        """Yield one event for each run of consecutive blocks in `stored`."""
+        rule, hashes, lora = self.rules[index], request.block_hashes, request.lora
+        starts = [i for i, before in zip(stored, [-2, *stored], strict=False) if i != before + 1]
+        for start, after in zip(starts, [*starts[1:], stored[-1] + 1], strict=True):
+            run = [i for i in stored if start <= i < after]
+            yield BlocksStored(
+                tuple(rule.block_hash(hashes, i) for i in run),
+                rule.block_hash(hashes, start - 1) if start else None,
+                tuple(request.all_token_ids[start * rule.block_size : (run[-1] + 1) * rule.block_size]),
+                rule.block_size,
+                index,
+                lora.lora_int_id if lora else None,
+                lora.lora_name if lora else None,
+                None if start else request.cache_salt,
+            )
+
+    def take_events(self) -> list[KVEvent]:
+        """Return the changes of the prefix cache since the last call, in order. There are none unless `pool.events` is a list."""
+        if not self.pool.events:
+            return []
+        events, self.pool.events = self.pool.events, []
+        return [event for event in events if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups]
 
     def _publish_checkpoint(self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int) -> None:
         """Insert the checkpoint that was copied before a step into the cache, once its tokens are known. Then release the

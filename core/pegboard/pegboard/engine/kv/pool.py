@@ -34,6 +34,7 @@ import msgspec
 import numpy as np
 
 from pegboard.engine.requests import Request
+from pegboard.interfaces.metrics import BlocksCleared, BlocksRemoved, KVEvent
 
 NULL_BLOCK = 0
 
@@ -103,6 +104,7 @@ class BlockPool:
         assert num_blocks >= 1, "the null block is always needed"
         self.num_blocks = num_blocks
         self.residency = residency
+        self.events: list[KVEvent] | None = None
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._num_refs = [0] * num_blocks
         self._key_of: dict[int, tuple[int, bytes]] = {}
@@ -134,6 +136,8 @@ class BlockPool:
             num_refs[block_id] = 1
             if (key := key_of.pop(block_id, None)) is not None:
                 del self._block_of[key]
+                if self.events is not None:
+                    self.events.append(BlocksRemoved((key[1],), key[0]))
         if self.residency is not None:
             self.residency.taken(taken)
         return taken
@@ -172,20 +176,23 @@ class BlockPool:
         """Return the block with this hash in this group, or None."""
         return self._block_of.get((group, block_hash))
 
-    def insert(self, group: int, block_hash: bytes, block_id: int) -> None:
-        """Insert a referenced block under its hash. If another block already has the hash, that one keeps it, and this block
-        stays private to its request."""
+    def insert(self, group: int, block_hash: bytes, block_id: int) -> bool:
+        """Insert a referenced block under its hash. If another block already has the hash, that one keeps it, this block stays
+        private to its request, and the result is False."""
         key = (group, block_hash)
         if key in self._block_of or block_id in self._key_of:
-            return
+            return False
         assert self._num_refs[block_id] > 0, f"block {block_id} is not held"
         self._block_of[key] = block_id
         self._key_of[block_id] = key
+        return True
 
     def reset(self) -> bool:
         """Forget every hash. Return False and do nothing while any block is referenced."""
         if len(self._free) != self.num_blocks - 1:
             return False
+        if self.events is not None and self._key_of:
+            self.events.append(BlocksCleared())
         self._key_of.clear()
         self._block_of.clear()
         if self.residency is not None:

@@ -65,7 +65,7 @@ class SampleRelay:
         self.metrics = tuple(metrics)
 
     def publish(self, sample: Sample) -> None:
-        self._sample = sample if self._sample is None else merged(self._sample, sample)
+        self._sample = merged(self._sample or Sample(sample.time_s), sample)
         is_idle = not (sample.gauges.get("num_requests_running") or sample.gauges.get("num_requests_waiting"))
         has_ended = bool(sample.requests) or "e2e_request_latency_seconds" in sample.observations
         self._is_due = self._is_due or is_idle or has_ended or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
@@ -83,7 +83,7 @@ class SampleRelay:
 
 
 def merged(first: Sample, second: Sample) -> Sample:
-    """Combine two samples of one engine."""
+    """Combine two samples of one engine, without their KV events, which stay in the engine's process."""
     counters = dict(first.counters)
     for key, value in second.counters.items():
         counters[key] = counters.get(key, 0) + value

@@ -14,7 +14,7 @@ from pegboard.engine.kv.pool import BlockResidency
 from pegboard.engine.metrics.catalogue import ROWS, by_label, engine_metrics
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.engine.requests import Request
-from pegboard.interfaces.metrics import MetricsSink, RequestRecord, Sample, series, split_series
+from pegboard.interfaces.metrics import KVEvent, MetricsSink, RequestRecord, Sample, series, split_series
 
 AWAKE = series("engine_sleep_state", "awake")
 SUCCESS = by_label("request_success_total")
@@ -206,8 +206,8 @@ class StepMetrics:
             self._lora_info = key
             self._inform({key: self._clock()})
 
-    def publish(self, gauges: Mapping[str, float]) -> None:
-        """Publish everything that was collected to every sink, and start over."""
+    def publish(self, gauges: Mapping[str, float], kv_events: Sequence[KVEvent] = ()) -> None:
+        """Publish everything that was collected to every sink, with the events of the prefix cache, and start over."""
         if self._num_generated:
             self.count("generation_tokens_total", self._num_generated)
         if self._latencies:
@@ -220,7 +220,9 @@ class StepMetrics:
             for keys in (gauges.keys(), self._counters.keys(), self._observations.keys()):
                 if not keys <= self._known:
                     self._check(keys)
-            self._sinks.publish(Sample(self._clock(), gauges, self._counters, self._observations, requests=tuple(self._ended)))
+            sample = Sample(self._clock(), gauges, self._counters, self._observations)
+            sample.requests, sample.kv_events = tuple(self._ended), kv_events
+            self._sinks.publish(sample)
         self._counters, self._observations, self._ended = {}, {}, []
         self._num_generated, self._latencies = 0, []
 

@@ -1,0 +1,55 @@
+"""The sink passes the contract of its kind and the generic contract."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from pegboard_metrics_zmq.options import ZmqOptions
+from pegboard_metrics_zmq.sink import ZmqSink
+
+from pegboard.config.schema import EngineConfig, Settings
+from pegboard.errors import ConfigError, PegboardError, PluginNotFound
+from pegboard.interfaces.metrics import MetricsSetup
+from pegboard.plan.ambient import sink_entries, wants, with_enabled
+from pegboard.plugins.discovery import scan
+from pegboard.plugins.registry import Registry
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_metrics import MetricsContract
+
+_number = count()
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("metrics", "zmq"))
+
+
+class TestZmqSink(MetricsContract):
+    def sink(self, setup: MetricsSetup) -> ZmqSink:
+        return ZmqSink(ZmqOptions(endpoint=f"inproc://contract-{next(_number)}"), setup)
+
+
+def enabled(**config: Any) -> Registry:
+    return with_enabled(Registry(scan()), Settings(EngineConfig(kv_events_config=config)))
+
+
+def test_the_setting_enables_the_publisher() -> None:
+    registry = enabled(enable_kv_cache_events=True, topic="kv", int_block_hashes=False)
+    assert wants(registry, "kv_events")
+    options = registry.options(registry.find("metrics", "zmq"))
+    assert (options.topic, options.int_block_hashes, options.endpoint) == ("kv", False, "tcp://*:5557")
+    silent = EngineConfig(disable_log_stats=True)
+    assert [entry.name for entry in sink_entries(registry, silent, "engine")] == ["zmq"]
+    for off in ({}, {"enable_kv_cache_events": True, "publisher": "null"}, {"publisher": "zmq"}):
+        assert not wants(enabled(**off), "kv_events")
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected true or false for enable_kv_cache_events, got 'yes'"):
+        enabled(enable_kv_cache_events="yes")
+    with pytest.raises(PluginNotFound, match="needs a metrics plugin named 'carrier' that publishes KV events"):
+        enabled(enable_kv_cache_events=True, publisher="carrier")
+    with pytest.raises(PegboardError, match="topics"):
+        registry = enabled(enable_kv_cache_events=True, topics="kv")
+        registry.options(registry.find("metrics", "zmq"))
