@@ -70,13 +70,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def halve_biases(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correct transformers, whose eager attention of Falcon adds position biases twice: in the mask and to the scores."""
+    if config.get("alibi"):
+        biases = modeling_falcon.build_alibi_tensor
+        monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", lambda *args, **more: biases(*args, **more) / 2)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
-    if config.get("alibi"):  # transformers' eager attention of Falcon adds position biases twice: in the mask and to the scores
-        biases = modeling_falcon.build_alibi_tensor
-        monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", lambda *args, **more: biases(*args, **more) / 2)
+    halve_biases(config, monkeypatch)
     check_parity(reference)
 
 
@@ -89,11 +94,27 @@ def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached:
     check_cached(reference, (37, 30, 13))
 
 
-RECORDED = ["gemma", "gemma3, windows", "phi3, window", "granite, multipliers", "olmo2", "glm4",
-            "smollm3, layers without rotation"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma",
+        "gemma2, capped scores and logits",
+        "gemma3, windows",
+        "phi3, window",
+        "granite, multipliers",
+        "olmo2",
+        "glm4",
+        "smollm3, layers without rotation",
+        "stablelm",
+        "gptj",
+        "bloom",
+        "mpt",
+        "falcon, two norms",
+        "falcon, position biases",
+    ],
+)
+def test_recorded(write: Any, check_recorded: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    check_recorded(write(model_type, **config))
+    reference = write(model_type, **config)
+    halve_biases(config, monkeypatch)
+    check_recorded(reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pegboard import ops
-from pegboard_kernel_cpu.structures import GatedActivation, RMSNorm
+from pegboard_kernel_cpu.structures import GatedActivation, LayerNorm, RMSNorm
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 
@@ -29,6 +29,30 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def _norm(weight: Tensor, eps: float, rows: Tensor) -> RMSNorm:
     columns = weight.shape[0]
     return RMSNorm(weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalize over the last dimension. Adjacent heads are normalized one by one."""
+    rows = rows_of(x)
+    out = new(x, rows.shape[1])
+    submit(x, Call("layer_norm", _centred(weight, bias, eps, rows), {"x": rows}, {"out": out}, (weight, bias)))
+    return out if x.dim() == 2 else out.view(x.shape)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (normalized sum, sum). The sum is written to the residual's memory."""
+    rows = rows_of(x)
+    out = new(x, rows.shape[1])
+    reads, writes = {"x": rows, "residual": residual}, {"out": out, "residual": residual}
+    submit(x, Call("layer_norm", _centred(weight, bias, eps, rows), reads, writes, (weight, bias)))
+    return out, residual
+
+
+def _centred(weight: Tensor, bias: Tensor | None, eps: float, rows: Tensor) -> LayerNorm:
+    columns = weight.shape[0]
+    made = LayerNorm(weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps)
+    made.bias = None if bias is None else bias.data_ptr()
+    return made
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ def _onednn(implementation: str) -> KernelSpec:
 
 RMS_NORM = _compiled("elementwise:rms_norm")
 ADD_RMS_NORM = _compiled("elementwise:add_rms_norm")
+LAYER_NORM = _compiled("elementwise:layer_norm")
+ADD_LAYER_NORM = _compiled("elementwise:add_layer_norm")
 SILU_MUL = _compiled("elementwise:silu_mul")
 GELU_TANH_MUL = _compiled("elementwise:gelu_tanh_mul")
 CLAMPED_SWIGLU = _compiled("experts:clamped_swiglu")

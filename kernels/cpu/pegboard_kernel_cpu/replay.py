@@ -21,8 +21,11 @@ from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Poi
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
-POINTWISE = ("mul", "add", "relu", "sigmoid")
+POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh")
 """Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
+
+PRODUCTS: dict[str, Callable[..., Any]] = {"clone": lambda x: 1.0, "div": lambda x, y: 1 / y, "square": lambda x: x}
+"""Functions of torch that are recorded as a product of their first argument and this."""
 
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 """Kernels that can add a bias."""
@@ -102,10 +105,14 @@ class Recorder:
             return taken
         if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
             return args[0]  # type: ignore[no-any-return]
+        if name in PRODUCTS:
+            name, args = "mul", (args[0], PRODUCTS[name](*args))
         if name in POINTWISE and (found := self._pointwise(name, *args)) is not None:
             return found
-        if name == "cat" and args[1:] in ((1,), (-1,)) and (joined := self._joined(args[0])) is not None:
-            return joined
+        if name == "cat" and args[1:] in ((1,), (-1,)):
+            joined = self._joined(args[0])
+            if joined is not None or (joined := self._copied(args[0])) is not None:
+                return joined
         raise refusal(f"computes {name}")
 
     def _rows_of_table(self, table: Tensor, index: Value) -> Value:
@@ -170,6 +177,19 @@ class Recorder:
                 first = start + out.offset // out.element_size()
                 call.writes["out"] = joined[:, first : first + out.shape[1]]
             start += part.shape[1]
+        return joined
+
+    def _copied(self, parts: Sequence[Any]) -> Value | None:
+        """Record copies of the parts [T, width] next to each other. Returns None if they are not such stand-ins of floats."""
+        if any(type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32 for x in parts):
+            return None
+        joined: Value = self.value(sum(part.shape[1] for part in parts))
+        start = 0
+        for part in parts:
+            width = part.shape[1]
+            call = Pointwise(columns=width, kind=POINTWISE.index("mul"), factor=1.0)
+            self.emit(Call("pointwise", call, {"x": part}, {"out": joined[:, start : start + width]}))
+            start += width
         return joined
 
     def _add_bias(self, y: Any, bias: Any) -> bool:

@@ -146,6 +146,23 @@ class RMSNorm(Structure):
     )
 
 
+class LayerNorm(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("parts", c_int64),
+        ("epsilon", c_float),
+    )
+
+
 class GatedActivation(Structure):
     _fields_ = (
         ("x", c_void_p),

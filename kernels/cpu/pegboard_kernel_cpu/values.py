@@ -112,7 +112,28 @@ class Turn:
 HOST_READS = frozenset(
     ("item", "tolist", "numpy", "cpu", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__")
 )
-COMPUTED = frozenset(("add_", "__iadd__", "embedding", "add", "mul", "relu", "sigmoid", "index_select"))
+UNKNOWN = ("alpha", "inplace", "out", "rounding_mode")
+"""Arguments that change what a function of COMPUTED does."""
+
+COMPUTED = frozenset(
+    (
+        "add_",
+        "__iadd__",
+        "embedding",
+        "add",
+        "mul",
+        "relu",
+        "sigmoid",
+        "tanh",
+        "silu",
+        "gelu",
+        "gelu_tanh",
+        "square",
+        "div",
+        "clone",
+        "index_select",
+    )
+)
 
 
 class Value(torch.Tensor):
@@ -141,8 +162,10 @@ class Value(torch.Tensor):
         name = function.__name__
         if name in HOST_READS:
             raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
-        if "alpha" in (kwargs or ()):
-            raise refusal(f"computes {name} with a factor")
+        if kwargs and (given := next((key for key in UNKNOWN if kwargs.get(key)), None)):
+            raise refusal(f"computes {name} with {given}={kwargs[given]!r}")
+        if name == "gelu" and (kwargs or {}).get("approximate") == "tanh":
+            name = "gelu_tanh"
         values = [value for value in _leaves(args) if type(value) is cls]
         if not values:
             raise refusal(f"computes {name}")

@@ -28,10 +28,25 @@ def test_norms(count: int, width: int) -> None:
 
 
 @SOME
+@given(st.integers(1, 40), widths, st.booleans())
+def test_norms_that_subtract_the_mean(count: int, width: int, has_bias: bool) -> None:
+    """Means far from 0 take no digits from the variance."""
+    x, residual, weight = torch.randn(count, width) + 50, torch.randn(count, width), torch.randn(width)
+    bias, expected_sum = torch.randn(width) if has_bias else None, x + residual
+    expected = [ops.layer_norm(each.double(), weight, bias, 1e-5).float() for each in (x, expected_sum)]
+    assert torch.allclose(elementwise.layer_norm(x, weight, bias, 1e-5), expected[0], atol=2e-4, rtol=1e-4)
+    out, total = elementwise.add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert total is residual and torch.equal(total, expected_sum)
+    assert torch.allclose(out, expected[1], atol=2e-4, rtol=1e-4)
+
+
+@SOME
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([4, 16, 64]))
 def test_norms_of_heads_inside_wider_rows(count: int, heads: int, width: int) -> None:
     x, weight = torch.randn(count, heads + 3, width)[:, 1 : heads + 1], torch.randn(width)
     assert torch.allclose(elementwise.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6), atol=1e-5)
+    found = elementwise.layer_norm(x, weight, weight, 1e-5)
+    assert torch.allclose(found, ops.layer_norm(x, weight, weight, 1e-5), atol=1e-4, rtol=1e-4)
 
 
 @SOME

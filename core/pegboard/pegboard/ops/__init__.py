@@ -15,7 +15,7 @@ from pegboard.ops.experts import clamped_swiglu, route, sort_by_expert, sum_expe
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard.ops.lora import AdapterRows, lora_add
-from pegboard.ops.norm import add_rms_norm, rms_norm
+from pegboard.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
 from pegboard.ops.states import StateRows, causal_conv, chunked_scan, gated_delta_rule, gated_norm, selective_scan
@@ -25,6 +25,8 @@ OPS: dict[str, Callable[..., Any]] = {
     for op in (
         rms_norm,
         add_rms_norm,
+        layer_norm,
+        add_layer_norm,
         rope,
         silu_mul,
         gelu_tanh_mul,

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,6 +21,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """x, residual […, size] → (rms_norm(x + residual), x + residual). `residual` is overwritten with the sum and returned."""
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """[…, size] → (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, computed in float32 (Ba et al. 2016). bias: None = 0."""
+    wide_bias = None if bias is None else bias.float()
+    return functional.layer_norm(x.float(), weight.shape, weight.float(), wide_bias, eps).to(x.dtype)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """x, residual […, size] → (layer_norm(x + residual), x + residual). `residual` is overwritten with the sum and returned."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps), residual
 
 
 @lru_cache(maxsize=64)

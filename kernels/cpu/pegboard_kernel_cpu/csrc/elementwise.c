@@ -56,6 +56,60 @@ EXPORT void rms_norm(const Step *step, Worker *worker, const void *arguments) {
 }
 
 typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    float *residual; /* as in RMSNorm */
+    int64_t residual_stride;
+    const float *weight, *bias; /* [columns]; bias NULL = none */
+    float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
+    int64_t out_stride;
+    Quantized to;
+    int64_t columns, parts; /* as in RMSNorm */
+    float epsilon;
+} LayerNorm;
+
+/* out = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias (Ba et al. 2016). The variance is the mean of (x - mean)², which
+ * stays exact if the mean is large. */
+static void centre(const LayerNorm *a, const float *x, float *residual, float *out) {
+    int64_t columns = a->columns, whole = columns / LANES * LANES;
+    vfloat sums = splat(0), squares = splat(0);
+    float rest = 0;
+    if (residual) {
+        for (int64_t c = 0; c < whole; c += LANES) store(residual + c, load(x + c) + load(residual + c));
+        for (int64_t c = whole; c < columns; c++) residual[c] += x[c];
+        x = residual;
+    }
+    for (int64_t c = 0; c < whole; c += LANES) sums += load(x + c);
+    for (int64_t c = whole; c < columns; c++) rest += x[c];
+    float mean = (sum_of(sums) + rest) / (float)columns;
+    rest = 0;
+    for (int64_t c = 0; c < whole; c += LANES) {
+        vfloat distance = load(x + c) - splat(mean);
+        squares += distance * distance;
+    }
+    for (int64_t c = whole; c < columns; c++) rest += (x[c] - mean) * (x[c] - mean);
+    float scale = 1.0f / sqrtf((sum_of(squares) + rest) / (float)columns + a->epsilon);
+    for (int64_t c = 0; c < whole; c += LANES) {
+        vfloat made = (load(x + c) - splat(mean)) * splat(scale) * load(a->weight + c);
+        if (a->bias) made += load(a->bias + c);
+        store(out + c, made);
+    }
+    for (int64_t c = whole; c < columns; c++) out[c] = (x[c] - mean) * scale * a->weight[c] + (a->bias ? a->bias[c] : 0);
+}
+
+EXPORT void layer_norm(const Step *step, Worker *worker, const void *arguments) {
+    const LayerNorm *a = arguments;
+    float row[a->out ? 1 : a->columns * a->parts];
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        float *out = a->out ? a->out + t * a->out_stride : row;
+        for (int64_t part = 0; part < a->parts; part++)
+            centre(a, a->x + t * a->x_stride + part * a->columns, a->residual ? a->residual + t * a->residual_stride : NULL,
+                   out + part * a->columns);
+        if (a->to.codes) quantize_row(out, &a->to, a->columns * a->parts, t);
+    }
+}
+
+typedef struct {
     const float *x; /* [tokens][2 · columns]: gate, then up */
     int64_t x_stride;
     float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
@@ -114,20 +168,46 @@ typedef struct {
     int64_t out_stride;
     const float *factors; /* [columns]; NULL = use `factor` */
     int64_t columns;
-    int64_t kind; /* 0: x · y; 1: x + y; 2: max(x, 0); 3: sigmoid(x) */
+    int64_t kind; /* a Kind */
     float factor;
 } Pointwise;
 
+typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH } Kind;
+
+enum { CHUNK = 4096 }; /* columns of one task: rows of logits are divided among the threads */
+
+INLINE float activated(Kind kind, float x) {
+    switch (kind) {
+    case RELU: return x > 0 ? x : 0;
+    case SIGMOID: return 1.0f / (1.0f + expf(-x));
+    case TANH: return tanhf(x);
+    case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case SILU: return silu(splat(x))[0];
+    default: return gelu_tanh(splat(x))[0];
+    }
+}
+
+/* out = activation(x). The kinds that have vectors use them. */
+static void activate(Kind kind, const float *x, float *restrict out, int64_t columns) {
+    int64_t c = 0;
+    if (kind == SILU) for (; c + LANES <= columns; c += LANES) store(out + c, silu(load(x + c)));
+    if (kind == GELU_TANH) for (; c + LANES <= columns; c += LANES) store(out + c, gelu_tanh(load(x + c)));
+    for (; c < columns; c++) out[c] = activated(kind, x[c]);
+}
+
 EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
     const Pointwise *a = arguments;
-    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
-        const float *x = a->x + t * a->x_stride, *y = a->y ? a->y + t * a->y_stride : a->factors;
-        float *restrict out = a->out + t * a->out_stride;
-        if (a->kind == 2) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] > 0 ? x[c] : 0;
-        else if (a->kind == 3) for (int64_t c = 0; c < a->columns; c++) out[c] = 1.0f / (1.0f + expf(-x[c]));
-        else if (!y) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * a->factor;
-        else if (a->kind) for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] + y[c];
-        else for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * y[c];
+    int64_t chunks = (a->columns + CHUNK - 1) / CHUNK, num_tasks = step->num_tokens * chunks;
+    for (int64_t task; (task = next_task(worker, num_tasks)) < num_tasks;) {
+        int64_t t = task / chunks, first = task % chunks * CHUNK;
+        int64_t columns = a->columns - first < CHUNK ? a->columns - first : CHUNK;
+        const float *x = a->x + t * a->x_stride + first;
+        const float *y = a->y ? a->y + t * a->y_stride + first : a->factors ? a->factors + first : NULL;
+        float *restrict out = a->out + t * a->out_stride + first;
+        if (a->kind > SUM) activate((Kind)a->kind, x, out, columns);
+        else if (!y) for (int64_t c = 0; c < columns; c++) out[c] = x[c] * a->factor;
+        else if (a->kind == SUM) for (int64_t c = 0; c < columns; c++) out[c] = x[c] + y[c];
+        else for (int64_t c = 0; c < columns; c++) out[c] = x[c] * y[c];
     }
 }
 

@@ -19,6 +19,7 @@ from pegboard_model_dense.parts import (
     FlatExperts,
     LayerNorm,
     NormalizedHead,
+    Places,
     Rotate,
     Rows,
     Scale,
@@ -36,7 +37,7 @@ PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations of a block without a gate, by their Hugging Face names."""
 
 Step = tuple[Any, ...]
-"""What all layers of a step share: the rotation of each rotary embedding, or the positions if there are position biases."""
+"""What all layers of a step share: the rotation of each rotary embedding, or the places if there are position biases."""
 
 
 class Decoder(nn.Module):
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         if names.embedding_norm:
             self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, has_bias=True)
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
-        self.has_alibi = bool(traits.alibi)
+        self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
         self.layers = LayerStack(
             build.at(names.layers), len(traits.layers), lambda b, i: make_layer(b, i, traits, self.ropes, taps)
@@ -85,7 +86,10 @@ class Decoder(nn.Module):
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        step: Step = (positions,) if self.has_alibi else tuple(rope(positions) for rope in self.ropes)
+        if self.places is not None:
+            step: Step = (self.places(positions),)
+        else:
+            step = tuple(rope(positions) for rope in self.ropes)
         hidden, residual = self.layers(hidden, step)
         out = self.norm(hidden) if residual is None else self.norm(hidden, residual)[0]
         normalized: Tensor = out

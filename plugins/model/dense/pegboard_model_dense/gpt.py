@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm. They are not recorded on the CPU, because kernels have no LayerNorm yet.
+"""Decoders with LayerNorm.
 
 Orion, StableLM   Llama with LayerNorm (OrionStar 2024, Bellagente et al. 2024)
 Falcon (RW)       parallel blocks, one or few heads of keys (Almazrouei et al. 2023)

@@ -39,8 +39,7 @@ class AdjustedNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). Computed by torch in float32, so a model with it is
-    not recorded."""
+    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016)."""
 
     def __init__(self, build: Build, size: int, eps: float, has_bias: bool) -> None:
         super().__init__(build, size, eps)
@@ -59,14 +58,11 @@ class LayerNorm(Norm):
         (self.bias if self.bias is not None and piece.name in self.bias.names else self.weight).accept(piece)
 
     def bind(self) -> None:
-        weight, eps, shape = self.weight.data.float(), self.eps, (self.size,)
-        bias = None if self.bias is None else self.bias.data.float()
+        weight, eps, bias = self.weight.data, self.eps, None if self.bias is None else self.bias.data
+        layer_norm, add_layer_norm = self.build.kernels["layer_norm"], self.build.kernels["add_layer_norm"]
 
         def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            if residual is not None:
-                x = residual.add_(x)
-            out = functional.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
-            return out if residual is None else (out, residual)
+            return layer_norm(x, weight, bias, eps) if residual is None else add_layer_norm(x, residual, weight, bias, eps)
 
         self.forward = forward
 
@@ -235,13 +231,28 @@ class NormalizedHead(Head):
         super().accept(replace(piece, data=functional.normalize(piece.data.float())))
 
 
+class Places(Layer):
+    """(positions [T]) → [T, 4], what keys and queries with position biases hold: the position's whole multiples of 256, the rest,
+    1 and 0. Taken from a table, so that it can be recorded."""
+
+    def __init__(self, build: Build, max_positions: int) -> None:
+        super().__init__(build)
+        self.length = max_positions if build.max_positions is None else build.max_positions
+
+    def bind(self) -> None:
+        positions = torch.arange(self.length, device=self.build.device)
+        columns = (positions // 256, positions % 256, torch.ones_like(positions), torch.zeros_like(positions))
+        table = torch.stack(columns, 1).to(getattr(torch, self.build.dtype))
+        self.forward = lambda positions: table[positions]
+
+
 class AlibiAttention(Attention):
     """Attention with linear biases (Press et al. 2022): each head adds slope · (position of the key − its own) to its scores.
 
     The bias is a part of the product q·k: two more channels of the key hold its position, and those of the query the slope. A
     query's own position adds the same to all of its scores, which the softmax ignores. A position is stored as two numbers below
     256, which every float type stores exactly. Any attention backend can therefore be used, but not a cache of integers or of
-    8-bit floats.
+    8-bit floats. Called with the step's `Places` instead of a rotation.
     """
 
     def __init__(self, build: Build, layer_index: int, traits: Traits, num_kv_heads: int) -> None:
@@ -252,17 +263,30 @@ class AlibiAttention(Attention):
         super().__init__(build, layer_index, traits.num_heads, num_kv_heads, padded, scale=self.scale, exact_keys=True)
 
     def bind(self) -> None:
-        attend, head_dim = self.build.attention[self.spec.layer_index], self.head_dim
-        slopes = torch.tensor(self.slopes, dtype=getattr(torch, self.build.dtype), device=self.build.device) / self.scale
-        of_query = torch.zeros(len(slopes), ALIBI_CHANNELS, dtype=slopes.dtype, device=slopes.device)
-        of_query[:, 0], of_query[:, 1] = slopes * 256, slopes
+        attend, device = self.build.attention[self.spec.layer_index], self.build.device
+        num_heads, num_kv_heads, head_dim = self.spec.num_heads, self.spec.num_kv_heads, self.head_dim
 
-        def forward(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-            of_key = torch.zeros(*k.shape[:2], ALIBI_CHANNELS, dtype=k.dtype, device=k.device)
-            of_key[..., 0], of_key[..., 1] = (positions // 256)[:, None], (positions % 256)[:, None]
-            wide_q = torch.cat([q, of_query.expand(q.shape[0], -1, -1)], -1)
-            out = attend(wide_q, torch.cat([k, of_key], -1), functional.pad(v, (0, ALIBI_CHANNELS)))
-            return out.view(q.shape[0], q.shape[1], -1)[..., :head_dim].flatten(1)
+        def widened(count: int, first: int, second: int) -> Tensor:
+            """Return which columns of heads [T, count · D] and places make up the wider heads."""
+            own, extra = torch.arange(count * head_dim).view(count, -1), torch.full((count, ALIBI_CHANNELS), 3)
+            extra[:, 0], extra[:, 1] = first, second
+            return torch.cat([own, extra + count * head_dim], 1).flatten().to(device)
+
+        of_query, of_key, of_value = widened(num_heads, 2, 2), widened(num_kv_heads, 0, 1), widened(num_kv_heads, 3, 3)
+        slopes = torch.tensor(self.slopes, dtype=getattr(torch, self.build.dtype), device=device) / self.scale
+        factors = torch.ones(num_heads, head_dim + ALIBI_CHANNELS, dtype=slopes.dtype, device=device)
+        factors[:, head_dim], factors[:, head_dim + 1] = slopes * 256, slopes
+        factors = factors.flatten()
+        of_result = torch.arange(factors.numel(), device=device).view(num_heads, -1)[:, :head_dim].flatten()
+
+        def wide(x: Tensor, places: Tensor, order: Tensor, factors: Tensor | None = None) -> Tensor:
+            taken = torch.cat([x.flatten(1), places], 1).index_select(1, order)
+            return (taken if factors is None else taken * factors).view(len(x), x.shape[1], -1)
+
+        def forward(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+            wide_q = wide(q, places, of_query, factors)
+            out: Tensor = attend(wide_q, wide(k, places, of_key), wide(v, places, of_value))
+            return out.index_select(1, of_result)
 
         self.forward = forward
 

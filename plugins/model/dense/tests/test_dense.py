@@ -172,9 +172,11 @@ def test_slopes_are_those_of_the_paper(heads: int) -> None:
 def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
     """Scores between distant positions in bfloat16 differ by slope · distance and not by what a rounded position would add."""
     build = fake_build()
-    build = replace(build, dtype="bfloat16")
+    build = replace(build, dtype="bfloat16", max_positions=40002)
     gpt.Bloom({**SIZES, **MODELS[gpt.Bloom]}, build)
-    layer = next(layer for layer in build.declared.layers if type(layer).__name__ == "AlibiAttention")
+    layer, places = (
+        next(layer for layer in build.declared.layers if type(layer).__name__ == name) for name in ("AlibiAttention", "Places")
+    )
     held: dict[str, Tensor] = {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -183,8 +185,10 @@ def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
 
     build.attention[layer.spec.layer_index] = attend
     layer.bind()
-    zeros = torch.zeros(3, 4, 4, dtype=torch.bfloat16)
-    layer(zeros, zeros, zeros, torch.tensor([0, 257, 40001]))
-    scores = torch.einsum("hd,thd->ht", held["q"][0].double(), held["k"].double()) * layer.scale
+    places.bind()
+    zeros = torch.zeros(3, 4, layer.head_dim, dtype=torch.bfloat16)
+    keys = zeros[:, : layer.spec.num_kv_heads]
+    layer(zeros, keys, keys, places(torch.tensor([0, 257, 40001])))
+    scores = torch.einsum("hd,td->ht", held["q"][0].double(), held["k"][:, 0].double()) * layer.scale
     slopes = torch.tensor(alibi_slopes(4)).double()
     torch.testing.assert_close(scores, slopes[:, None] * torch.tensor([0.0, 257.0, 40001.0]).double(), rtol=1e-6, atol=0)
