@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 from pegboard_kernel_cpu import elementwise
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.lora import lora_add
 from pegboard_kernel_cpu.replay import NativeReplay, Program
+from torch.nn import functional
 
 from pegboard.errors import CannotRecord
 from pegboard.ops.blocks import Blocks
