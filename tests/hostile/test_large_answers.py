@@ -27,9 +27,9 @@ MAX_LAG_S = 0.05
 """Writing the largest answer takes 0.5 s of processor time."""
 
 
-def least_lag_s(lag_s: Callable[[], float]) -> float:
-    """Of three runs, because what else the machine does makes a run slower, never faster."""
-    return min(lag_s() for _ in range(3))
+def stays_under(limit_s: float, lag_s: Callable[[], float]) -> bool:
+    """Whether one of ten runs is so fast. What else the machine does makes a run slower, never faster."""
+    return any(lag_s() < limit_s for _ in range(10))
 
 
 def lag_s(hostile: Any, body: Callable[[httpx.AsyncClient], Any]) -> float:
@@ -80,7 +80,7 @@ def test_the_loop_goes_on_while_a_large_answer_is_written(
         assert answer.status_code == 200 and len(answer.content) > 100_000, answer.text[:200]
         await asyncio.sleep(0.01)  # the next beat
 
-    assert least_lag_s(lambda: lag_s(hostile, body)) < min(MAX_LAG_S, hostile.work_s / 3)
+    assert stays_under(1, lambda: lag_s(hostile, body) / min(MAX_LAG_S, hostile.work_s / 3))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_loop_goes_on_while_a_large_response_is_written(make_hostile: Callab
         assert len(answer.content) > 2_000_000
         await asyncio.sleep(0.01)
 
-    assert least_lag_s(lambda: lag_s(hostile, body)) < MAX_LAG_S
+    assert stays_under(MAX_LAG_S, lambda: lag_s(hostile, body))
 
 
 @pytest.mark.parametrize("size", [200_000, 7_000_000], ids=["accepted", "refused"])
@@ -123,7 +123,7 @@ def test_the_loop_goes_on_while_the_schema_of_a_forced_call_is_written(
         assert answer.status_code == (200 if size < 256 * 1024 else 400), answer.text[:200]
         await asyncio.sleep(0.01)
 
-    assert least_lag_s(lambda: lag_s(hostile, body)) < 0.1
+    assert stays_under(0.1, lambda: lag_s(hostile, body))
 
 
 def test_the_loop_goes_on_while_many_completions_are_parsed() -> None:
@@ -147,6 +147,6 @@ def test_the_loop_goes_on_while_many_completions_are_parsed() -> None:
 
     gc.freeze()  # as the server does when it is ready
     try:
-        assert least_lag_s(lambda: asyncio.run(run())) < MAX_LAG_S
+        assert stays_under(MAX_LAG_S, lambda: asyncio.run(run()))
     finally:
         gc.unfreeze()

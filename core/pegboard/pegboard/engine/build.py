@@ -28,7 +28,7 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
-from pegboard.plan.ambient import build_sinks, wants
+from pegboard.plan.ambient import build_sinks, metrics_flags
 from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
@@ -75,7 +75,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         executor=executor,
         policy=policy,
         has_priority=has_priority,
-        kv_events=wants(registry, "kv_events"),
+        kv_events="kv_events" in metrics_flags(registry),
         kv_plan=kv_plan,
         limits=limits,
         connectors=_connectors(registry, config, kv_plan),
@@ -266,7 +266,7 @@ def _metrics(registry: Registry, plan: EnginePlan, config: EngineConfig, limits:
     return StepMetrics(
         limits,
         list(build_sinks(registry, plan.settings.engine, plan.model_names[0], "engine").values()),
-        wants_records=wants(registry, "requests"),
+        wants_records="requests" in metrics_flags(registry),
         cache_config={name: str(value) for name, value in cache_config.items()},
         plugin_names={kind: "+".join(sorted(names)) for kind, names in chosen.items()},
         show_hidden=config.show_hidden_metrics_for_version,

@@ -92,6 +92,6 @@ def build_sinks(registry: Registry, config: EngineConfig, model_name: str, proce
     return {entry.name: registry.build(entry, setup) for entry in sink_entries(registry, config, process)}
 
 
-def wants(registry: Registry, flag: str) -> bool:
-    """True if an enabled sink has this flag of MetricsSpec."""
-    return any(flag in registry.spec(entry).flags for entry in registry.enabled("metrics"))
+def metrics_flags(registry: Registry) -> frozenset[str]:
+    """Return the flags of MetricsSpec that an enabled sink has."""
+    return frozenset().union(*(registry.spec(entry).flags for entry in registry.enabled("metrics")))
