@@ -9,7 +9,7 @@ import pytest
 
 from pegboard.config.schema import EngineConfig, PluginConfig, Settings, check_engine
 from pegboard.errors import ConfigError, PluginNotFound
-from pegboard.plan.ambient import build_sinks, sink_entries, wants, with_enabled
+from pegboard.plan.ambient import build_sinks, metrics_flags, sink_entries, with_enabled
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions
 
@@ -67,7 +67,7 @@ def names_of(registry: Registry, settings: Settings) -> dict[str, list[str]]:
 def test_each_sink_is_built_in_its_process(make: Make) -> None:
     registry, settings = make()
     registry = with_enabled(registry, settings)
-    assert names_of(registry, settings) == {"engine": ["engine"], "api": ["api"]} and not wants(registry, "requests")
+    assert names_of(registry, settings) == {"engine": ["engine"], "api": ["api"]} and "requests" not in metrics_flags(registry)
     (sink,) = build_sinks(registry, settings.engine, "m", "api").values()
     assert sink.setup.model_name == "m"  # type: ignore[attr-defined]
 
@@ -75,12 +75,12 @@ def test_each_sink_is_built_in_its_process(make: Make) -> None:
 def test_an_endpoint_switches_traces_on(make: Make) -> None:
     registry, settings = make(otlp_traces_endpoint="grpc://here:1", collect_detailed_traces=["model"])
     registry = with_enabled(registry, settings)
-    assert names_of(registry, settings)["engine"] == ["engine", "spans"] and wants(registry, "requests")
+    assert names_of(registry, settings)["engine"] == ["engine", "spans"] and "requests" in metrics_flags(registry)
     options = registry.options(registry.find("metrics", "spans"))
     assert options.endpoint == "grpc://here:1" and options.collect == ("model",)
     again = Registry.from_lock(registry.lock())
     same = again.options(again.find("metrics", "spans"))
-    assert same.model_dump() == options.model_dump() and wants(again, "requests"), "the engine process does the same"
+    assert same.model_dump() == options.model_dump() and "requests" in metrics_flags(again), "the engine process does the same"
 
 
 def test_without_statistics_requests_are_still_traced(make: Make) -> None:
