@@ -66,6 +66,19 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {**FALCON, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
     ),
+    "phi, normalized queries": ("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
+    "starcoder2, window": ("starcoder2", {"sliding_window": 13}),
+    "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "jais2": ("jais2", {}),
+    "cohere, scaled logits": ("cohere", {"logit_scale": 0.25, "use_qk_norm": True}),
+    "cohere2, windows": ("cohere2", {**FOUR, "attention_bias": True}),
+    "olmo": ("olmo", {}),
+    "olmo, limited queries": ("olmo", {"clip_qkv": 0.5}),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "hunyuan_v1_dense, a longer base": (
+        "hunyuan_v1_dense",
+        {"head_dim": 8, "rope_parameters": {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}},
+    ),
     "exaone4, windows": ("exaone4", {**FOUR, "sliding_window_pattern": 2, "head_dim": 8}),
 }
 
@@ -111,6 +124,13 @@ def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached:
         "mpt",
         "falcon, two norms",
         "falcon, position biases",
+        "phi, normalized queries",
+        "starcoder2, window",
+        "nemotron",
+        "cohere, scaled logits",
+        "cohere2, windows",
+        "olmo",
+        "arcee",
     ],
 )
 def test_recorded(write: Any, check_recorded: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

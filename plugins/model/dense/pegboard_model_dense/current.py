@@ -5,7 +5,8 @@ Phi-3            merged projections, LongRoPE (Abdin et al. 2024)
 Granite          four multipliers (IBM 2024)
 OLMo 2, OLMo 3   norms of the blocks' results, and of all queries and keys (OLMo Team 2024, 2025)
 GLM-4            rotates pairs of half of each head; GLM-4-0414 normalizes the blocks' results, too
-Cwm, Seed-OSS, SmolLM3, Ernie 4.5, EXAONE 4   Llama with other biases, windows or layers without rotation
+Cwm, Seed-OSS, SmolLM3, Ernie 4.5, EXAONE 4, Arcee   Llama with other biases, windows, activations or layers without rotation
+Hunyuan          queries and keys are normalized after their rotation (Tencent 2025)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from pegboard.errors import ModelError
 from pegboard.layers import read, size_of
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.traits import LayerTraits, Names, RopeTraits, Traits, common, refuse, types_of_layers
+from pegboard_model_dense.traits import LayerTraits, Names, RopeTraits, Traits, common, refuse, renamed, types_of_layers
 
 BOTH_NORMS = Names(
     after_attention="post_attention_layernorm",
@@ -214,3 +215,26 @@ class Exaone4(Decoder):
         ]
         layers = windowed(traits, types_of_layers(config, default), window)
         return replace(traits, layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers))
+
+
+class Arcee(Decoder):
+    """Squared ReLU without a gate."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias, mlp_bias = bool(read(config, "attention_bias", bool)), bool(read(config, "mlp_bias", bool))
+        base = {"hidden_act": "relu2", "rms_norm_eps": 1e-5, **config}
+        return common(base, names=Names(up=("up_proj",)), gated=False, qkv_bias=bias, out_bias=bias, up_bias=mlp_bias,
+                      down_bias=mlp_bias)  # fmt: skip
+
+
+class HunYuan(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"use_cla": False})
+        base = {"rms_norm_eps": 1e-5, **renamed(config, head_dim="attention_head_dim")}
+        bias, mlp_bias = bool(read(config, "attention_bias", bool)), bool(read(config, "mlp_bias", bool))
+        normalizes = read(config, "use_qk_norm", bool) is not False
+        names = Names(q_norm="query_layernorm", k_norm="key_layernorm")
+        return common(base, names=names, qk_norm="rotated" if normalizes else "", qkv_bias=bias, out_bias=bias,
+                      up_bias=mlp_bias, down_bias=mlp_bias)  # fmt: skip

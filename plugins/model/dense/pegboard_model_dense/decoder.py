@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pegboard.errors import ModelError
-from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Rope
+from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, Rope
 from pegboard_model_dense.parts import (
     AlibiAttention,
     ArrangedLinear,
     ArrangedQKV,
     FlatExperts,
+    HeadsNorm,
     LayerNorm,
     NormalizedHead,
     Places,
@@ -59,7 +60,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(build.at(names.embedding), traits.vocab_size, traits.hidden_size)
         self.embedding_norm = None
         if names.embedding_norm:
-            self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, has_bias=True)
+            self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, "layer")
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
@@ -234,9 +235,13 @@ class SelfAttention(nn.Module):
             more: dict[str, Any] = {"scale": own.scale, "window": own.window, "soft_cap": traits.soft_cap, "rope": rope}
             self.attention = Attention(build, index, *heads, **more)
         self.rotate = Rotate(build, ropes[own.rope]) if own.rope is not None and traits.qk_norm == "rotated" else None
-        self.q_norm = self.k_norm = None
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
         self.norms_all = traits.qk_norm == "all"
-        if traits.qk_norm:
+        if traits.qk_norm == "own":
+            self.q_norm = HeadsNorm(build.at(names.q_norm), heads[0], traits.head_dim, traits.eps)
+            self.k_norm = HeadsNorm(build.at(names.k_norm), heads[1], traits.head_dim, traits.eps)
+        elif traits.qk_norm:
             sizes = [traits.head_dim * (count if self.norms_all else 1) for count in heads[:2]]
             self.q_norm = make_norm(build.at(names.q_norm), sizes[0], traits)
             self.k_norm = make_norm(build.at(names.k_norm), sizes[1], traits)

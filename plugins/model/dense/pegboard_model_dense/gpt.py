@@ -3,6 +3,11 @@
 Orion, StableLM   Llama with LayerNorm (OrionStar 2024, Bellagente et al. 2024)
 Falcon (RW)       parallel blocks, one or few heads of keys (Almazrouei et al. 2023)
 GPT-J             parallel blocks, rotates pairs of a part of each head (Wang & Komatsuzaki 2021)
+Phi-1, Phi-2      parallel blocks, biases everywhere, also in the head (Li et al. 2023)
+StarCoder 2       windows (Lozhkov et al. 2024)
+Nemotron, JAIS 2  squared ReLU; Nemotron stores the weights of norms minus 1 (Parmar et al. 2024, Inception 2025)
+Cohere            parallel blocks, scaled logits; the second version has windows and layers without rotation (Cohere 2024, 2025)
+OLMo 1            norms without weights (Groeneveld et al. 2024)
 MPT, Bloom, JAIS  position biases (MosaicML 2023, Le Scao et al. 2022, Sengupta et al. 2023)
 """
 
@@ -13,9 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 from pegboard.layers import read, size_of
+from pegboard_model_dense.current import windowed
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.parts import alibi_slopes
-from pegboard_model_dense.traits import Names, Traits, common, refuse, renamed
+from pegboard_model_dense.traits import Names, Traits, common, refuse, renamed, types_of_layers
 
 GPT = Names(
     embedding="transformer.wte",
@@ -107,6 +113,71 @@ class GPTJ(Decoder):
                         head_bias=not read(config, "tie_word_embeddings", bool))  # fmt: skip
         rotated = read(config, "rotary_dim", int) or traits.head_dim
         return replace(traits, ropes=(replace(traits.ropes[0], dim=rotated),))
+
+
+class Phi(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        names = Names(norm="model.final_layernorm", before_mlp="", out="dense", q_norm="q_layernorm", k_norm="k_layernorm",
+                      up=("fc1",), down="fc2")  # fmt: skip
+        own = {"rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5, "hidden_act": "gelu_new", **config}
+        return common(own, names=names, norm="layer", gated=False, order="parallel", partial=0.5, qkv_bias=True, out_bias=True,
+                      up_bias=True, down_bias=True, head_bias=not read(config, "tie_word_embeddings", bool),
+                      qk_norm="heads" if read(config, "qk_layernorm", bool) else "")  # fmt: skip
+
+
+class Starcoder2(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias = read(config, "use_bias", bool) is not False
+        own = {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh", **config}
+        own["rms_norm_eps"] = read(config, "norm_epsilon", float) or 1e-5
+        traits = common(own, names=Names(up=("c_fc",), down="c_proj"), norm="layer", gated=False, qkv_bias=bias, out_bias=bias,
+                        up_bias=bias, down_bias=bias)  # fmt: skip
+        window = read(config, "sliding_window", int)
+        return replace(traits, layers=windowed(traits, ["sliding_attention"] * len(traits.layers), window))
+
+
+class Nemotron(Decoder):
+    """Also JAIS 2, which has biases and stores norms as they are."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        is_jais = config.get("model_type") == "jais2"
+        bias, mlp_bias = (read(config, name, bool) or (is_jais and name not in config) for name in ("attention_bias", "mlp_bias"))
+        own = {"hidden_act": "relu2", **renamed(config, partial_rotary_factor="rope_percent")}
+        own["rms_norm_eps"] = read(config, "layer_norm_eps" if is_jais else "norm_eps", float) or 1e-5
+        return common(own, names=Names(up=("up_proj",)), norm="layer" if is_jais else "layer+1", gated=False,
+                      partial=1.0 if is_jais else 0.5, qkv_bias=bool(bias), out_bias=bool(bias), up_bias=bool(mlp_bias),
+                      down_bias=bool(mlp_bias))  # fmt: skip
+
+
+class Cohere(Decoder):
+    """Also Command R7B and A, most layers of which have a window. Only these layers rotate."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        is_second, bias = config.get("model_type") == "cohere2", bool(read(config, "attention_bias", bool))
+        own = {"tie_word_embeddings": True, **config, "rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5}
+        scale = read(config, "logit_scale", float)
+        traits = common(own, names=Names(before_mlp=""), norm="layer, no bias", order="parallel", pairs=True, qkv_bias=bias,
+                        out_bias=bias, qk_norm="own" if read(config, "use_qk_norm", bool) and not is_second else "",
+                        logits_scale=0.0625 if scale is None else scale)  # fmt: skip
+        if not is_second:
+            return traits
+        every = read(config, "sliding_window_pattern", int) or 4
+        default = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(len(traits.layers))]
+        types, window = types_of_layers(config, default), read(config, "sliding_window", int) or 4096
+        layers = windowed(traits, types, window)
+        return replace(traits, layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers))
+
+
+class Olmo(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        bias, limit = bool(read(config, "attention_bias", bool)), read(config, "clip_qkv", float)
+        own = {**config, "rms_norm_eps": 1e-5}
+        return common(own, norm="layer, no weight", qkv_bias=bias, out_bias=bias, qkv_limit=limit)
 
 
 class MPT(Decoder):

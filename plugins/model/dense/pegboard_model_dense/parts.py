@@ -39,23 +39,35 @@ class AdjustedNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016)."""
+    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). kind: as in `Traits.norm`."""
 
-    def __init__(self, build: Build, size: int, eps: float, has_bias: bool) -> None:
+    def __init__(self, build: Build, size: int, eps: float, kind: str) -> None:
         super().__init__(build, size, eps)
         self.bias: PlainTensor | None = None
-        self.has_bias = has_bias
+        self.kind = kind
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        wanted = super().declare(available)
-        if not self.has_bias:
+        dtype = "float32" if self.kind == "layer+1" else self.build.dtype
+        own = replace(self.build, dtype=dtype)
+        name = f"{self.build.path}.weight"
+        self.weight = PlainTensor({name: (0, self.size)}, (self.size,), own)
+        if self.kind == "layer, no weight":
+            self.weight.data.fill_(1.0)
+            return []
+        wanted = [WantedWeight(name, (self.size,))]
+        if self.kind == "layer, no bias":
             return wanted
         name = f"{self.build.path}.bias"
-        self.bias = PlainTensor({name: (0, self.size)}, (self.size,), self.build)
+        self.bias = PlainTensor({name: (0, self.size)}, (self.size,), own)
         return [*wanted, WantedWeight(name, (self.size,))]
 
     def accept(self, piece: WeightPiece) -> None:
-        (self.bias if self.bias is not None and piece.name in self.bias.names else self.weight).accept(piece)
+        if self.bias is not None and piece.name in self.bias.names:
+            self.bias.accept(piece)
+            return
+        if self.kind == "layer+1" and isinstance(piece.data, Tensor):
+            piece = replace(piece, data=piece.data.float() + 1.0)
+        self.weight.accept(piece)
 
     def bind(self) -> None:
         weight, eps, bias = self.weight.data, self.eps, None if self.bias is None else self.bias.data
@@ -67,11 +79,34 @@ class LayerNorm(Norm):
         self.forward = forward
 
 
+class HeadsNorm(Norm):
+    """(x [T, heads, D]) → each head divided by its deviation from its mean, and multiplied with a weight of its own [heads, D]
+    (Cohere)."""
+
+    def __init__(self, build: Build, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__(build, head_dim, eps)
+        self.heads = heads
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        name = f"{self.build.path}.weight"
+        self.weight = PlainTensor({name: (0, self.heads)}, (self.heads, self.size), self.build)
+        return [WantedWeight(name, (self.heads, self.size))]
+
+    def bind(self) -> None:
+        factors, eps, layer_norm = self.weight.data.flatten(), self.eps, self.build.kernels["layer_norm"]
+        ones = torch.ones(self.size, dtype=factors.dtype, device=factors.device)
+
+        def forward(x: Tensor) -> Tensor:
+            return (layer_norm(x, ones, None, eps).flatten(1) * factors).view(x.shape)
+
+        self.forward = forward
+
+
 def make_norm(build: Build, size: int, traits: Traits, scale: float = 1.0, factor: float = 1.0) -> Norm:
     """Return a norm of the traits' kind. scale: the input is that of the paper, divided by this. factor: of its results; for
     root-mean-square norms only."""
     if not traits.norm.startswith("rms"):
-        return LayerNorm(build, size, traits.eps, has_bias=traits.norm == "layer")
+        return LayerNorm(build, size, traits.eps, traits.norm)
     eps = traits.eps / scale**2
     if traits.norm == "rms" and factor == 1.0:
         return Norm(build, size, eps)
@@ -191,12 +226,25 @@ class ArrangedLinear(Linear):
         super().accept(self.rows.arranged(piece, self.in_features, own))
 
 
-class ArrangedQKV(QKVLinear):
+class Limited(Linear):
+    """A Linear whose results are limited to ±limit. None = they are not."""
+
+    limit: float | None = None
+
+    def bind(self) -> None:
+        super().bind()
+        if self.limit is not None:
+            project, limit = self.forward, self.limit
+            self.forward = lambda x: project(x).clamp(-limit, limit)
+
+
+class ArrangedQKV(QKVLinear, Limited):
     """The projections of queries, keys and values, stored as one, two (Q, and K with V) or three tensors."""
 
     def __init__(self, build: Build, traits: Traits, num_kv_heads: int) -> None:
         heads, dim, names = traits.num_heads, traits.head_dim, traits.names.qkv
         super().__init__(build, traits.hidden_size, heads, num_kv_heads, dim, bias=traits.qkv_bias)
+        self.limit = traits.qkv_limit
         counts = {1: (heads + 2 * num_kv_heads,), 2: (heads, 2 * num_kv_heads), 3: (heads, num_kv_heads, num_kv_heads)}[
             len(names)
         ]

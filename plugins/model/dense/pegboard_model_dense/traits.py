@@ -85,12 +85,15 @@ class LayerTraits:
 class Traits:
     """A model.
 
-    norm: "rms", "rms+1" (the checkpoint stores the weight minus 1), "layer" (with a bias) or "layer, no bias".
+    norm: "rms", "rms+1" (the checkpoint stores the weight minus 1), "layer" (with a bias), "layer+1", "layer, no bias" or "layer,
+    no weight" (nor a bias).
     order: what each block does with its norm. "before": x + f(norm(x)). "after": x + norm(f(x)). "parallel": both blocks read
     norm(x). names.after_… can be given in addition to "before".
     row_order: of tensors that merge projections. "parts": all of Q, then K, then V. "groups": for each KV head its queries, its
     key and its value. "kv heads": Q is separate, and there is a key and a value for each KV head.
-    qk_norm: "heads" normalizes each head, "all" all heads of Q or K together, "rotated" each head after its rotation.
+    qk_norm: "heads" normalizes each head, "own" each head with a weight of its own, "all" all heads of Q or K together, "rotated"
+    each head after its rotation.
+    qkv_limit: queries, keys and values are limited to ± this before they are rotated.
     transposed: matrices are stored [in, out].
     embedding_scale, residual_scale (of each block's result), logits_scale: factors. logits_cap: soft cap; soft_cap: of scores.
     alibi: slope of each head (Press et al. 2022); () = none.
@@ -106,14 +109,15 @@ class Traits:
     ropes: tuple[RopeTraits, ...] = ()
     eps: float = 1e-6
     names: Names = field(default_factory=Names)
-    norm: Literal["rms", "rms+1", "layer", "layer, no bias"] = "rms"
+    norm: Literal["rms", "rms+1", "layer", "layer+1", "layer, no bias", "layer, no weight"] = "rms"
     order: Literal["before", "after", "parallel"] = "before"
     row_order: Literal["parts", "groups", "kv heads"] = "parts"
-    qk_norm: Literal["", "heads", "all", "rotated"] = ""
+    qk_norm: Literal["", "heads", "own", "all", "rotated"] = ""
     activation: str = "silu"
     gated: bool = True
     transposed: bool = False
     qkv_bias: bool = False
+    qkv_limit: float | None = None
     out_bias: bool = False
     up_bias: bool = False
     down_bias: bool = False

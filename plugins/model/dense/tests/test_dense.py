@@ -41,6 +41,8 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     current.SmolLM3: {"no_rope_layers": [1, 0]},
     current.Ernie: {"use_bias": True, "head_dim": 4},
     current.Exaone4: {"sliding_window": 5, "sliding_window_pattern": "LG"},
+    current.Arcee: {"mlp_bias": True},
+    current.HunYuan: {"head_dim": 4, "use_qk_norm": True},
     older.Biased: {"bias": True, "qkv_bias": False},
     older.Fairseq2: {},
     older.Baichuan: {"num_key_value_heads": 4},
@@ -68,6 +70,11 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     gpt.MPT: {"d_model": 16, "n_layers": 2, "n_heads": 4, "attn_config": {"alibi": True}},
     gpt.Bloom: OLD_SIZES,
     gpt.Jais: {**OLD_SIZES, "n_inner": 24},
+    gpt.Phi: {"qk_layernorm": True, "partial_rotary_factor": 0.5},
+    gpt.Starcoder2: {"sliding_window": 5, "use_bias": True},
+    gpt.Nemotron: {"norm_eps": 1e-5},
+    gpt.Cohere: {"model_type": "cohere2", "logit_scale": 0.25},
+    gpt.Olmo: {"clip_qkv": 8.0},
 }
 
 
