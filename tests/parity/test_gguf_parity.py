@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_layouts import LAYOUTS, write_layout
 from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.loader import GGUFLoader
 from pegboard_pack_gguf.tables import ARCHITECTURES
@@ -337,6 +338,14 @@ def test_config_tensors_and_tokens(
     check_parity(replace(reference, directory=tmp_path / "model.gguf"), (20,), kv_cache_dtype="float32")
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tokens_of_other_layouts(write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str) -> None:
+    layout = LAYOUTS[name]
+    reference = write(layout.model_type, **layout.config)
+    write_layout(reference, layout, tmp_path / "model.gguf")
+    check_parity(replace(reference, directory=tmp_path / "model.gguf"), (20, 7), kv_cache_dtype="float32")
+
+
 @pytest.mark.parametrize("name", ["granite", "gptneox", "gpt2", "starcoder", "olmo2"])
 def test_rows_of_blocks(write: Callable[..., Any], tmp_path: Path, name: str) -> None:
     """Blocks are moved by rows as they are, or dequantized where the model stores columns."""
@@ -363,4 +372,6 @@ def test_rows_of_blocks(write: Callable[..., Any], tmp_path: Path, name: str) ->
 def test_every_architecture_is_served_or_refused_with_a_reason() -> None:
     known = set(gguf.MODEL_ARCH_NAMES.values())
     assert not known - set(ARCHITECTURES) - set(UNSERVED) and not set(ARCHITECTURES) & set(UNSERVED)
-    assert {name.partition(" ")[0] for name in CASES} == set(ARCHITECTURES) - SAME_TABLE
+    assert {name.partition(" ")[0] for name in CASES} | {layout.arch for layout in LAYOUTS.values()} == set(
+        ARCHITECTURES
+    ) - SAME_TABLE

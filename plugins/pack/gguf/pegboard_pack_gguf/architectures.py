@@ -9,7 +9,7 @@ from typing import Any
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
-from pegboard_pack_gguf.mixtures import DEEPSEEK_V3, MIXTRAL
+from pegboard_pack_gguf.mixtures import DEEPSEEK_V3, GRANITE_MOE_SHARED, MIXTRAL
 from pegboard_pack_gguf.table_parts import Architecture, Change
 from pegboard_pack_gguf.tables import ARCHITECTURES, OLMO3
 from pegboard_pack_gguf.unserved import UNSERVED
@@ -28,7 +28,7 @@ _UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)
 _OF_ONE_ROW = ("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")
 """Matrices of one row. GGUF drops the dimension of one."""
 
-BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), MIXTRAL, OLMO3, DEEPSEEK_V3)}
+BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), MIXTRAL, OLMO3, DEEPSEEK_V3, GRANITE_MOE_SHARED)}
 """Any architecture of the model type. All of them have the same names and changes."""
 
 
@@ -50,6 +50,8 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
         return name, MIXTRAL
     if name == "deepseek2" and any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors):
         return name, DEEPSEEK_V3
+    if name == "granitemoe" and any("_shexp." in tensor.name for tensor in header.tensors):
+        return name, GRANITE_MOE_SHARED
     if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
         return name, OLMO3
     return name, ARCHITECTURES[name]
@@ -74,8 +76,8 @@ def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mappi
                 continue
             if name == "attn_k_b" and architecture.is_latent and f"blk.{index}.attn_kv_b.weight" not in names:
                 yield _up_projection(header, tensor, prefix, config)
-            if name in architecture.experts and ending == "weight" and len(tensor.shape) == 3:
-                yield from _expert_entries(header, tensor, f"{prefix}{architecture.experts[name]}.weight")
+            if name in architecture.experts and len(tensor.shape) == {"weight": 3, "bias": 2}.get(ending):
+                yield from _expert_entries(header, tensor, f"{prefix}{architecture.experts[name]}.{ending}")
                 continue
             if name in architecture.split:
                 yield from _split_entries(
@@ -108,6 +110,37 @@ def change_of(architecture: Architecture, name: str) -> Change | None:
         if path is not None and re.fullmatch(rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(path)}", module):
             return change
     return None
+
+
+def joined_entries(path: str, index: Mapping[str, TensorEntry], architecture: Architecture) -> Iterator[TensorEntry]:
+    """Yields the tensors of `architecture.joined` whose parts are in the index. Parts of different types become float32. Raises
+    ModelError if a part is missing or has other columns than the first."""
+    for name, first in index.items():
+        for whole, parts in architecture.joined.items():
+            found = re.fullmatch(rf"(.+\.){re.escape(parts[0])}(\.weight|\.bias)", name)
+            if found is None:
+                continue
+            names = [f"{found[1]}{part}{found[2]}" for part in parts]
+            entries = [index.get(each) for each in names]
+            rows = 0
+            for each, entry in zip(names, entries, strict=True):
+                if entry is None or entry.shape[1:] != first.shape[1:]:
+                    has = "no" if entry is None else f"a tensor of shape {entry.shape} as"
+                    raise ModelError(f"{path} has {has} {each!r}, which is joined with {name!r} of shape {first.shape}")
+                rows += entry.shape[0]
+            stored = first.stored if all(entry and entry.stored == first.stored for entry in entries) else "float32"
+            num_bytes = sum(entry.num_bytes for entry in entries if entry)
+            shape = (rows, *first.shape[1:])
+            yield TensorEntry(f"{found[1]}{whole}{found[2]}", shape, stored, first.file, first.offset, num_bytes)
+
+
+def joined_parts(architecture: Architecture, name: str) -> tuple[str, ...]:
+    """Returns the names of the tensors that this one is joined from, () if it is stored as it is."""
+    module, _, ending = name.rpartition(".")
+    for whole, parts in architecture.joined.items():
+        if module.endswith(f".{whole}"):
+            return tuple(f"{module.removesuffix(whole)}{part}.{ending}" for part in parts)
+    return ()
 
 
 def up_projection_parts(entry: TensorEntry, tensors: Mapping[str, TensorEntry]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,18 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
         heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
         order = _rows(piece.name, rows, heads, -1, 2).swapaxes(1, 2)
     return replace(piece, data=_reordered(piece.data, order.reshape(-1)))
+
+
+def joined(entry: TensorEntry, parts: Sequence[WeightPiece]) -> WeightPiece:
+    """Returns the tensor `entry`, whose rows are those of the parts one after the other, in new memory."""
+    if all(part.stored == entry.stored and not isinstance(part.data, Tensor) for part in parts):
+        data: Tensor | memoryview = memoryview(b"".join(part.data for part in parts if not isinstance(part.data, Tensor)))
+        return WeightPiece(entry.name, entry.stored, entry.shape, data)
+    if all(part.stored == entry.stored for part in parts):
+        data = torch.cat([part.data for part in parts if isinstance(part.data, Tensor)])
+    else:
+        data = torch.cat([_floats(part) for part in parts])
+    return WeightPiece(entry.name, entry.stored, entry.shape, data)
 
 
 def up_projection(entry: TensorEntry, keys: WeightPiece, values: WeightPiece) -> WeightPiece:

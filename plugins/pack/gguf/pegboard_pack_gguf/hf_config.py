@@ -50,7 +50,7 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
     config |= {name: config[known] for name, known in COPIES.get(architecture.model_type, {}).items()}
     if config.get("sliding_window") and architecture.full_every:
         config["layer_types"] = _layer_types(metadata, architecture.full_every, num_layers)
-    return config | _computed(architecture, config, metadata)
+    return config | _computed(architecture, config, metadata, shapes)
 
 
 def _heads(metadata: Metadata, hidden_size: int) -> dict[str, int]:
@@ -112,29 +112,56 @@ SCORES = {None: None, 0: None, 1: "softmax", 2: "sigmoid"}
 """How experts are scored, by `expert_gating_func`. None = the file does not say it."""
 
 
-def _computed(architecture: Architecture, config: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
+def _computed(
+    architecture: Architecture, config: Mapping[str, Any], metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """Returns what follows from other values. Gemma scales queries by head_dim, except the 27B models, which use hidden_size /
     num_heads; files do not contain this."""
     kind = architecture.model_type
     if kind in GEMMA_27B_LAYERS:
         is_27b = GEMMA_27B_LAYERS[kind] == config["num_hidden_layers"]
         return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]}
-    if kind == "granite" and config["attention_multiplier"] is None:
+    if kind.startswith("granite") and config["attention_multiplier"] is None:
         return {"attention_multiplier": config["head_dim"] ** -0.5}
     if kind == "gpt_bigcode":
         return {"multi_query": config["num_key_value_heads"] == 1}
+    if kind == "llama4_text":  # Maverick, with 128 experts, has no norms of queries and keys
+        return {"use_qk_norm": config["num_local_experts"] != 128}
+    if kind == "gpt_oss" and "rope_scaling" in config:
+        return {"rope_scaling": {**config["rope_scaling"], "truncate": False}}
+    if kind.startswith("bailing_moe"):
+        return _bailing(metadata, config, shapes)
     if "n_routed_experts" in config or kind == "minimax_m2":
         return _routing(metadata, config, "sigmoid" if architecture.whole else "softmax")
     return {}
 
 
+def _bailing(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns how Ling's experts are chosen, and how wide one of its shared experts is. Files do not agree on whether the stored
+    width is that of one or of all, so it is read from the tensors."""
+    corrects = any(name.endswith(".exp_probs_b.bias") for name in shapes)
+    score = _score(metadata, "sigmoid" if corrects else "softmax", None)
+    found = {"score_function": score, "moe_router_enable_expert_bias": corrects}
+    rows = next((shape[0] for name, shape in shapes.items() if name.endswith(".ffn_up_shexp.weight")), 0)
+    if rows and (not config["num_shared_experts"] or rows % config["num_shared_experts"]):
+        told = f"is {config['num_shared_experts']}, which does not divide the {rows} rows of the shared experts"
+        raise metadata.fail("expert_shared_count", told)
+    return found | ({"moe_shared_expert_intermediate_size": rows // config["num_shared_experts"]} if rows else {})
+
+
+def _score(metadata: Metadata, usual: str, only: str | None) -> str:
+    """Returns how experts are scored. usual: if the file does not say it. only: what the model supports, None = both."""
+    stored = metadata.get("expert_gating_func")
+    score = (SCORES[stored] or usual) if isinstance(stored, int | None) and stored in SCORES else None
+    if score is None or (only is not None and score != only):
+        raise metadata.fail("expert_gating_func", f"is {stored!r}, expected {'2' if only == 'sigmoid' else '1 or 2'}")
+    return score
+
+
 def _routing(metadata: Metadata, config: Mapping[str, Any], usual: str) -> dict[str, Any]:
     """Returns how experts are chosen. usual: how they are scored if the file does not say it. Only models that score by softmax
     choose without a correction."""
-    stored = metadata.get("expert_gating_func")
-    score = (SCORES[stored] or usual) if isinstance(stored, int | None) and stored in SCORES else None
-    if score is None or (usual == "sigmoid" and score != usual):
-        raise metadata.fail("expert_gating_func", f"is {stored!r}, expected {'2' if usual == 'sigmoid' else '1 or 2'}")
+    score = _score(metadata, usual, "sigmoid" if usual == "sigmoid" else None)
     if usual == "sigmoid":
         return {"scoring_func": score}
     return {"scoring_func": score, "topk_method": "group_limited_greedy" if config["n_group"] > 1 else "greedy"}

@@ -19,7 +19,15 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSetup,
     WeightPiece,
 )
-from pegboard_pack_gguf.architectures import BY_MODEL_TYPE, architecture_of, change_of, tensor_entries, up_projection_parts
+from pegboard_pack_gguf.architectures import (
+    BY_MODEL_TYPE,
+    architecture_of,
+    change_of,
+    joined_entries,
+    joined_parts,
+    tensor_entries,
+    up_projection_parts,
+)
 from pegboard_pack_gguf.ggml_types import PLAIN
 from pegboard_pack_gguf.header import GGUFHeader, read_header
 from pegboard_pack_gguf.hf_config import hf_config, token_ids
@@ -80,6 +88,12 @@ class GGUFLoader:
                 from pegboard_pack_gguf.delivery import up_projection
 
                 yield up_projection(entry, *(files.piece(_entry(checkpoint, part)) for part in parts))
+                continue
+            if names := joined_parts(architecture, entry.name):
+                from pegboard_pack_gguf.delivery import joined
+
+                pieces = [_delivered(files.piece(_entry(checkpoint, name)), architecture, checkpoint) for name in names]
+                yield joined(entry, pieces)
                 continue
             piece = files.piece(entry)
             if architecture.norm_offset and entry.name.endswith("norm.weight") and not isinstance(piece.data, memoryview):
@@ -155,6 +169,7 @@ def _index(headers: list[GGUFHeader], architecture: Architecture, config: Mappin
             if entry.name in index:
                 raise ModelError(f"{header.path}: {entry.name!r} occurs twice")
             index[entry.name] = entry
+    index |= {entry.name: entry for entry in joined_entries(str(headers[0].path), index, architecture)}
     return index
 
 

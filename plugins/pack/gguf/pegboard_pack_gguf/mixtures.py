@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from pegboard_pack_gguf.table_parts import (
+    ATTENTION,
     GATED,
+    GRANITE_SCALES,
     LAYER,
     QKV_BIAS,
     REQUIRED,
     RMS,
+    TOP,
     UNPERMUTE,
     Architecture,
     Has,
@@ -103,8 +106,123 @@ DEEPSEEK_V2 = Architecture(
     is_latent=True,
 )
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, class_name="DeepseekV3ForCausalLM", model_type="deepseek_v3", whole=_CORRECTION)
+_GRANITE_EXPERTS = _experts("block_sparse_moe.{}.{}", "gate_proj", "up_proj", "output_linear")
+GRANITE_MOE = Architecture(
+    class_name="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    layer={**LAYER, "ffn_gate_inp": "block_sparse_moe.router.layer"},
+    experts=_GRANITE_EXPERTS,
+    changes=UNPERMUTE,
+    config={**_LOCAL_COUNTS, "attention_bias": QKV_BIAS, **GRANITE_SCALES},
+)
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    class_name="GraniteMoeSharedForCausalLM",
+    model_type="granitemoeshared",
+    layer={
+        **GRANITE_MOE.layer,
+        "ffn_gate_shexp": "shared_mlp.gate_proj",
+        "ffn_up_shexp": "shared_mlp.up_proj",
+        "ffn_down_shexp": "shared_mlp.output_linear",
+    },
+    joined={"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj")},
+    config={**GRANITE_MOE.config, "shared_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED)},
+)
+_BAILING_LAYER = {
+    **_MLP_LAYER,
+    **_shared("mlp.shared_experts"),
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_qkv": "attention.query_key_value",
+    "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm",
+    "attn_output": "attention.dense",
+}
+BAILING = Architecture(
+    class_name="BailingMoeForCausalLM",
+    model_type="bailing_moe",
+    top={**TOP, "token_embd": "model.word_embeddings"},
+    layer=_BAILING_LAYER,
+    split={},
+    experts=_MLP_EXPERTS,
+    changes=UNPERMUTE,
+    joined={"attention.query_key_value": ("attention.q_proj", "attention.k_proj", "attention.v_proj")},
+    config={
+        **_COUNTS,
+        **_WIDTH,
+        "num_shared_experts": Key("expert_shared_count", "count", 0),
+        "first_k_dense_replace": Key("leading_dense_block_count", "count", 0),
+        "norm_topk_prob": Key("expert_weights_norm", default=False),
+        "routed_scaling_factor": Key("expert_weights_scale", default=1.0),
+        "use_qkv_bias": QKV_BIAS,
+        "use_bias": Has(("blk.0.attn_output.bias",)),
+    },
+)
+_LLAMA4_EXPERTS = _experts("feed_forward.experts.{}.{}", "gate_proj", "up_proj", "down_proj")
 
 MIXTURES: dict[str, Architecture] = {
+    "granitemoe": GRANITE_MOE,
+    "bailingmoe": BAILING,
+    "bailingmoe2": replace(
+        BAILING,
+        class_name="BailingMoeV2ForCausalLM",
+        model_type="bailing_moe_v2",
+        changes={},
+        joined={},
+        whole={"exp_probs_b.bias": "mlp.gate.expert_bias"},
+        config={
+            **BAILING.config,
+            "use_qk_norm": Has(("blk.0.attn_q_norm.weight",)),
+            "n_group": Key("expert_group_count", "count", 1),
+            "topk_group": Key("expert_group_used_count", "count", 1),
+        },
+        is_partly_rotary=True,
+    ),
+    "gpt-oss": Architecture(
+        class_name="GptOssForCausalLM",
+        model_type="gpt_oss",
+        layer={
+            **ATTENTION,
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        experts=_MLP_EXPERTS,
+        whole={"attn_sinks.weight": "self_attn.sinks"},
+        full_every=2,
+        config={
+            **_LOCAL_COUNTS,
+            "intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
+            "sliding_window": Key("attention.sliding_window", "count", REQUIRED),
+            "attention_bias": QKV_BIAS,
+        },
+    ),
+    "llama4": Architecture(
+        class_name="Llama4ForCausalLM",
+        model_type="llama4_text",
+        layer={
+            **LAYER,
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+            "ffn_gate_inp": "feed_forward.router",
+            **_shared("feed_forward.shared_expert"),
+        },
+        experts=_LLAMA4_EXPERTS,
+        config={
+            **_LOCAL_COUNTS,
+            "intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
+            "intermediate_size_mlp": Key("feed_forward_length", "count", REQUIRED),
+            "interleave_moe_layer_step": Key("interleave_moe_layer_step", "count", 1),
+            "attention_bias": QKV_BIAS,
+            "attention_chunk_size": 8192,
+            "no_rope_layer_interval": 4,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+    ),
     "qwen2moe": QWEN_MOE,
     "qwen3moe": replace(
         QWEN_MOE,

@@ -43,37 +43,6 @@ class Has:
     tensors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """One architecture. Names are without the ending ".weight" or ".bias".
-
-    layers: where the layers are. top, layer: Hugging Face names by GGUF names. split: merged tensors whose rows are the parts
-    that are named here, Q, K and V. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the
-    expert's number. changes: by GGUF name. rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them,
-    which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
-    stores 1 + w). config: values of the configuration beyond those that all models have. full_every: with a sliding window,
-    every so many layers has full attention. is_partly_rotary: the config says how much of each head is rotated, even if it is all
-    of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by the whole GGUF name.
-    is_latent: keys and values are functions of one vector per token (MLA), so other sizes describe a head.
-    """
-
-    class_name: str
-    model_type: str
-    top: Mapping[str, str] = field(default_factory=lambda: TOP)
-    layers: str = "model.layers"
-    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    split: Mapping[str, tuple[str, str, str]] = field(default_factory=lambda: SPLIT)
-    experts: Mapping[str, str] = field(default_factory=dict)
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    rope_style: Literal["halves", "pairs"] = "halves"
-    norm_offset: float = 0.0
-    config: Mapping[str, Any] = field(default_factory=lambda: RMS)
-    full_every: int | None = None
-    is_partly_rotary: bool = False
-    whole: Mapping[str, str] = field(default_factory=dict)
-    is_latent: bool = False
-
-
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 SPLIT = {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 UNPERMUTE: Mapping[str, Change] = {"attn_q": "unpermute", "attn_k": "unpermute"}
@@ -98,3 +67,36 @@ GRANITE_SCALES = {
     "residual_multiplier": Key("residual_scale", default=1.0),
     "logits_scaling": Key("logit_scale", default=1.0),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One architecture. Names are without the ending ".weight" or ".bias".
+
+    layers: where the layers are. top, layer: Hugging Face names by GGUF names. split: merged tensors whose rows are the parts
+    that are named here, Q, K and V. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the
+    expert's number. changes: by GGUF name. rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them,
+    which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
+    stores 1 + w). config: values of the configuration beyond those that all models have. full_every: with a sliding window,
+    every so many layers has full attention. is_partly_rotary: the config says how much of each head is rotated, even if it is all
+    of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by the whole GGUF name.
+    is_latent: keys and values are functions of one vector per token (MLA), so other sizes describe a head. joined: modules of a
+    layer that the converter took apart: their parts, below each other, by the Hugging Face name of the whole.
+    """
+
+    class_name: str
+    model_type: str
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
+    layers: str = "model.layers"
+    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    split: Mapping[str, tuple[str, str, str]] = field(default_factory=lambda: SPLIT)
+    experts: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    rope_style: Literal["halves", "pairs"] = "halves"
+    norm_offset: float = 0.0
+    config: Mapping[str, Any] = field(default_factory=lambda: RMS)
+    full_every: int | None = None
+    is_partly_rotary: bool = False
+    whole: Mapping[str, str] = field(default_factory=dict)
+    is_latent: bool = False
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 _NAMES = {
     "it has layers of experts whose names in GGUF files are not known yet": (
-        "afmoe arctic bailingmoe bailingmoe2 dbrx deepseek exaone-moe glm-dsa "
-        "gpt-oss granitemoe grok grovemoe llada-moe llama4 mimo2 mistral4 "
-        "smallthinker step35"
+        "afmoe arctic dbrx deepseek exaone-moe glm-dsa grok grovemoe llada-moe mimo2 mistral4 smallthinker step35"
     ),
     "it has recurrent layers, whose states Pegboard does not keep yet": (
         "arwkv7 falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h nemotron_h_moe plamo2 "

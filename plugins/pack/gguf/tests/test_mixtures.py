@@ -125,3 +125,45 @@ def test_layers_that_draft_tokens_are_left_out(write_gguf) -> None:
     assert set(found.tensors) == {"model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"}
     with pytest.raises(ModelError, match="nextn.eh_proj.weight' has no place"):
         describe(write_gguf("glm4moe", tensors=tensors, metadata={**metadata, "nextn_predict_layers": 0}))
+
+
+SHARED = {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 48}
+WHOLE = "model.layers.0.shared_mlp.input_linear.weight"
+
+
+def shared_tensors(up: tuple[int, int] | None = (48, 32)) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {"token_embd": (64, 32), "blk.0.ffn_gate_shexp": (48, 32), "blk.0.ffn_up_shexp": up}
+    return {f"{name}.weight": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items() if shape}
+
+
+@pytest.mark.parametrize("types", [("F32", "F32"), ("F16", "F16"), ("Q8_0", "Q8_0"), ("Q8_0", "F32"), ("F16", "F32")])
+def test_gate_and_up_are_joined(write_gguf, types: tuple[str, str]) -> None:
+    """Blocks stay blocks if both have one type. Else they become floats."""
+    tensors, names = shared_tensors(), ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_up_shexp.weight")
+    chosen = dict(zip(names, types, strict=True))
+    found = describe(write_gguf("granitemoe", tensors=tensors, types=chosen, metadata=SHARED))
+    kinds = [gguf.GGMLQuantizationType[kind] for kind in types]
+    packed = [gguf.quants.quantize(tensors[name], kind) for name, kind in zip(names, kinds, strict=True)]
+    (piece,) = LOADER.tensors(found, [WantedWeight(WHOLE)])
+    assert piece.shape == found.tensors[WHOLE].shape == (96, 32) and piece.stored == found.tensors[WHOLE].stored
+    if types == ("Q8_0", "Q8_0"):
+        assert bytes(piece.data) == b"".join(part.tobytes() for part in packed)
+    else:
+        values = [gguf.quants.dequantize(part, kind) for part, kind in zip(packed, kinds, strict=True)]
+        assert np.array_equal(piece.data.float().numpy(), np.concatenate(values))
+        assert piece.stored == ("float16" if types == ("F16", "F16") else "float32")
+
+
+@pytest.mark.parametrize(
+    ("up", "told"), [(None, "has no 'model.layers.0.shared_mlp.up_proj"), ((48, 64), r"of shape \(48, 64\)")]
+)
+def test_parts_that_cannot_be_joined_are_refused(write_gguf, up: tuple[int, int] | None, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        describe(write_gguf("granitemoe", tensors=shared_tensors(up), metadata=SHARED))
+
+
+def test_shared_experts_that_do_not_fit_their_number(write_gguf) -> None:
+    metadata = {**SHARED, "expert_feed_forward_length": 16, "expert_shared_count": 5}
+    with pytest.raises(ModelError, match="expert_shared_count is 5, which does not divide the 48 rows"):
+        describe(write_gguf("bailingmoe2", tensors=shared_tensors(), metadata=metadata))
