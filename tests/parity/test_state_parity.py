@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -76,10 +77,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "mlp_only_layers": [0, 2]}
         | {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "norm_topk_prob": False, "attention_bias": True},
     ),
+    "minimax": (
+        "minimax",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 6, "block_size": 8}
+        | {"linear_attn_alpha_factor": 1.4, "full_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.2},
+    ),
     "falcon_h1, no norm": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_proj_bias": True}),
 }
 
-PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12}
+PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12, "minimax": 12}
 """With so few blocks, requests are preempted."""
 
 
@@ -110,8 +116,24 @@ def test_recorded(write: Any, check_parity: Any, caplog: pytest.LogCaptureFixtur
     assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ["mamba", "granite hybrid", "qwen3_next"])
+@pytest.mark.parametrize("name", ["mamba", "granite hybrid", "qwen3_next", "minimax"])
 def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     check_cached(reference, (56, 52, 48), mamba_block_size=8)
+
+
+def test_minimax_under_its_first_names(write: Any, check_parity: Any) -> None:
+    """MiniMax-Text-01 and M1 were published with other names in their configs."""
+    model_type, config = ARCHITECTURES["minimax"]
+    reference = write(model_type, **config)
+    path = reference.directory / "config.json"
+    stored = json.loads(path.read_text())
+    renamed = {"attn_type_list": [0, 1, 0], "rotary_dim": 8, "postnorm": True, "rope_theta": 1_000_000}
+    for kind, own in (("linear", "_attention"), ("full", "_attention"), ("mlp", "")):
+        for name in ("alpha", "beta"):
+            renamed[f"layernorm_{kind}{own}_{name}"] = stored.pop(f"{kind}{'_attn' if own else ''}_{name}_factor")
+    kept = {name: value for name, value in stored.items() if name not in ("layer_types", "rope_parameters", "block_size")}
+    named = {"model_type": "minimax_m1", "architectures": ["MiniMaxM1ForCausalLM"]}
+    path.write_text(json.dumps({**kept, **renamed, **named}))
+    check_parity(reference, lengths=(6, 17), mamba_block_size=8)

@@ -84,6 +84,8 @@ class StateDecoder(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         hidden, residual = self.layers(hidden, None if self.rope is None else self.rope(positions))
+        if residual is None:
+            return self.norm(hidden)
         hidden, _ = self.norm(hidden, residual)
         return hidden
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from pegboard_model_mamba.hybrids import BambaModel, FalconH1Model, GraniteHybridModel, Lfm2Model
+from pegboard_model_mamba.minimax import MiniMaxModel, decay_rates
 from pegboard_model_mamba.nemotron import NemotronHModel
 from pegboard_model_mamba.pure import Mamba2Model, MambaModel, step_limits
 from pegboard_model_mamba.qwen_next import Qwen3NextModel
@@ -36,7 +38,9 @@ QWEN: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "FalconH1", "NemotronH", "Qwen3Next")
+MINIMAX: dict[str, Any] = {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]}
+NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "FalconH1", "NemotronH", "Qwen3Next",
+         "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,6 +80,20 @@ def test_nemotron_reads_both_ways_to_name_layers() -> None:
         assert list(build.declared.states) == [0] and list(build.declared.attention) == [2]
 
 
+def test_part_of_minimaxs_channels_are_rotated() -> None:
+    build = fake_build()
+    model = MiniMaxModel({**MINIMAX, "rotary_dim": 4}, build)
+    assert model.rope is not None and len(model.rope.frequencies) == 2
+    assert list(build.declared.states) == [0] and list(build.declared.attention) == [1]
+
+
+def test_the_past_fades_more_slowly_in_later_layers_and_heads() -> None:
+    """As published for 8 heads and 3 layers: 1/2, 1/4, … times 1, 1/2 and 0, plus 1e-5."""
+    halves = 0.5 ** torch.arange(1, 9)
+    for index, factor in enumerate((1.0, 0.5, 0.0)):
+        torch.testing.assert_close(decay_rates(8, index, 3), halves * (factor + 1e-5), rtol=1e-4, atol=1e-5)
+
+
 def test_step_limits() -> None:
     assert step_limits({}) == (0.0, math.inf)
     assert step_limits({"time_step_limit": [0.1, {"__float__": "Infinity"}]}) == (0.1, math.inf)
@@ -95,6 +113,9 @@ def test_step_limits() -> None:
         (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "ME"}, "experts without a gate .moe. are not served yet"),
         (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
+        (MiniMaxModel, {**MINIMAX, "postnorm": False}, "postnorm=False.*served are postnorm=true"),
+        (MiniMaxModel, {**MINIMAX, "shared_intermediate_size": 8}, "served are .* no shared experts"),
+        (MiniMaxModel, {**MINIMAX, "attn_type_list": [0, 2]}, "layer_types=.*'2'.*expected one of"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "M-", "mlp_hidden_act": "silu"}, "served with relu2"),
     ],
 )
