@@ -194,15 +194,15 @@ LAYOUTS = {
 def write_layout(reference: Any, layout: Layout, path: Path, stored: str = "F32") -> None:
     """Writes the model of `reference` to a GGUF file. stored: the type of its matrices of whole blocks."""
     config = reference.model.config
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = config.rope_parameters or {}
+    rope = getattr(config, "rope_parameters", None) or {}
+    eps = next(getattr(config, name) for name in ("rms_norm_eps", "layer_norm_epsilon", "norm_eps") if hasattr(config, name))
     metadata = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
-                "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
-                "attention.head_count": heads, "attention.head_count_kv": config.num_key_value_heads,
+                "embedding_length": config.hidden_size, "feed_forward_length": getattr(config, "intermediate_size", None) or 0,
+                "attention.head_count": heads, "attention.head_count_kv": getattr(config, "num_key_value_heads", heads),
                 "attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": head_dim,
-                RMS: config.rms_norm_eps, "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
-                **layout.metadata(config)}  # fmt: skip
+                RMS: eps, "rope.freq_base": float(rope.get("rope_theta", 10000.0)), **layout.metadata(config)}  # fmt: skip
     writer = gguf.GGUFWriter(path, layout.arch)
     for key, value in metadata.items():
         kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
 from pegboard_pack_gguf.mixtures import DEEPSEEK_V3, GRANITE_MOE_SHARED, MIXTRAL
+from pegboard_pack_gguf.state_models import FALCON_MAMBA
 from pegboard_pack_gguf.table_parts import Architecture, Change
 from pegboard_pack_gguf.tables import ARCHITECTURES, OLMO3
 from pegboard_pack_gguf.unserved import UNSERVED
@@ -28,7 +30,8 @@ _UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)
 _OF_ONE_ROW = ("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")
 """Matrices of one row. GGUF drops the dimension of one."""
 
-BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), MIXTRAL, OLMO3, DEEPSEEK_V3, GRANITE_MOE_SHARED)}
+_OTHERS = (MIXTRAL, OLMO3, DEEPSEEK_V3, GRANITE_MOE_SHARED, FALCON_MAMBA)
+BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), *_OTHERS)}
 """Any architecture of the model type. All of them have the same names and changes."""
 
 
@@ -50,6 +53,8 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
         return name, MIXTRAL
     if name == "deepseek2" and any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors):
         return name, DEEPSEEK_V3
+    if name == "mamba" and header.metadata.get("mamba.ssm.dt_b_c_rms"):
+        return name, FALCON_MAMBA
     if name == "granitemoe" and any("_shexp." in tensor.name for tensor in header.tensors):
         return name, GRANITE_MOE_SHARED
     if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
@@ -68,12 +73,14 @@ def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mappi
         index = int(found[1]) if found is not None else None
         if tensor.name in READ_INTO_CONFIG or _UNUSED.fullmatch(tensor.name) or index in drafting:
             continue
+        own_name = tensor.name[found.end() :] if found is not None else ""
+        if index is not None and index < num_layers and own_name in architecture.whole:
+            path = f"{architecture.layers}.{index}.{architecture.whole[own_name]}"
+            yield _entry(header, tensor, path, architecture.changes.get(own_name))
+            continue
         found = _LAYER_NAME.fullmatch(tensor.name)
         if found is not None and index is not None and index < num_layers:
             prefix, name, ending = f"{architecture.layers}.{index}.", found[2], found[3]
-            if f"{name}.{ending}" in architecture.whole:
-                yield _entry(header, tensor, f"{prefix}{architecture.whole[f'{name}.{ending}']}", None)
-                continue
             if name == "attn_k_b" and architecture.is_latent and f"blk.{index}.attn_kv_b.weight" not in names:
                 yield _up_projection(header, tensor, prefix, config)
             if name in architecture.experts and len(tensor.shape) == {"weight": 3, "bias": 2}.get(ending):
@@ -104,6 +111,9 @@ def change_of(architecture: Architecture, name: str) -> Change | None:
     if ending == "scale":
         return None
     for part, change in architecture.changes.items():
+        whole = architecture.whole.get(part)
+        if whole is not None and re.fullmatch(rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(whole)}", name):
+            return change
         if architecture.top.get(part) == module:
             return change
         path = architecture.layer.get(part)
@@ -157,6 +167,12 @@ def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | N
         shape = (1, *shape)
     if change == "transpose" and len(shape) == 2:
         shape = shape[::-1]
+    if change == "flat":
+        shape = (math.prod(shape),)
+    if change == "logarithm" and shape[-1:] == (1,):
+        shape = shape[:-1]
+    if change == "convolution" and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
     return TensorEntry(name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)
 
 

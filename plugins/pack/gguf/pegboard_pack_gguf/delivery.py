@@ -20,6 +20,10 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     """Returns the piece, changed, in new memory. config: the checkpoint's. Raises ModelError if the shape does not fit."""
     if change in ("transpose", "float"):
         return _as_floats(piece, is_transposed=change == "transpose" and len(piece.shape) == 2)
+    if change in ("flat", "convolution"):  # the shape alone, which the index has
+        return piece
+    if change == "logarithm":
+        return replace(piece, stored="float32", data=torch.log(-_floats(piece)))
     rows = piece.shape[0]
     if change == "by_head":
         order = _rows(piece.name, rows, 3, config["num_attention_heads"]).swapaxes(0, 1)

@@ -9,6 +9,7 @@ from pegboard.errors import ModelError
 from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 from pegboard_pack_gguf.rope_scaling import rope_config
+from pegboard_pack_gguf.state_models import state_config, state_heads
 from pegboard_pack_gguf.table_parts import REQUIRED, Architecture, Has, Key
 from pegboard_pack_gguf.tables import COPIES
 
@@ -20,12 +21,16 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
     metadata = Metadata(header, prefix)
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     hidden_size = metadata.count("embedding_length")
-    heads = _latent_heads(metadata) if architecture.is_latent else _heads(metadata, hidden_size)
     num_blocks, num_drafting = metadata.count("block_count"), metadata.optional_count("nextn_predict_layers")
     if not num_drafting < num_blocks <= MAX_LAYERS:
         least = num_drafting + 1
         raise metadata.fail("block_count", f"is {num_blocks}, expected at least {least} and at most {MAX_LAYERS}")
     num_layers = num_blocks - num_drafting
+    heads: dict[str, int]
+    if architecture.keeps_states:
+        heads = state_heads(metadata, hidden_size, num_layers)
+    else:
+        heads = _latent_heads(metadata) if architecture.is_latent else _heads(metadata, hidden_size)
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2 or embedding[1] != hidden_size:
         raise ModelError(f"{header.path}: token_embd.weight is {embedding}, expected (vocabulary, {hidden_size})")
@@ -34,14 +39,14 @@ def hf_config(header: GGUFHeader, prefix: str, architecture: Architecture) -> di
         "model_type": architecture.model_type,
         "vocab_size": embedding[0],
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.count("feed_forward_length"),
+        **({} if architecture.keeps_states else {"intermediate_size": metadata.count("feed_forward_length")}),
         "num_hidden_layers": num_layers,
         **heads,
         "hidden_act": "silu",
         "max_position_embeddings": metadata.count("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
         "pad_token_id": None,
-        **rope_config(header, metadata, heads["head_dim"], architecture.is_partly_rotary),
+        **(rope_config(header, metadata, heads["head_dim"], architecture.is_partly_rotary) if heads else {}),
         **token_ids(header),
     }
     if num_drafting:
@@ -79,6 +84,8 @@ def _latent_heads(metadata: Metadata) -> dict[str, int]:
 
 def _value(metadata: Metadata, value: Any, shapes: Mapping[str, Any]) -> Any:
     """Returns a value of the configuration. value: as in `Architecture.config`."""
+    if isinstance(value, Has) and value.in_any_layer:
+        return any(name.endswith(f".{tensor}") for tensor in value.tensors for name in shapes)
     if isinstance(value, Has):
         return any(tensor in shapes for tensor in value.tensors)
     if not isinstance(value, Key):
@@ -118,6 +125,8 @@ def _computed(
     """Returns what follows from other values. Gemma scales queries by head_dim, except the 27B models, which use hidden_size /
     num_heads; files do not contain this."""
     kind = architecture.model_type
+    if architecture.keeps_states:
+        return state_config(kind, config, metadata, shapes)
     if kind in GEMMA_27B_LAYERS:
         is_27b = GEMMA_27B_LAYERS[kind] == config["num_hidden_layers"]
         return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]}

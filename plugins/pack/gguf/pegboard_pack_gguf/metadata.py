@@ -45,6 +45,18 @@ class Metadata:
         """Returns a count, 0 if the file has none."""
         return self.count(key) if self.get(key) not in (None, 0) else 0
 
+    def layer_counts(self, key: str, num_layers: int, default: list[int] | None = None) -> list[int]:
+        """Returns a count for each layer, which may be 0. One number is that of all layers."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing")
+            return default
+        values = value if isinstance(value, list) else [value] * num_layers
+        if len(values) != num_layers or any(type(each) is not int or not 0 <= each <= MAX_COUNT for each in values):
+            raise self.fail(key, f"is {value!r}, expected a number from 0 to {MAX_COUNT} for each of {num_layers} layers")
+        return values
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
         9.99…e-06."""

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Change = Literal["unpermute", "transpose", "float", "by_head"]
+Change = Literal["unpermute", "transpose", "float", "by_head", "logarithm", "flat", "convolution"]
 """What is done to a tensor before it is delivered:
 
 unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on Hugging Face
 by_head     rows of Q, K and V, one after the other, become Q, K and V of each head
 transpose   the model stores [in, out]; blocks are dequantized
 float       blocks are dequantized, because the model takes no others
+logarithm   the file has -exp(x); a last dimension of one is dropped
+flat        all dimensions become one
+convolution [C, K] becomes [C, 1, K]
 """
 
 
@@ -38,9 +41,11 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """True if the file has one of these tensors."""
+    """True if the file has one of these tensors. in_any_layer: they are named without their layer, and one that has it is
+    enough."""
 
     tensors: tuple[str, ...]
+    in_any_layer: bool = False
 
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -79,9 +84,11 @@ class Architecture:
     which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
     stores 1 + w). config: values of the configuration beyond those that all models have. full_every: with a sliding window,
     every so many layers has full attention. is_partly_rotary: the config says how much of each head is rotated, even if it is all
-    of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by the whole GGUF name.
+    of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by the whole GGUF name, which
+    `changes` has too.
     is_latent: keys and values are functions of one vector per token (MLA), so other sizes describe a head. joined: modules of a
-    layer that the converter took apart: their parts, below each other, by the Hugging Face name of the whole.
+    layer that the converter took apart: their parts, below each other, by the Hugging Face name of the whole. keeps_states: some
+    layers or all have a state in place of attention.
     """
 
     class_name: str
@@ -100,3 +107,4 @@ class Architecture:
     whole: Mapping[str, str] = field(default_factory=dict)
     is_latent: bool = False
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keeps_states: bool = False

@@ -1,11 +1,12 @@
 """The architectures of GGUF files: one table each, of names of tensors and of the configuration. Those with experts are in
-`mixtures`."""
+`mixtures`, those with states in `state_models`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from pegboard_pack_gguf.mixtures import MIXTURES
+from pegboard_pack_gguf.state_models import STATE_MODELS
 from pegboard_pack_gguf.table_parts import (
     ATTENTION,
     GATED,
@@ -287,4 +288,5 @@ ARCHITECTURES: dict[str, Architecture] = {
         config={**RMS, "hidden_act": "relu2"},
     ),
     **MIXTURES,
+    **STATE_MODELS,
 }

@@ -6,9 +6,8 @@ _NAMES = {
     "it has layers of experts whose names in GGUF files are not known yet": (
         "afmoe arctic dbrx deepseek exaone-moe glm-dsa grok grovemoe llada-moe mimo2 mistral4 smallthinker step35"
     ),
-    "it has recurrent layers, whose states Pegboard does not keep yet": (
-        "arwkv7 falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h nemotron_h_moe plamo2 "
-        "qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
+    "it has recurrent layers of a kind that is not read from GGUF files yet": (
+        "arwkv7 kimi-linear lfm2moe nemotron_h_moe plamo2 qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
     ),
     "it is not a model that generates text one token after the other": (
         "bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llama-embed modern-bert neo-bert nomic-bert "

@@ -205,8 +205,8 @@ def test_senseless_metadata(write_gguf, metadata: dict, message: str) -> None:
 def test_unknown_architecture_and_tensor(write_gguf) -> None:
     with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are arcee,"):
         describe(write_gguf("teapot"))
-    with pytest.raises(ModelError, match="architecture 'mamba' cannot be served: it has recurrent layers"):
-        describe(write_gguf("mamba"))
+    with pytest.raises(ModelError, match="architecture 'rwkv7' cannot be served: it has recurrent layers"):
+        describe(write_gguf("rwkv7"))
     with pytest.raises(ModelError, match="contains no model: its general.type is 'adapter'"):
         describe(write_gguf(metadata={"general.type": "adapter"}))
     tensors = stored_values(write_gguf(name="plain.gguf"))

@@ -1,0 +1,171 @@
+"""Models with states in the form of GGUF files: decays as they are used, convolutions without the dimension of one. See
+`gguf_layouts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gguf_layouts import ATTENTION, EXPERTS, TOP, Layout, Tensors, halves, in_file, in_pairs, replaced, scales, stacked
+
+MIXER = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out",
+         "norm": "ssm_norm", "dt_layernorm": "ssm_dt_norm", "b_layernorm": "ssm_b_norm",
+         "c_layernorm": "ssm_c_norm"}  # fmt: skip
+FEED_FORWARD = {f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+
+
+def states(tensors: Tensors, groups: int = 1, is_second: bool = True) -> Tensors:
+    """Returns the tensors as converters store them. Decays and skips have no ending, which the names of modules need here."""
+    column = (lambda t: t[:, None]) if is_second else (lambda t: t)
+    tensors = replaced(tensors, "A_log", lambda t: {"A.bare": column(-t.exp())})
+    tensors = replaced(tensors, ".D", lambda t: {".D.bare": column(t)})
+    tensors = replaced(tensors, "dt_bias", lambda t: {"dt_proj.bias": t})
+    tensors = replaced(tensors, "conv1d.weight", lambda t: {"conv1d.weight": t.squeeze(1)})
+    if is_second:
+        for ending in ("mixer.norm.weight", "mamba.norm.weight"):
+            tensors = replaced(tensors, ending, lambda t, e=ending: {e: t.view(groups, -1)})
+    return tensors
+
+
+def bare(tensors: Tensors) -> Tensors:
+    """Drops the ending of decays and skips."""
+    return {name.removesuffix(".bare.weight"): tensor for name, tensor in tensors.items()}
+
+
+def mixer(path: str) -> dict[str, str]:
+    return {
+        **{f"{path}.{name}": to for name, to in MIXER.items()},
+        f"{path}.A.bare": "ssm_a.bare",
+        f"{path}.D.bare": "ssm_d.bare",
+    }
+
+
+BACKBONE = {"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm", "lm_head": "output", "norm": "attn_norm",
+            **mixer("mixer")}  # fmt: skip
+
+
+def first(tensors: Tensors, config: Any) -> Tensors:
+    return bare(in_file(states(tensors, is_second=False), BACKBONE))
+
+
+def second(tensors: Tensors, config: Any) -> Tensors:
+    return bare(in_file(states(tensors, config.n_groups), BACKBONE))
+
+
+def nemotron(tensors: Tensors, config: Any) -> Tensors:
+    names = {**BACKBONE, "model.embeddings": "token_embd", "model.norm_f": "output_norm"}
+    names |= {f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"} | {"mixer.o_proj": "attn_output"}
+    names |= {"mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down"}
+    return bare(in_file(in_pairs(states(tensors, config.n_groups), config), names))
+
+
+def granite(tensors: Tensors, config: Any) -> Tensors:
+    """The feed-forward block of a model without experts has the names of dense models, and else of a shared expert."""
+    tensors = states(stacked(in_pairs(tensors, config)), config.mamba_n_groups)
+    tensors = replaced(tensors, "input_linear.weight", halves)
+    ending = "_shexp" if config.num_local_experts else ""
+    names = {**TOP, **ATTENTION, **mixer("mamba"), "block_sparse_moe.router": "ffn_gate_inp"}
+    names |= {f"shared_mlp.{name}": f"{to}{ending}" for name, to in FEED_FORWARD.items()}
+    names |= {"shared_mlp.output_linear": f"ffn_down{ending}", **{f"block_sparse_moe.{name}": to for name, to in EXPERTS.items()}}
+    return bare(in_file(tensors, names))
+
+
+def falcon(tensors: Tensors, config: Any) -> Tensors:
+    """The factors are in the weights."""
+    inner, shared = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    repeats = torch.tensor([inner, inner, shared, shared, config.mamba_n_heads])
+    of_parts = torch.tensor(config.ssm_multipliers).repeat_interleave(repeats)[:, None] * config.ssm_in_multiplier
+    factors = {
+        "down_proj": config.mlp_multipliers[1], "gate_proj": config.mlp_multipliers[0], "mamba.in_proj": of_parts,
+        "q_proj": config.attention_in_multiplier, "v_proj": config.attention_in_multiplier,
+        "k_proj": config.attention_in_multiplier * config.key_multiplier, "self_attn.o_proj": config.attention_out_multiplier,
+        "mamba.out_proj": config.ssm_out_multiplier, "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }  # fmt: skip
+    for path, factor in factors.items():
+        tensors = replaced(tensors, f"{path}.weight", lambda t, p=path, f=factor: {f"{p}.weight": t * f})
+    names = {**TOP, **ATTENTION, **mixer("mamba"), **{f"feed_forward.{name}": to for name, to in FEED_FORWARD.items()}}
+    names |= {"model.final_layernorm": "output_norm", "pre_ff_layernorm": "ffn_norm"}
+    return bare(in_file(states(tensors, config.mamba_n_groups), names))
+
+
+def jamba(tensors: Tensors, config: Any) -> Tensors:
+    block = {"router": "ffn_gate_inp", **FEED_FORWARD, **EXPERTS}
+    names = {**TOP, **ATTENTION, **mixer("mamba"), **{f"feed_forward.{name}": to for name, to in block.items()}}
+    names |= {"model.final_layernorm": "output_norm", "pre_ff_layernorm": "ffn_norm"}
+    return bare(in_file(states(stacked(tensors), is_second=False), names))
+
+
+def lfm2(tensors: Tensors, config: Any) -> Tensors:
+    tensors = replaced(tensors, "conv.conv.weight", lambda t: {"conv.conv.weight": t.squeeze(1)})
+    names = {**TOP, **ATTENTION, "model.embedding_norm": "token_embd_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
+             "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm", "feed_forward.w1": "ffn_gate",
+             "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+             **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")}}  # fmt: skip
+    return in_file(tensors, names)
+
+
+def ssm(kernel: int, inner: int, state: int, rank: int, groups: int = 0) -> dict[str, int]:
+    found = {"conv_kernel": kernel, "inner_size": inner, "state_size": state, "time_step_rank": rank, "group_count": groups}
+    return {f"ssm.{name}": value for name, value in found.items() if value}
+
+
+NONE = {"attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0}
+NO_ATTENTION = {"intermediate_size": None, "num_attention_heads": None, "num_key_value_heads": None}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+GRANITE = {
+    **MAMBA2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+SECOND = ssm(4, 64, 16, 8, 2)
+STATES = {
+    "mamba": Layout("mamba", "mamba", {**NO_ATTENTION, "state_size": 4}, first, lambda config: {**NONE, **ssm(4, 64, 4, 2)}),
+    "mamba of Falcon": Layout(
+        "mamba", "falcon_mamba", {**NO_ATTENTION, "state_size": 8}, first,
+        lambda config: {**NONE, **ssm(4, 64, 8, 2), "ssm.dt_b_c_rms": True},
+    ),
+    "mamba2": Layout(
+        "mamba2", "mamba2", {**NO_ATTENTION, "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}, second,
+        lambda config: {**NONE, **SECOND},
+    ),
+    "nemotron_h": Layout(
+        "nemotron_h", "nemotron_h",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": None,
+         "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "mlp_bias": True},
+        nemotron,
+        lambda config: {**SECOND, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 48, 0, 0]},
+    ),
+    "granitehybrid": Layout(
+        "granitehybrid", "granitemoehybrid", {**GRANITE, "num_local_experts": 0}, granite,
+        lambda config: {**SECOND, **scales(config), "attention.head_count_kv": [0, 2, 0],
+                        "expert_shared_feed_forward_length": 40, "rope.scaling.finetuned": False},
+    ),
+    "granitehybrid, experts, rope": Layout(
+        "granitehybrid", "granitemoehybrid",
+        {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"}, granite,
+        lambda config: {**SECOND, **scales(config), "attention.head_count_kv": [0, 2, 0], "expert_count": 6,
+                        "expert_used_count": 2, "expert_shared_feed_forward_length": 40, "rope.scaling.finetuned": True},
+    ),
+    "falcon-h1": Layout(
+        "falcon-h1", "falcon_h1",
+        {**MAMBA2, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mlp_multipliers": [0.7, 1.3],
+         "ssm_multipliers": [0.5, 0.8, 1.2, 0.9, 1.1], "ssm_in_multiplier": 0.6, "ssm_out_multiplier": 0.7,
+         "attention_in_multiplier": 1.4, "attention_out_multiplier": 0.9, "key_multiplier": 0.5, "embedding_multiplier": 2.0,
+         "lm_head_multiplier": 0.6},
+        falcon, lambda config: SECOND,
+    ),
+    "jamba": Layout(
+        "jamba", "jamba",
+        {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 8}, jamba,
+        lambda config: {**ssm(4, 64, 8, 2), "attention.head_count_kv": [0, 0, 2], "expert_count": 4, "expert_used_count": 2},
+    ),
+    "lfm2": Layout(
+        "lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}, lfm2,
+        lambda config: {"attention.head_count_kv": [0, 2, 0], "feed_forward_length": 32, "shortconv.l_cache": 3},
+    ),
+}  # fmt: skip
