@@ -129,7 +129,7 @@ def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached:
         "nemotron",
         "cohere, scaled logits",
         "cohere2, windows",
-        "olmo",
+        "olmo, limited queries",
         "arcee",
     ],
 )

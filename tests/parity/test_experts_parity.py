@@ -92,6 +92,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "flex_olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "dbrx, limited queries": (
+        "dbrx",
+        {
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 500.0},
+            "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2},
+            "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+            "d_model": 32,
+            **dict.fromkeys(("hidden_size", "num_key_value_heads", "intermediate_size")),
+        },
+    ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": 2, "head_dim": 16}),
 }
 
@@ -117,7 +127,16 @@ def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: st
     check_cached(reference, (37, 30, 13))
 
 
-RECORDED = ["gpt_oss", "granitemoeshared", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "flex_olmo"]
+RECORDED = [
+    "gpt_oss",
+    "granitemoeshared",
+    "glm4_moe",
+    "dots1",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "flex_olmo",
+    "dbrx, limited queries",
+]
 
 
 @pytest.mark.parametrize("name", RECORDED)

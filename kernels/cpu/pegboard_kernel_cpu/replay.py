@@ -21,7 +21,7 @@ from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Poi
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
-POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh")
+POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "clamp")
 """Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
 
 PRODUCTS: dict[str, Callable[..., Any]] = {"clone": lambda x: 1.0, "div": lambda x, y: 1 / y, "square": lambda x: x}
@@ -105,6 +105,8 @@ class Recorder:
             return taken
         if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
             return args[0]  # type: ignore[no-any-return]
+        if name == "clamp":
+            args = _limited(*args)
         if name in PRODUCTS:
             name, args = "mul", (args[0], PRODUCTS[name](*args))
         if name in POINTWISE and (found := self._pointwise(name, *args)) is not None:
@@ -133,8 +135,8 @@ class Recorder:
         return out
 
     def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
-        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, max(x, 0) or sigmoid(x). Returns None
-        for all others."""
+        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, x limited to ±y for a number y, or an
+        activation of x. Returns None for all others."""
         if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
             return None
         arguments, reads, holds = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name)), {"x": x}, None
@@ -146,7 +148,7 @@ class Recorder:
             if y.shape != x.shape[1:] or y.dtype != x.dtype or not y.is_contiguous():
                 return None
             arguments.factors, holds = y.data_ptr(), y
-        elif name == "mul":
+        elif name in ("mul", "clamp"):
             arguments.factor = y
         elif name == "add":
             return None
@@ -254,6 +256,13 @@ class Recorder:
                 if written.buffer is value.buffer:
                     return call if name == "out" and written.place == value.place else None
         return None
+
+
+def _limited(x: Any, low: Any = None, high: Any = None) -> tuple[Any, float]:
+    """Return x and the limit of clamp(x, -limit, limit). Raises CannotRecord for all others."""
+    if not isinstance(high, int | float) or low != -high or high < 0:
+        raise refusal(f"computes clamp from {low!r} to {high!r}")
+    return x, float(high)
 
 
 def _overlap(one: Value, other: Value) -> bool:

@@ -132,6 +132,7 @@ COMPUTED = frozenset(
         "div",
         "clone",
         "index_select",
+        "clamp",
     )
 )
 

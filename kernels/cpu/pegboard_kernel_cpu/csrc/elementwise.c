@@ -169,10 +169,10 @@ typedef struct {
     const float *factors; /* [columns]; NULL = use `factor` */
     int64_t columns;
     int64_t kind; /* a Kind */
-    float factor;
+    float factor; /* CLAMP: results are limited to ± this */
 } Pointwise;
 
-typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH } Kind;
+typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, CLAMP } Kind;
 
 enum { CHUNK = 4096 }; /* columns of one task: rows of logits are divided among the threads */
 
@@ -204,7 +204,10 @@ EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
         const float *x = a->x + t * a->x_stride + first;
         const float *y = a->y ? a->y + t * a->y_stride + first : a->factors ? a->factors + first : NULL;
         float *restrict out = a->out + t * a->out_stride + first;
-        if (a->kind > SUM) activate((Kind)a->kind, x, out, columns);
+        float limit = a->factor;
+        if (a->kind == CLAMP)
+            for (int64_t c = 0; c < columns; c++) out[c] = x[c] < -limit ? -limit : x[c] > limit ? limit : x[c];
+        else if (a->kind > SUM) activate((Kind)a->kind, x, out, columns);
         else if (!y) for (int64_t c = 0; c < columns; c++) out[c] = x[c] * a->factor;
         else if (a->kind == SUM) for (int64_t c = 0; c < columns; c++) out[c] = x[c] + y[c];
         else for (int64_t c = 0; c < columns; c++) out[c] = x[c] * y[c];

@@ -6,6 +6,7 @@ MiniMax-M2       sigmoid scores, queries and keys normalized as a whole (MiniMax
 ERNIE 4.5        softmax scores with a correction, shared experts (Baidu 2025)
 FlexOlmo         OLMo 2 with experts (Shi et al. 2025)
 Hunyuan-A13B     a shared expert; queries and keys are normalized after their rotation (Tencent 2025)
+DBRX             LayerNorm without biases; queries, keys and values are limited (Databricks 2024)
 DeepSeekMoE, Ling   softmax scores, shared experts (Dai et al. 2024; Ling Team 2025)
 """
 
@@ -240,3 +241,45 @@ class DeepSeekMoe(Decoder):
             shared_width=width * (read(config, "n_shared_experts", int) or 0),
         )
         return with_experts(common(config, qkv_bias=bias, out_bias=bias), own, after_the_first(config))
+
+
+class Dbrx(Decoder):
+    """Its experts' matrices are stored below each other."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        attention, blocks = (_section(config, name) for name in ("attn_config", "ffn_config"))
+        activation = _section(blocks, "ffn_act_fn")
+        own = renamed(config, hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
+                      max_position_embeddings="max_seq_len")  # fmt: skip
+        own |= {
+            "num_key_value_heads": read(attention, "kv_n_heads", int),
+            "intermediate_size": read(blocks, "ffn_hidden_size", int),
+            "hidden_act": read(activation, "name", str) or "silu",
+            "rms_norm_eps": 1e-5,
+        }
+        if own.get("rope_parameters") is None:
+            own["rope_theta"] = read(attention, "rope_theta", float) or 10000.0
+        norm = blocks.get("moe_normalize_expert_weights", 1)
+        refuse({"moe_normalize_expert_weights": norm}, {"moe_normalize_expert_weights": 1})
+        names = Names(embedding="transformer.wte", layers="transformer.blocks", norm="transformer.norm_f",
+                      before_attention="norm_attn_norm.norm_1", before_mlp="norm_attn_norm.norm_2",
+                      attention="norm_attn_norm.attn", qkv=("Wqkv",), out="out_proj")  # fmt: skip
+        traits = common(own, names=names, norm="layer, no bias", qkv_limit=read(attention, "clip_qkv", float))
+        experts = ExpertTraits(
+            count=size_of(blocks, "moe_num_experts"),
+            width=size_of(blocks, "ffn_hidden_size"),
+            rule=RouterRule(size_of(blocks, "moe_top_k"), renormalize=norm is not None),
+            router="ffn.router.layer",
+            modules="ffn.experts.mlp",
+            names=("w1", "v1", "w2"),
+        )
+        return with_experts(traits, experts)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of the config; {} = it has none. Raises ModelError if it is something else."""
+    part = config.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise ModelError(f"the checkpoint's config has {name}={part!r}; expected an object")
+    return part

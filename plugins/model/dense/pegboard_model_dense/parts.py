@@ -160,16 +160,44 @@ class Rotate(Layer):
 
 
 class FlatExperts(Experts):
-    """Experts whose correction may be stored as [1, E] (Ernie)."""
+    """Experts whose correction may be stored as [1, E] (Ernie), and whose matrices may be below each other as [E · F, hidden],
+    the last one transposed (DBRX)."""
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        name = self.correction_name
-        return [WantedWeight(name) if each.name == name and available else each for each in super().declare(available)]
+        stacked = dict(available)
+        for name in (f"{self.build.path}.{each}" for each in self.names):
+            if name in stacked and len(stacked[name].shape) == 2:
+                stacked[name] = replace(stacked[name], shape=self._stacked(name))
+        found = []
+        for each in super().declare(stacked):
+            is_correction = each.name == self.correction_name and available
+            changed = stacked.get(each.name) is not available.get(each.name)
+            shape = None if is_correction else available[each.name].shape if changed else each.shape
+            found.append(WantedWeight(each.name, shape))
+        return found
+
+    def _stacked(self, name: str) -> tuple[int, int, int]:
+        is_last = name.endswith(f".{self.names[-1]}")
+        sizes = (self.hidden_size, self.intermediate_size) if is_last else (self.intermediate_size, self.hidden_size)
+        return self.num_experts, *sizes
 
     def accept(self, piece: WeightPiece) -> None:
-        if piece.name == self.correction_name and isinstance(piece.data, Tensor):
-            piece = replace(piece, data=piece.data.flatten())
+        if isinstance(piece.data, Tensor):
+            if piece.name == self.correction_name:
+                piece = replace(piece, data=piece.data.flatten())
+            elif piece.data.dim() == 2 and piece.name.removeprefix(f"{self.build.path}.") in self.names:
+                data = self._unfolded(piece)
+                piece = replace(piece, shape=tuple(data.shape), data=data)
         super().accept(piece)
+
+    def _unfolded(self, piece: WeightPiece) -> Tensor:
+        """Return [E · F, hidden] as a stack of the experts' matrices. Raises ModelError if the sizes do not fit."""
+        count, rows, columns = self.num_experts, self.intermediate_size, self.hidden_size
+        if tuple(piece.shape) != (count * rows, columns):
+            told = f"has shape {list(piece.shape)}; {count} experts need {[count * rows, columns]}"
+            raise ModelError(f"tensor {piece.name} {told}")
+        data: Tensor = piece.data.view(count, rows, columns)
+        return data.transpose(1, 2) if piece.name.endswith(f".{self.names[-1]}") else data
 
 
 class Rows:
