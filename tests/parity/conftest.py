@@ -49,7 +49,7 @@ def make_model(model_type: str, **values: Any) -> Any:
             spread = 1.5 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1.0 if name.endswith("sinks") else 0.1
             parameter.add_(torch.randn(parameter.shape) * spread)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn(buffer.shape) * 0.1)
     return model
 

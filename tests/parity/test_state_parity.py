@@ -18,6 +18,30 @@ GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "num_hidden_layers": None,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.8,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 40,
+}
+LFM = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.3,
+}
 QWEN = {  # queries, keys and heads are normalized: a larger epsilon keeps what is near zero from magnifying rounding errors
     "rms_norm_eps": 0.1,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -71,6 +95,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "num_hidden_layers": None}
         | {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "mlp_bias": True},
     ),
+    "nemotron_h, experts": ("nemotron_h", NEMOTRON),
+    "nemotron_h, latent experts": (
+        "nemotron_h",
+        {**NEMOTRON, "moe_latent_size": 16, "mlp_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "lfm2_moe": ("lfm2_moe", LFM),
+    "lfm2_moe, no correction": ("lfm2_moe", {**LFM, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}),
     "qwen3_next": ("qwen3_next", QWEN),
     "qwen3_next, dense": (
         "qwen3_next",

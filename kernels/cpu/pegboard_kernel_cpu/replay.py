@@ -152,9 +152,9 @@ class Recorder:
             arguments.factor = y
         elif name == "add":
             return None
-        out = self.value(x.shape[1])
-        self.emit(Call("pointwise", arguments, reads, {"out": out}, holds))
-        return out
+        out: Any = new(x, x.shape[1])
+        submit(x, Call("pointwise", arguments, reads, {"out": out}, holds))
+        return out  # type: ignore[no-any-return]
 
     def _makers(self, y: Any) -> list[Call]:
         """Return the linear kernels that wrote y, [] if others wrote it too or if it was read already."""

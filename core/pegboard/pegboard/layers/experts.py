@@ -26,7 +26,8 @@ class Experts(Layer):
     all experts below each other: one per name, or `merged` with gate and up of each expert ("….experts.gate_up_proj", [E, 2F,
     hidden]). Stacked tensors are handed to the quantization method as if each expert had its own, so it does not know about them.
 
-    bias: gate, up and down have biases. clamped: alpha and limit of gpt-oss' activation (`ops.clamped_swiglu`).
+    names: without the first one, experts have no gate: down(relu(up(x))²), and activation is "relu2". bias: gate, up and down
+    have biases. clamped: alpha and limit of gpt-oss' activation (`ops.clamped_swiglu`).
     is_transposed: stacked floats are [E, in, out]. is_interleaved: gate and up alternate in `merged`. correction: name of the
     tensor [E] that corrects the choice (see `ops.route`). weighs_input: the weights are multiplied with the input of the experts,
     not with their output (Llama 4).
@@ -41,7 +42,7 @@ class Experts(Layer):
         *,
         rule: RouterRule | None,
         activation: str = "silu",
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
         merged: str = "gate_up_proj",
         bias: bool = False,
         clamped: tuple[float, float] | None = None,
@@ -51,8 +52,8 @@ class Experts(Layer):
         weighs_input: bool = False,
     ) -> None:
         super().__init__(build)
-        if activation not in OPS:
-            raise ModelError(f"{build.path}: unknown activation {activation!r}; known: {', '.join(OPS)}")
+        if activation not in (known := tuple(OPS) if len(names) == 3 else ("relu2",)):
+            raise ModelError(f"{build.path}: unknown activation {activation!r}; known: {', '.join(known)}")
         if rule is not None and (not 0 < rule.top_k <= num_experts or num_experts % rule.num_groups):
             raise ModelError(f"{build.path}: {rule} does not fit {num_experts} experts")
         self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
@@ -68,9 +69,9 @@ class Experts(Layer):
         index = self._per_expert(own)
         own |= {name: entry for name, (entry, *_) in index.items()}
         self.is_merged = any(name.startswith(f"{self.build.path}.0.{self.merged}.") for name in index)
-        gate, up, down = self.names
+        *before, down = self.names
         width = self.intermediate_size
-        first = {self.merged: 2 * width} if self.is_merged else {gate: width, up: width}
+        first = {self.merged: 2 * width} if self.is_merged else dict.fromkeys(before, width)
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
         self.methods, self.biases = [], []
         wanted: dict[str, WantedWeight] = {}
@@ -156,7 +157,7 @@ class Experts(Layer):
             bias = self.biases[index].data.view(num_experts, -1) if self.wants_bias else None
             calls.append(bind_experts(kernels, num_experts, bias))
         first, down = calls
-        activation = kernels[OPS[self.activation]]
+        activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
         if self.clamped is not None:
             (alpha, limit), alternates = self.clamped, self.is_merged and self.is_interleaved
             activation = partial(kernels["clamped_swiglu"], alpha=alpha, limit=limit, interleaved=alternates)
@@ -178,3 +179,7 @@ class Experts(Layer):
                 return compute(x, weights, ids, shared, gate)
 
             self.forward = forward
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return x.relu().square()

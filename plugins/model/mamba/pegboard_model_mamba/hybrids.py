@@ -3,7 +3,6 @@
 Bamba      Mamba-2, attention in some layers, half of each head's channels rotated (IBM et al. 2024)
 Granite 4  Mamba-2, attention without positions in some layers, experts and a shared expert (IBM 2025)
 Jamba      Mamba, attention without positions in every eighth layer, experts in every second (Lieber et al. 2024)
-LFM2       gated short convolutions, attention in some layers (Liquid AI 2025)
 Falcon-H1  Mamba-2 and attention side by side in every layer (Zuo et al. 2025)
 """
 
@@ -26,7 +25,7 @@ from pegboard_model_mamba.decoder import (
     head_size,
     scaled,
 )
-from pegboard_model_mamba.mixers import GatedConv, Mamba, Mamba2, Mamba2Shape, MambaShape
+from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
 from pegboard_model_mamba.pure import step_limits, step_rank
 
 IS_ATTENTION = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False, "conv": False}
@@ -132,35 +131,6 @@ class JambaModel(HybridModel):
         block, rule = build.at("feed_forward"), RouterRule(read(config, "num_experts_per_tok", int) or 2)
         sizes = size_of(config, "hidden_size"), size_of(config, "intermediate_size")
         return ExpertsBlock(block.at("router"), Experts(block.at("experts"), num_experts, *sizes, rule=rule))
-
-
-class Lfm2Model(StateDecoder):
-    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "norm_eps", float) or 1e-5
-        width, bias = read(config, "conv_L_cache", int) or 3, bool(read(config, "conv_bias", bool))
-        kinds, inner = layer_kinds(config, "layer_types"), self.feed_forward_width(config)
-
-        def make(build: Build, index: int) -> nn.Module:
-            mixer: nn.Module
-            if kinds[index]:
-                own, norms = build.at("self_attn"), ("q_layernorm", "k_layernorm")
-                mixer = SelfAttention(own, index, config, rope=lambda: self.rope, norms=norms, eps=eps, output="out_proj")
-            else:
-                mixer = GatedConv(build.at("conv"), index, hidden, width, bias)
-            block = FeedForward(build.at("feed_forward"), hidden, inner, names=("w1", "w3", "w2"))
-            return Block(build, hidden, eps, [("operator_norm", mixer), ("ffn_norm", block)])
-
-        names = Names(norm="embedding_norm")
-        super().__init__(config, build, make, eps=eps, names=names, rotary_dim=head_size(config), is_tied=True)
-
-    def feed_forward_width(self, config: Mapping[str, Any]) -> int:
-        """Return the channels of gate and up, which the config may give before they are adjusted."""
-        width = read(config, "block_ff_dim", int) or size_of(config, "intermediate_size")
-        if read(config, "block_auto_adjust_ff_dim", bool) is False:
-            return width
-        width = int((read(config, "block_ffn_dim_multiplier", float) or 1.0) * int(2 * width / 3))
-        multiple = read(config, "block_multiple_of", int) or 256
-        return -(-width // multiple) * multiple
 
 
 class FalconH1Model(StateDecoder):

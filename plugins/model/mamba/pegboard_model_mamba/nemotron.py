@@ -1,4 +1,5 @@
-"""Nemotron-H (NVIDIA 2025). A layer is either Mamba-2, attention without positions, or a feed-forward block with squared ReLU."""
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025). A layer is either Mamba-2, attention without positions, a feed-forward block with
+squared ReLU, or experts of the same form."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Linear, read, size_of
+from pegboard.layers import Build, Experts, Linear, RouterRule, read, size_of
 from pegboard_model_mamba.decoder import Block, Names, SelfAttention, StateDecoder
 from pegboard_model_mamba.mixers import Mamba2, Mamba2Shape
 
@@ -47,6 +48,8 @@ class NemotronHModel(StateDecoder):
                 part = Mamba2(own, index, shape)
             elif kinds[index] == "full_attention":
                 part = SelfAttention(own, index, attention)
+            elif kinds[index] == "moe":
+                part = LatentExperts(own, config, bias)
             else:
                 part = SquaredReLU(own, hidden, size_of(config, "intermediate_size"), bias)
             return Block(build, hidden, eps, [("norm", part)])
@@ -69,14 +72,48 @@ class SquaredReLU(nn.Module):
         return out
 
 
+class LatentExperts(nn.Module):
+    """[T, hidden] → [T, hidden]: experts and a shared expert. The chosen experts may compute fewer channels, between two
+    projections that they share."""
+
+    def __init__(self, build: Build, config: Mapping[str, Any], bias: bool) -> None:
+        super().__init__()
+        hidden, latent = size_of(config, "hidden_size"), read(config, "moe_latent_size", int)
+        num_experts, width = size_of(config, "n_routed_experts"), size_of(config, "moe_intermediate_size")
+        rule = RouterRule(
+            size_of(config, "num_experts_per_tok"),
+            score="sigmoid",
+            renormalize=read(config, "norm_topk_prob", bool) is not False,
+            scale=read(config, "routed_scaling_factor", float) or 1.0,
+            num_groups=read(config, "n_group", int) or 1,
+            top_groups=read(config, "topk_group", int) or 1,
+            group_best=2,
+        )
+        self.gate = Linear(build.at("gate"), hidden, num_experts)
+        self.before = self.after = None
+        if latent:
+            self.before = Linear(build.at("fc1_latent_proj"), hidden, latent, bias=bias)
+            self.after = Linear(build.at("fc2_latent_proj"), latent, hidden, bias=bias)
+        correction, names = f"{build.path}.gate.e_score_correction_bias", ("up_proj", "down_proj")
+        self.experts = Experts(build.at("experts"), num_experts, latent or hidden, width, rule=rule, activation="relu2",
+                               names=names, correction=correction)  # fmt: skip
+        shared = size_of(config, "moe_shared_expert_intermediate_size")
+        self.shared = SquaredReLU(build.at("shared_experts"), hidden, shared, bias)
+
+    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
+        logits, shared = self.gate(hidden), self.shared.forward(hidden)
+        if self.before is None or self.after is None:
+            return self.experts(hidden, logits, shared)
+        return self.after(self.experts(self.before(hidden), logits)) + shared
+
+
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:
     """Return the kind of each layer. The config has a list, or a text with a letter for each. Raises ModelError if a kind is not
     served."""
     pattern = read(config, "hybrid_override_pattern", str) or ""
     named = read(config, "layers_block_type", list[str]) or [PATTERN.get(letter, letter) for letter in pattern]
     kinds = [OLDER.get(kind, kind) for kind in named]
-    served = ("linear_attention", "full_attention", "mlp")
-    if not kinds or not set(kinds) <= set(served):
-        told = f"served are {', '.join(served)}; experts without a gate (moe) are not served yet"
+    if not kinds or not set(kinds) <= set(PATTERN.values()):
+        told = f"served are {', '.join(PATTERN.values())}"
         raise ModelError(f"the checkpoint's config has layers of the kinds {sorted(set(kinds))}; {told}")
     return kinds

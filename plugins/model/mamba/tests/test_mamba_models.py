@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_mamba.hybrids import BambaModel, FalconH1Model, GraniteHybridModel, Lfm2Model
+from pegboard_model_mamba.hybrids import BambaModel, FalconH1Model, GraniteHybridModel
+from pegboard_model_mamba.lfm import Lfm2Model
 from pegboard_model_mamba.minimax import MiniMaxModel, decay_rates
 from pegboard_model_mamba.nemotron import NemotronHModel
 from pegboard_model_mamba.pure import Mamba2Model, MambaModel, step_limits
@@ -39,8 +40,8 @@ QWEN: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 MINIMAX: dict[str, Any] = {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]}
-NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "FalconH1", "NemotronH", "Qwen3Next",
-         "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
+NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "FalconH1", "NemotronH",
+         "Qwen3Next", "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +112,7 @@ def test_step_limits() -> None:
         (GraniteHybridModel, {**HYBRID, "layer_types": ["mamba"]}, "for each of num_hidden_layers"),
         (Lfm2Model, {**COMMON, "layer_types": ["conv", "linear"]}, "layer_types=.*expected one of"),
         (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
-        (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "ME"}, "experts without a gate .moe. are not served yet"),
+        (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "MX"}, "kinds .'X', .*served are linear_attention"),
         (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
         (MiniMaxModel, {**MINIMAX, "postnorm": False}, "postnorm=False.*served are postnorm=true"),
         (MiniMaxModel, {**MINIMAX, "shared_intermediate_size": 8}, "served are .* no shared experts"),
