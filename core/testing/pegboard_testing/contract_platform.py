@@ -57,6 +57,20 @@ class PlatformContract:
         first += 1
         assert int(first.sum()) == 4096 and int(second.sum()) == 0
 
+    def test_released_memory_comes_back_at_the_same_address(self) -> None:
+        platform: Any
+        platform, device = self.started()
+        if not hasattr(platform, "release"):
+            return
+        weight = torch.arange(100_003, dtype=torch.float32, device=device.name)[3:]
+        cache, before, address = platform.zeros(1 << 20), weight.clone(), weight.data_ptr()
+        cache += 1
+        restore = platform.release([weight], keep=True)
+        drop = platform.release([cache], keep=False)
+        restore(), drop()
+        assert weight.data_ptr() == address and torch.equal(weight, before)
+        assert not cache.any(), "the KV cache is zero"
+
     def test_defaults_are_engine_settings_with_valid_values(self) -> None:
         """Every checkpoint type gets a complete set of defaults, and the same set every time."""
         platform, device = self.started()

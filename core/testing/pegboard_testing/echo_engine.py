@@ -136,6 +136,8 @@ class EchoEngine:
             return None
         if action == "reset_prefix_cache":
             return not self.running
+        if action == "is_sleeping":
+            return False
         if action == "echo":
             return arguments
         if action == "aborted":

@@ -85,6 +85,7 @@ class FakeEngine:
         kv_events: bool = False,
         failing_step: int | None = None,
         clock: Callable[[], float] | None = None,
+        can_sleep: bool = False,
         plan: KVPlan | None = None,
         **limits: Any,
     ) -> None:
@@ -131,6 +132,7 @@ class FakeEngine:
             has_priority=by_priority,
             kv_events=kv_events,
             plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
+            can_sleep=can_sleep,
             clock=clock or time.time,
         )
         self.results: dict[tuple[str, int], Result] = {}

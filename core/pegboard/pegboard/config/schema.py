@@ -107,6 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_parallel_size: Annotated[int, doc("Number of pipeline stages; each holds consecutive layers on its own ranks")] = 1
     attention_backend: Annotated[str | None, doc("Attention plugin; default: the best one that can run the model")] = None
     sampler: Annotated[str | None, doc("Sampler plugin")] = None
+    enable_sleep_mode: Annotated[bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")] = False
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits

@@ -83,6 +83,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         metrics=_metrics(registry, plan, config, limits, kv_plan),
         plugin_modules=registry.modules(),
         decisions=registry.describe_decisions,
+        can_sleep=config.enable_sleep_mode,
     )
 
 

@@ -23,6 +23,7 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
+from pegboard.engine.pauses import Pauses
 from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
@@ -46,7 +47,8 @@ class Engine:
     connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
     the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
     checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
-    decisions: returns the plugins that were chosen for this engine, and why. clock: returns seconds on the same clock as
+    decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set. clock:
+    returns seconds on the same clock as
     `EngineRequest.arrival_s`.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
@@ -66,6 +68,7 @@ class Engine:
         kv_events: bool = False,
         plugin_modules: Mapping[str, str] | None = None,
         decisions: Callable[[], list[dict[str, Any]]] = list,
+        can_sleep: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
@@ -83,10 +86,25 @@ class Engine:
         self._drains = False  # an adapter waits until no step is in flight
         self._dead: str | None = None
         self._plugin_modules = plugin_modules or {}
+        self._pauses = Pauses(
+            self._queues,
+            self._scheduler,
+            enter=self._enter,
+            finish_steps=self._finish_steps,
+            reset=self._reset_prefix_cache,
+            call=executor.call,
+            can_sleep=can_sleep,
+        )
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
             "reset_prefix_cache": self._reset_prefix_cache,
             "call": self._call,
+            "pause": self._pauses.pause,
+            "resume": self._pauses.resume,
+            "is_paused": lambda: self._pauses.mode is not None,
+            "sleep": self._pauses.sleep,
+            "wake_up": self._pauses.wake_up,
+            "is_sleeping": lambda: self._pauses.is_sleeping,
             "decisions": decisions,
             "add_lora": lambda lora: self._loras().add(msgspec.convert(lora, LoRARequest)),
             "remove_lora": lambda lora_id: self._loras().remove(lora_id),
@@ -102,22 +120,28 @@ class Engine:
         empty or too long, a token id is outside the vocabulary, the request id is in use, …), and Overloaded if the queue is
         full."""
         self._must_live()
-        if request.request_id in self._queues.completions:
+        if request.request_id in self._queues.completions or request.request_id in self._pauses.held:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
         check_request(request, self.limits, has_priority=self._has_priority)
         constraint = request.params.structured_outputs
         if constraint is not None:
             self._grammars.check(constraint)
-        most, waiting = self.limits.max_num_queued_reqs, self._queues.num_waiting
+        most, waiting = self.limits.max_num_queued_reqs, self._num_waiting
         if waiting + request.params.n > most:
             raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         if request.lora is not None:
             request = msgspec.structs.replace(request, lora=self._queues.loras.arrive(request.lora))
+        if self._pauses.mode is not None:
+            self._pauses.held[request.request_id] = request
+        else:
+            self._enter(request)
+
+    def _enter(self, request: EngineRequest) -> None:
         with self._dying():
             for completion in completions_of(request):
-                if constraint is not None:
+                if request.params.structured_outputs is not None:
                     self._grammars.start(completion)
                 self._queues.add(completion)
 
@@ -126,6 +150,8 @@ class Engine:
         ids are ignored, because the request may just have finished. reason: the finish reason."""
         with self._dying():
             for name in request_ids:
+                if (held := self._pauses.held.pop(name, None)) is not None:
+                    self._enter(held)
                 completions = self._queues.completions.get(name) or filter(None, [self._queues.requests.get(name)])
                 for request in list(completions):
                     self._queues.fail(request, reason)
@@ -136,7 +162,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests, steps in flight, open KV transfers, or deltas to return."""
         queues = self._queues
-        return bool(queues.requests or self._in_flight or queues.deltas or queues.is_transferring)
+        can_run = bool(queues.requests) and not self._scheduler.is_paused
+        return bool(can_run or self._in_flight or queues.deltas or queues.is_transferring)
 
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
@@ -203,10 +230,14 @@ class Engine:
             self._drop_adapters()
         metrics.publish(self._gauges(), self._kv.take_events())
 
+    @property
+    def _num_waiting(self) -> int:
+        return self._queues.num_waiting + sum(request.params.n for request in self._pauses.held.values())
+
     def _gauges(self) -> dict[str, float]:
         return {
             "num_requests_running": len(self._queues.running),
-            "num_requests_waiting": self._queues.num_waiting,
+            "num_requests_waiting": self._num_waiting,
             "kv_cache_usage_perc": self._kv.pool.usage,
         }
 
@@ -247,6 +278,8 @@ class Engine:
                     self._finish_oldest()
                 for request in list(self._queues.running):
                     self._queues.preempt(request)
+                while self._queues.reclaim():
+                    pass
         is_reset = self._kv.pool.reset()
         if is_reset:
             self._queues.connectors.reset()

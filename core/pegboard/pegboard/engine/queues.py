@@ -141,7 +141,7 @@ class Queues:
             request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
             self._wait(request)
 
-    def reclaim(self, need: Request) -> bool:
+    def reclaim(self, need: Request | None = None) -> bool:
         """Free the blocks that a connector has loaded for another waiting request, as the last resort before `need` itself must
         wait. Return False if no request has such blocks."""
         for other in reversed(self.requests.values()):

@@ -51,7 +51,9 @@ class InFlight:
 
 
 class Scheduler:
-    """The engine's thread calls `schedule` before a step is submitted, and `update` when its result has arrived, in the same
+    """is_paused: no request computes anything; steps only poll for KV transfers.
+
+    The engine's thread calls `schedule` before a step is submitted, and `update` when its result has arrived, in the same
     order."""
 
     def __init__(self, limits: Limits, queues: Queues, grammars: Grammars, metrics: StepMetrics) -> None:
@@ -64,6 +66,7 @@ class Scheduler:
         self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
+        self.is_paused = False
 
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only KV transfers are open: the
@@ -74,9 +77,10 @@ class Scheduler:
         if self._pacing is not None:
             budget = self._pacing.limit(budget, load)
         plan = StepPlan(budget)
-        self._plan_running(plan)
-        if not plan.has_preempted:
-            self._prefill.admit(plan)
+        if not self.is_paused:
+            self._plan_running(plan)
+            if not plan.has_preempted:
+                self._prefill.admit(plan)
         if not plan.entries and (self._steps or not self._queues.is_transferring):
             return None
         batch, drafts, copies = build_batch(self._num_steps, plan, self._queues, self._limits)

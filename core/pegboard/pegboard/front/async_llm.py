@@ -41,6 +41,7 @@ from pegboard.engine.metrics.sinks import Sinks
 from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
+from pegboard.front.pauses import AsyncPauses
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, Sample
@@ -76,7 +77,7 @@ def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples
     return plan, registry
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncPauses):
     """The engine client of one model. All methods except the constructors must be called on one event loop.
 
     It is created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The constructor starts
@@ -377,9 +378,18 @@ class AsyncLLM:
         """Raise EngineDeadError if the engine is dead."""
         self._refuse_if_dead()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use."""
-        return bool(await self.control("reset_prefix_cache"))
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks. Return False and do nothing while some are in use, unless `reset_running_requests` makes the
+        running requests compute their tokens again."""
+        return bool(await self.control("reset_prefix_cache", reset_running_requests=reset_running_requests))
+
+    async def start_profile(self, path: str) -> None:
+        """Start the platform's profiler, which writes below the folder `path`."""
+        await self.control("call", method="profile", args=[path])
+
+    async def stop_profile(self) -> None:
+        """Stop the profiler and write what it measured."""
+        await self.control("call", method="profile", args=[None])
 
     async def adapter(self, name: str) -> "LoRARequest | None":
         return None

@@ -20,6 +20,7 @@ from pegboard.config.schema import Settings
 from pegboard.data.output import MetricValue, RequestOutput
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from pegboard.engine.pauses import PauseMode
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
@@ -84,6 +85,8 @@ class LLM:
         defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong, raises
         RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
         """
+        if self.is_sleeping():
+            raise RequestError("the engine sleeps; call wake_up first")
         all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         all_params = _per_prompt("sampling_params", default, len(all_prompts))
@@ -178,9 +181,38 @@ class LLM:
         """Return SamplingParams with the model's own defaults (generation_config and overrides)."""
         return SamplingParams(**self.llm_engine.plan.default_params)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use."""
-        return bool(self.llm_engine.engine.control("reset_prefix_cache"))
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks. Return False and do nothing while some are in use, unless `reset_running_requests` makes the
+        running requests compute their tokens again."""
+        return bool(self.llm_engine.engine.control("reset_prefix_cache", reset_running_requests=reset_running_requests))
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Release memory until `wake_up`. level 0: none, only stop; 1: the KV cache, and the weights after they were saved
+        outside of it; 2: both, and the weights are read from the checkpoint again. mode: what becomes of requests that were added
+        to `llm_engine`, "abort", "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises ConfigError
+        if the platform cannot release memory or there is no room to save the weights."""
+        engine = self.llm_engine
+        if mode == "wait" and engine.has_unfinished_requests():
+            raise RequestError("requests are not finished; call llm_engine.step() until they are", parameter="mode")
+        while not engine.engine.control("sleep", level=level, mode=mode):
+            engine.engine.step()  # until KV transfers have ended
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Take the memory with these tags again, "weights" or "kv_cache"; None = all of it. The engine serves again when it has
+        all its memory. Return whether it does."""
+        return bool(self.llm_engine.engine.control("wake_up", tags=tags))
+
+    def is_sleeping(self) -> bool:
+        """Return whether the engine sleeps, also if only a part of its memory is missing."""
+        return bool(self.llm_engine.engine.control("is_sleeping"))
+
+    def start_profile(self, path: str) -> None:
+        """Start the platform's profiler, which writes below the folder `path`."""
+        self.llm_engine.engine.control("call", method="profile", args=[path])
+
+    def stop_profile(self) -> None:
+        """Stop the profiler and write what it measured."""
+        self.llm_engine.engine.control("call", method="profile", args=[None])
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`. The names

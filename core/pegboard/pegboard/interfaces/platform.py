@@ -134,3 +134,12 @@ class Platform(Protocol):
 
     def profile(self, path: Path | None) -> None:
         """Start the device profiler, which writes below `path`. If `path` is None, stop it."""
+
+
+class ReleasingPlatform(Protocol):
+    """An optional addition to the Platform: it can give memory back while the engine sleeps."""
+
+    def release(self, tensors: "Sequence[Tensor]", *, keep: bool) -> "Callable[[], None]":
+        """Give the memory of these tensors back. Their addresses stay reserved. Call the returned function before they are used
+        again: it brings back their contents if `keep`, else they are zero or what they were when the memory was mapped. Raises
+        ConfigError, before anything has changed, if the contents cannot be kept."""

@@ -7,7 +7,7 @@ finished weights plus one layer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tqdm import tqdm
 
@@ -18,18 +18,28 @@ from pegboard.log import get_logger
 
 log = get_logger(__name__)
 
+Declared = Mapping[Layer, list[WantedWeight]]
+"""The tensors that each layer needs."""
+
 SHOWN = 8
 """Number of names that an error lists at most."""
 
 
-def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> None:
-    """Give every declared layer its pieces. Raises ModelError, which names the tensors that the checkpoint lacks, or
-    one that has another shape."""
+def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> Declared:
+    """Declare every layer and give it its pieces. Return what was declared, for a reload. Raises ModelError, which names the
+    tensors that the checkpoint lacks, or one that has another shape."""
+    declared = {layer: layer.declare(checkpoint.tensors) for layer in layers}
+    fill_layers(declared, loader, checkpoint)
+    return declared
+
+
+def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint) -> None:
+    """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. Raises ModelError,
+    before anything is written if the checkpoint lacks tensors or has one with another shape."""
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted: dict[str, WantedWeight] = {}
-    for layer in layers:
-        own = layer.declare(checkpoint.tensors)
+    for layer, own in declared.items():
         waiting[layer] = len(own)
         for weight in own:
             owners.setdefault(weight.name, []).append(layer)

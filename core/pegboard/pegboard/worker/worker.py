@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from pegboard.interfaces.platform import Device, PlatformSetup, Replay
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup, RepackCache
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup, WeightLoaderSpec
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
 from pegboard.layers import Build
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
@@ -37,8 +37,9 @@ from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, load_weights
+from pegboard.worker.model_loader import bind_layers, fill_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.weight_memory import WeightMemory
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -76,15 +77,17 @@ class Worker:
         """Take the device, build the model and load its weights. Raises ModelError, ConfigError or PluginError."""
         self.declare()
         checkpoint = self.plan.checkpoint
-        loader_entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
-        loader = self.registry.build(loader_entry, WeightLoaderSetup(seed=self.config.seed))
-        load_weights(self.build.declared.layers, loader, checkpoint)
+        self.declared = load_weights(self.build.declared.layers, self._loader(checkpoint), checkpoint)
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
         specs = self.attention.kv_specs()
         if self.config.calculate_kv_scales:
             self._calculate_kv_scales(specs)
         return WorkerReady(self.rank, specs, self._kv_memory_bytes(specs), weight_bytes, self.attention.layout())
+
+    def _loader(self, checkpoint: Checkpoint) -> WeightLoader:
+        entry = self.registry.choose("weight_loader", Need(), explicit=checkpoint.format).require()
+        return self.registry.build(entry, WeightLoaderSetup(seed=self.config.seed))
 
     def declare(self) -> None:
         """Take the device, build the model without weights, and choose the attention backends. Raises as `load` does."""
@@ -317,6 +320,24 @@ class Worker:
             if spec.adapters is not None and any(next(folder.glob(pattern), None) for pattern in spec.file_patterns):
                 return import_part(entry, spec.adapters, "adapters")(folder, self.plan.checkpoint)
         raise ModelError(f"no installed weight loader reads the adapter in {folder}")
+
+    def sleep(self, level: int) -> None:
+        """Release the memory of the KV cache and of the weights. level 1: the weights are saved; 2: they are read again."""
+        release = getattr(self.platform, "release", None)
+        if release is None:
+            raise ConfigError(f"the platform {self.platform_name} cannot release memory; level 0 pauses the engine and keeps it")
+        weights = WeightMemory(self.build.declared.layers, release, partial(self._fill, self.plan.checkpoint))
+        weights.sleep(level)
+        views = [view for tensors in self.running.parts.views.values() for view in tensors.values()]
+        self.asleep = {"weights": weights.wake_up, "kv_cache": release(views, keep=False)}
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Take the memory of these parts again, "weights" or "kv_cache". The KV cache is zero."""
+        for tag in tags:
+            self.asleep[tag]()
+
+    def _fill(self, checkpoint: Checkpoint) -> None:
+        fill_layers(self.declared, self._loader(checkpoint), checkpoint)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

@@ -14,11 +14,12 @@ from starlette.routing import BaseRoute, Route
 
 from pegboard.interfaces.api import ApiSetup
 from pegboard_api_admin.errors import error_body
+from pegboard_api_admin.pauses import PauseRoutes
 from pegboard_api_admin.query import read_flags, read_query
 
 
 class AdminApi:
-    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins."""
+    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of `PauseRoutes`."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -28,6 +29,7 @@ class AdminApi:
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/v1/pegboard/plugins", self._plugins, methods=["GET"]),
+            *PauseRoutes(self._client).routes(),
         ]
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:

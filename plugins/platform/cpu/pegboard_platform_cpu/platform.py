@@ -8,12 +8,13 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
+from pegboard_platform_cpu.release import release
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,10 @@ class CPUPlatform:
                 "kv_cache_memory_bytes"
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
+
+    def release(self, tensors: "Sequence[torch.Tensor]", *, keep: bool) -> Callable[[], None]:
+        """Drop the pages, as `pegboard_platform_cpu.release` says."""
+        return release(tensors, keep=keep)
 
     def copies(self) -> None:
         """Return None, because the host computes."""

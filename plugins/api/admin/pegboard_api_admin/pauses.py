@@ -1,0 +1,101 @@
+"""The routes of the api `admin` that pause the engine, let it sleep, and end requests. They are vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pegboard.errors import MalformedRequest
+from pegboard.interfaces.api import EngineClient
+from pegboard_api_admin.query import read_query
+
+MODES = ("abort", "wait", "keep")
+TAGS = ("weights", "kv_cache", "scheduling")
+
+POLL_S = 0.01
+"""Seconds between two questions whether the engine has stopped."""
+
+
+class AbortBody(BaseModel):
+    """Body of POST /abort_requests. Unknown ids are ignored, because the request may just have finished."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_ids: list[str]
+
+
+class PauseRoutes:
+    """POST /pause, /resume, /sleep, /wake_up and /abort_requests, GET /is_paused and /is_sleeping."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route("/pause", self._pause, methods=["POST"]),
+            Route("/resume", self._resume, methods=["POST"]),
+            Route("/is_paused", self._is_paused, methods=["GET"]),
+            Route("/sleep", self._sleep, methods=["POST"]),
+            Route("/wake_up", self._wake_up, methods=["POST"]),
+            Route("/is_sleeping", self._is_sleeping, methods=["GET"]),
+            Route("/abort_requests", self._abort_requests, methods=["POST"]),
+        ]
+
+    async def _pause(self, request: Request) -> Response:
+        """Stop computing; requests that arrive wait. ?mode=abort (the default), wait or keep says what becomes of the running
+        ones. ?clear_cache=false keeps the prefix cache. Answers when the engine has stopped."""
+        flags = ("true", "false", "1", "0")
+        query = read_query(request, {"mode": MODES, "clear_cache": flags})
+        clears = query.get("clear_cache", "true") in ("true", "1")
+        await self._until("pause", mode=query.get("mode", "abort"), clear_cache=clears)
+        return JSONResponse({"status": "paused"})
+
+    async def _resume(self, request: Request) -> Response:
+        """End a pause, and serve the requests that have arrived meanwhile."""
+        read_query(request, {})
+        await self._client.control("resume")
+        return JSONResponse({"status": "resumed"})
+
+    async def _is_paused(self, request: Request) -> Response:
+        """Whether the engine is paused or sleeps."""
+        read_query(request, {})
+        return JSONResponse({"is_paused": bool(await self._client.control("is_paused"))})
+
+    async def _sleep(self, request: Request) -> Response:
+        """Pause and release memory. ?level=0 releases none; 1 (the default) the KV cache, and the weights after they were saved;
+        2 both, and the weights are read from the checkpoint again. ?mode= as in /pause. Needs --enable-sleep-mode."""
+        query = read_query(request, {"level": ("0", "1", "2"), "mode": MODES})
+        await self._until("sleep", level=int(query.get("level", "1")), mode=query.get("mode", "abort"))
+        return Response()
+
+    async def _wake_up(self, request: Request) -> Response:
+        """Take the memory again: all of it, or that of ?tags=weights or ?tags=kv_cache. Then the engine serves."""
+        read_query(request, {"tags": TAGS})
+        await self._client.control("wake_up", tags=request.query_params.getlist("tags") or None)
+        return Response()
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        """Whether the engine sleeps, also if only a part of its memory is missing."""
+        read_query(request, {})
+        return JSONResponse({"is_sleeping": bool(await self._client.control("is_sleeping"))})
+
+    async def _abort_requests(self, request: Request) -> Response:
+        """End requests with finish reason "abort"."""
+        read_query(request, {})
+        try:
+            body = AbortBody.model_validate_json(await request.body())
+        except ValidationError as error:
+            told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors())
+            raise MalformedRequest(f"expected a JSON object with request_ids, a list of strings: {told}") from error
+        await self._client.control("abort", request_ids=body.request_ids)
+        return Response()
+
+    async def _until(self, action: str, **arguments: object) -> None:
+        """Repeat an action until the engine has stopped."""
+        while await self._client.control(action, **arguments) is False:
+            await asyncio.sleep(POLL_S)

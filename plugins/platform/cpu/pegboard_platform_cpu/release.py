@@ -1,0 +1,106 @@
+"""Gives whole pages of tensors back to the system, and fills them again. Their addresses stay mapped meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from pegboard.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE = mmap.PAGESIZE
+
+MOST_BYTES = 1 << 30
+"""The largest number of bytes of one read or write; Linux transfers at most 2 GiB."""
+
+Range = tuple[int, int]
+"""The first address, and the address after the last one."""
+
+
+def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None]:
+    """Drop the whole pages of the tensors' storages. Other memory may share the first and the last page, so these stay.
+
+    keep: the pages are first written to a temporary file without a name. Pages of a mapped file that nobody has written to need
+    no copy, because the system reads them from their file again. The returned function reads the temporary file back. Raises
+    ConfigError if there is no room for the file; all pages are still there then.
+    """
+    ranges = list(_whole_pages(tensors))
+    mapped = _unwritten_files() if keep else []
+    kept = [part for part in ranges if not any(start <= part[0] and part[1] <= stop for start, stop in mapped)] if keep else []
+    file = _save(kept) if kept else None
+    for start, stop in ranges:
+        _drop(start, stop - start)
+
+    def restore() -> None:
+        if file is not None:
+            with file:
+                for start, stop in kept:
+                    _read(file, _memory(start, stop))
+
+    return restore
+
+
+def _whole_pages(tensors: Iterable[torch.Tensor]) -> Iterator[Range]:
+    """Yield the whole pages of the storages in ascending order. The ranges do not overlap."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    last = 0
+    for first, end in sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages):
+        start, stop = max(-(-first // PAGE) * PAGE, last), end // PAGE * PAGE
+        if start < stop:
+            yield start, stop
+            last = stop
+
+
+def _unwritten_files() -> list[Range]:
+    """Return the mappings of files in which every page is still the file's."""
+    found: list[Range] = []
+    current: Range | None = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            start, stop = (int(address, 16) for address in name.split("-"))
+            current = (start, stop) if values[3] != "0" else None
+        elif name == "Anonymous:" and values[0] == "0" and current is not None:
+            found.append(current)
+    return found
+
+
+def _save(ranges: Sequence[Range]) -> IO[bytes]:
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed when the memory is filled again
+    try:
+        for start, stop in ranges:
+            view = _memory(start, stop)
+            while view:
+                view = view[file.write(view[:MOST_BYTES]) :]
+        file.seek(0)
+    except OSError as error:
+        file.close()
+        num_bytes, folder = sum(stop - start for start, stop in ranges), tempfile.gettempdir()
+        advice = "set TMPDIR to a folder with more room, or use sleep level 2"
+        raise ConfigError(f"{num_bytes / 2**20:.0f} MiB of weights cannot be saved in {folder} ({error}); {advice}") from error
+    return file
+
+
+def _read(file: IO[bytes], view: memoryview) -> None:
+    while view:
+        count = os.readv(file.fileno(), [view[:MOST_BYTES]])
+        if not count:
+            raise EOFError("the file with the saved weights has become shorter")
+        view = view[count:]
+
+
+def _memory(start: int, stop: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * (stop - start)).from_address(start)).cast("B")
+
+
+def _drop(start: int, length: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "the system does not take the pages back")
