@@ -18,7 +18,7 @@ up to the compute type.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import PegboardError
+from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.quantization import (
     EmbeddingLayer,
     LinearLayer,
@@ -70,6 +71,15 @@ WRONG_VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 3, -32, 2**40, 10**30, 1.5, math.nan, "", "x", "²x²", "re:(", [], ["x"], [None], [2**40, 10**30], {},
     {"x": 1}, {"x": {}}, [{}],
 )  # fmt: skip
+
+
+KV_SETTINGS: dict[str, Any] = {
+    "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True},
+    "kv_cache_quant_algo": "FP8",
+    "kv_cache_group": ["*k_proj", "*v_proj"],
+    "kv_cache_quant_config": {"weight": None, "output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+}
+"""What compressed-tensors, ModelOpt and Quark say about the KV cache."""
 
 
 def wrong_configs(config: Any) -> Iterator[Any]:
@@ -251,14 +261,35 @@ class QuantizationContract:
             layer = self.layer((rows,), columns)
             pieces, _ = self.stored(layer.parts[0], self.values(10, layer.out_features, columns), "float32")
             for config in wrong_configs(self.config):
-                try:
-                    weight = self.method(QuantizationSetup(config, "float32", self.device, REFERENCES)).linear(layer)
-                    if weight is not None:
-                        load_pieces(weight, pieces)
-                except PegboardError:
-                    continue
-                except Exception as error:
-                    raise AssertionError(f"the config {config} raised {error!r}; expected a PegboardError") from error
+                self.read_or_refuse(config, lambda method, layer=layer: method.linear(layer), pieces)
+
+    def test_an_embedding_of_a_wrong_config_is_read_or_refused(self) -> None:
+        """The same for an embedding table that is also the output head."""
+        part = Part("model.embed.weight", (0, 3 * self.row_block))
+        layer = EmbeddingLayer("model.embed", part.rows[1], self.block * 2, part, is_head=True)
+        pieces, _ = self.stored(part, self.values(11, layer.num_rows, layer.width), "float32")
+        for config in wrong_configs(self.config):
+            self.read_or_refuse(config, lambda method: method.embedding(layer), pieces)
+
+    def test_wrong_settings_of_the_kv_cache_are_read_or_refused(self) -> None:
+        """Configs of any method may say how the KV cache is stored. Each of these values is replaced in turn."""
+        layer = AttentionLayer(layer_index=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+        for key, value in KV_SETTINGS.items():
+            for wrong in (value, *WRONG_VALUES, *wrong_configs(value if isinstance(value, Mapping | list) else {})):
+                self.read_or_refuse({**self.config, key: wrong}, lambda method: method.kv_cache(layer), ())
+
+    def read_or_refuse(
+        self, config: Any, make: Callable[[QuantizationMethod], WeightMethod | str | None], pieces: Sequence[WeightPiece]
+    ) -> None:
+        """Make something of a method with this config, and load it if it is a weight. All errors but a PegboardError fail."""
+        try:
+            made = make(self.method(QuantizationSetup(config, "float32", self.device, REFERENCES)))
+            if made is not None and not isinstance(made, str):
+                load_pieces(made, pieces)
+        except PegboardError:
+            return
+        except Exception as error:
+            raise AssertionError(f"the config {config} raised {error!r}; expected a PegboardError") from error
 
     def test_undeclared_activations_are_refused_with_a_reason(self) -> None:
         reasons = unmet(self.spec.supports, {"dtype": "int3"})
