@@ -14,18 +14,26 @@ from starlette.routing import BaseRoute, Route
 
 from pegboard.interfaces.api import ApiSetup
 from pegboard_api_admin.errors import error_body
+from pegboard_api_admin.options import AdminOptions
 from pegboard_api_admin.pauses import PauseRoutes
 from pegboard_api_admin.query import read_flags, read_query
 
 
 class AdminApi:
-    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of `PauseRoutes`."""
+    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of `PauseRoutes`. With the option
+    `profile_directory`: POST /start_profile and /stop_profile."""
 
-    def __init__(self, options: None, setup: ApiSetup) -> None:
+    def __init__(self, options: AdminOptions, setup: ApiSetup) -> None:
         self._client = setup.client
+        self._profile_directory = options.profile_directory
 
     def routes(self) -> Sequence[BaseRoute]:
+        profiles = [
+            Route("/start_profile", self._start_profile, methods=["POST"]),
+            Route("/stop_profile", self._stop_profile, methods=["POST"]),
+        ]
         return [
+            *(profiles if self._profile_directory is not None else ()),
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/v1/pegboard/plugins", self._plugins, methods=["GET"]),
@@ -54,6 +62,18 @@ class AdminApi:
         flags = read_flags(request, "reset_running_requests")
         is_reset = await self._client.control("reset_prefix_cache", **flags)
         return JSONResponse({"success": bool(is_reset)})
+
+    async def _start_profile(self, request: Request) -> Response:
+        """Start the profiler of the device."""
+        read_query(request, {})
+        await self._client.control("call", method="profile", args=[str(self._profile_directory)])
+        return Response()
+
+    async def _stop_profile(self, request: Request) -> Response:
+        """Stop the profiler, and write what it measured below the option `profile_directory`."""
+        read_query(request, {})
+        await self._client.control("call", method="profile", args=[None])
+        return Response()
 
     async def _plugins(self, request: Request) -> Response:
         """The installed plugins, and every choice between them with its reasons: first those of the API process, then those of

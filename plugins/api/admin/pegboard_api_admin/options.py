@@ -1,10 +1,20 @@
-"""Options of the api `lora_admin`."""
+"""Options of the apis `admin` and `lora_admin`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class AdminOptions(BaseModel):
+    """What operators may do with the machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile_directory: Path | None = Field(
+        None, description="folder that POST /start_profile lets the profiler write to; default: there is no such route"
+    )
 
 
 class LoRAOptions(BaseModel):

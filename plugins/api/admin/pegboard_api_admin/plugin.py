@@ -10,7 +10,12 @@ HEALTH = ApiSpec(
     public_paths=("/health", "/ping", "/version"),
     unmeasured_paths=("/health", "/ping", "/version", "/load"),
 )
-ADMIN = ApiSpec(api="1.0", implementation="pegboard_api_admin.admin:AdminApi", unmeasured_paths=("/server_info",))
+ADMIN = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_admin.admin:AdminApi",
+    options="pegboard_api_admin.options:AdminOptions",
+    unmeasured_paths=("/server_info",),
+)
 OPENAPI = ApiSpec(api="1.0", implementation="pegboard_api_admin.openapi:OpenApi")
 LORA = ApiSpec(
     api="1.0",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pegboard_api_admin.admin import AdminApi
+from pegboard_api_admin.options import AdminOptions
 from pegboard_api_admin.plugin import ADMIN
 from starlette.testclient import TestClient
 
@@ -12,6 +15,7 @@ from pegboard.interfaces.api import ApiSetup
 from pegboard_server.app import build_app
 from pegboard_testing.fake_client import FakeEngineClient
 
+OPTIONS = AdminOptions(profile_directory=Path("/traces"))
 SETTINGS = {"engine": {"model": "m", "seed": 0}, "server": {"port": 1}, "sources": {"model": "the command line"}}
 
 
@@ -23,7 +27,8 @@ def engine():
 
 
 def make_client(engine, **settings):
-    return TestClient(build_app([("admin", AdminApi(None, ApiSetup(engine)), ADMIN)], engine, ServerConfig(**settings)))
+    api = AdminApi(OPTIONS, ApiSetup(engine))
+    return TestClient(build_app([("admin", api, ADMIN)], engine, ServerConfig(**settings)))
 
 
 @pytest.fixture
@@ -31,7 +36,9 @@ def client(engine):
     return make_client(engine)
 
 
-@pytest.mark.parametrize(("method", "path"), [(*r.methods - {"HEAD"}, r.path) for r in AdminApi(None, ApiSetup(None)).routes()])
+@pytest.mark.parametrize(
+    ("method", "path"), [(*r.methods - {"HEAD"}, r.path) for r in AdminApi(OPTIONS, ApiSetup(None)).routes()]
+)
 def test_behind_the_key(engine, method, path):
     guarded = make_client(engine, api_key=["k"])
     assert guarded.request(method, path).status_code == 401
@@ -68,6 +75,62 @@ def test_plugins_of_both_processes(client, engine):
         "installed": [{"name": "a"}],
         "decisions": [{"process": "api", "kind": "tokenizer"}, {"process": "engine", "kind": "attention"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "action", "arguments"),
+    [
+        ("/pause", "pause", {"mode": "abort", "clear_cache": True}),
+        ("/pause?mode=keep&clear_cache=false", "pause", {"mode": "keep", "clear_cache": False}),
+        ("/resume", "resume", {}),
+        ("/sleep", "sleep", {"level": 1, "mode": "abort"}),
+        ("/sleep?level=2&mode=wait", "sleep", {"level": 2, "mode": "wait"}),
+        ("/wake_up", "wake_up", {"tags": None}),
+        ("/wake_up?tags=weights&tags=kv_cache", "wake_up", {"tags": ["weights", "kv_cache"]}),
+        ("/start_profile", "call", {"method": "profile", "args": ["/traces"]}),
+        ("/stop_profile", "call", {"method": "profile", "args": [None]}),
+    ],
+)
+def test_what_the_engine_is_told(client, engine, path, action, arguments):
+    assert client.post(path).status_code == 200
+    assert engine.controls == [(action, arguments)]
+    assert client.get(path).status_code == 405
+
+
+def test_a_pause_is_answered_when_the_engine_has_stopped(client, engine, monkeypatch):
+    answers = [False, False, True]
+
+    async def control(action, **arguments):
+        return answers.pop(0)
+
+    monkeypatch.setattr(engine, "control", control)
+    assert client.post("/pause?mode=wait").json() == {"status": "paused"} and not answers
+
+
+@pytest.mark.parametrize("path", ["/sleep?level=3", "/sleep?mode=now", "/pause?clear_cache=maybe", "/wake_up?tags=kv"])
+def test_wrong_values_name_their_parameter(client, engine, path):
+    answer = client.post(path)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == path.partition("?")[2].partition("=")[0]
+    assert engine.controls == []
+
+
+@pytest.mark.parametrize("name", ["is_sleeping", "is_paused"])
+def test_state(client, engine, name):
+    for state in (True, False):
+        engine.control_results[name] = state
+        assert client.get(f"/{name}").json() == {name: state}
+
+
+def test_requests_are_aborted_by_id(client, engine):
+    assert client.post("/abort_requests", json={"request_ids": ["a", "b"]}).status_code == 200
+    assert engine.controls == [("abort", {"request_ids": ["a", "b"]})]
+    for body in ({}, {"request_ids": "a"}, {"request_ids": [1]}, {"request_ids": [], "more": 1}):
+        assert client.post("/abort_requests", json=body).status_code == 400
+
+
+def test_without_a_folder_nobody_starts_the_profiler(engine):
+    api = AdminApi(AdminOptions(), ApiSetup(engine))
+    assert not any("profile" in route.path for route in api.routes())
 
 
 def test_a_dead_engine_is_an_error_not_a_hang(client, engine):
