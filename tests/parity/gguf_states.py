@@ -105,6 +105,29 @@ def lfm2(tensors: Tensors, config: Any) -> Tensors:
     return in_file(tensors, names)
 
 
+def qwen(tensors: Tensors, config: Any, is_old: bool = False) -> Tensors:
+    """is_old: the projections of linear attention are stored as checkpoints have them."""
+    values = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+    sizes = [config.linear_key_head_dim] * 2 + [values] * 2
+
+    def apart(t: torch.Tensor) -> Tensors:
+        q, k, v, z = (part.flatten(0, 1) for part in t.unflatten(0, (config.linear_num_key_heads, -1)).split(sizes, 1))
+        return {"in_proj_qkv.weight": torch.cat((q, k, v)), "in_proj_z.weight": z}
+
+    tensors = {
+        name: t + 1 if name.endswith("norm.weight") and "linear_attn.norm" not in name else t for name, t in tensors.items()
+    }
+    tensors = replaced(states(stacked(tensors), is_second=False), "shared_expert_gate.weight", lambda t: {
+        "shared_expert_gate.weight": t.squeeze(0)})  # fmt: skip
+    tensors = tensors if is_old else replaced(tensors, "in_proj_qkvz.weight", apart)
+    names = {**TOP, **ATTENTION, "post_attention_layernorm": "post_attention_norm", "mlp.gate": "ffn_gate_inp",
+             "mlp.shared_expert_gate": "ffn_gate_inp_shexp", **{f"mlp.{name}": to for name, to in EXPERTS.items()},
+             **{f"mlp.shared_expert.{name}": f"{to}_shexp" for name, to in FEED_FORWARD.items()}, **mixer("linear_attn"),
+             "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.in_proj_qkv": "attn_qkv",
+             "linear_attn.in_proj_z": "attn_gate"}  # fmt: skip
+    return bare(in_file(tensors, names))
+
+
 def ssm(kernel: int, inner: int, state: int, rank: int, groups: int = 0) -> dict[str, int]:
     found = {"conv_kernel": kernel, "inner_size": inner, "state_size": state, "time_step_rank": rank, "group_count": groups}
     return {f"ssm.{name}": value for name, value in found.items() if value}
@@ -122,6 +145,17 @@ GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+QWEN = {"rms_norm_eps": 0.1, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+        "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 32}  # fmt: skip
+
+
+def qwen_metadata(config: Any) -> dict[str, Any]:
+    return {**ssm(4, 64, 8, 4, 2), "full_attention_interval": 2, "expert_count": 6, "expert_used_count": 2,
+            "expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 4}  # fmt: skip
+
+
 SECOND = ssm(4, 64, 16, 8, 2)
 STATES = {
     "mamba": Layout("mamba", "mamba", {**NO_ATTENTION, "state_size": 4}, first, lambda config: {**NONE, **ssm(4, 64, 4, 2)}),
@@ -163,6 +197,10 @@ STATES = {
         "jamba", "jamba",
         {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 8}, jamba,
         lambda config: {**ssm(4, 64, 8, 2), "attention.head_count_kv": [0, 0, 2], "expert_count": 4, "expert_used_count": 2},
+    ),
+    "qwen3next": Layout("qwen3next", "qwen3_next", QWEN, qwen, qwen_metadata),
+    "qwen3next of older converters": Layout(
+        "qwen3next", "qwen3_next", QWEN, lambda tensors, config: qwen(tensors, config, is_old=True), qwen_metadata
     ),
     "lfm2": Layout(
         "lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}, lfm2,

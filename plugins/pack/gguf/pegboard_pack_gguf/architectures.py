@@ -122,6 +122,13 @@ def change_of(architecture: Architecture, name: str) -> Change | None:
     return None
 
 
+def has_offset(architecture: Architecture, name: str) -> bool:
+    """True if the converter added `norm_offset` to the tensor with this Hugging Face name."""
+    of_states = architecture.layer.get("ssm_norm")
+    is_of_state = of_states is not None and name.endswith(f".{of_states}.weight")
+    return bool(architecture.norm_offset) and name.endswith("norm.weight") and not is_of_state
+
+
 def joined_entries(path: str, index: Mapping[str, TensorEntry], architecture: Architecture) -> Iterator[TensorEntry]:
     """Yields the tensors of `architecture.joined` whose parts are in the index. Parts of different types become float32. Raises
     ModelError if a part is missing or has other columns than the first."""
@@ -139,17 +146,20 @@ def joined_entries(path: str, index: Mapping[str, TensorEntry], architecture: Ar
                     raise ModelError(f"{path} has {has} {each!r}, which is joined with {name!r} of shape {first.shape}")
                 rows += entry.shape[0]
             stored = first.stored if all(entry and entry.stored == first.stored for entry in entries) else "float32"
+            if (name_of_whole := f"{found[1]}{whole}{found[2]}") in index:
+                raise ModelError(f"{path} has both {name_of_whole!r} and its parts, {', '.join(map(repr, names))}")
             num_bytes = sum(entry.num_bytes for entry in entries if entry)
             shape = (rows, *first.shape[1:])
-            yield TensorEntry(f"{found[1]}{whole}{found[2]}", shape, stored, first.file, first.offset, num_bytes)
+            yield TensorEntry(name_of_whole, shape, stored, first.file, first.offset, num_bytes)
 
 
-def joined_parts(architecture: Architecture, name: str) -> tuple[str, ...]:
+def joined_parts(architecture: Architecture, name: str, tensors: Mapping[str, TensorEntry]) -> tuple[str, ...]:
     """Returns the names of the tensors that this one is joined from, () if it is stored as it is."""
     module, _, ending = name.rpartition(".")
     for whole, parts in architecture.joined.items():
         if module.endswith(f".{whole}"):
-            return tuple(f"{module.removesuffix(whole)}{part}.{ending}" for part in parts)
+            names = tuple(f"{module.removesuffix(whole)}{part}.{ending}" for part in parts)
+            return names if names[0] in tensors else ()
     return ()
 
 

@@ -25,7 +25,9 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     if change == "logarithm":
         return replace(piece, stored="float32", data=torch.log(-_floats(piece)))
     rows = piece.shape[0]
-    if change == "by_head":
+    if change == "by_key_head":
+        order = _by_key_head(piece.name, rows, config)
+    elif change == "by_head":
         order = _rows(piece.name, rows, 3, config["num_attention_heads"]).swapaxes(0, 1)
     else:
         is_query = piece.name.rpartition(".")[0].endswith("q_proj")
@@ -73,6 +75,17 @@ def _rows(name: str, count: int, *shape: int) -> np.ndarray:
     if count % known:
         raise ModelError(f"tensor {name} has {count} rows, which cannot be divided into {known} equal parts")
     return np.arange(count).reshape(shape)
+
+
+def _by_key_head(name: str, count: int, config: Mapping[str, Any]) -> np.ndarray:
+    """Returns the order that puts the rows of each key head together: its query, its key, its values, and their gates."""
+    heads, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value_dim = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    sizes = (heads * key_dim, heads * key_dim, value_dim, value_dim)
+    if sum(sizes) != count or value_dim % heads:
+        raise ModelError(f"tensor {name} has {count} rows, expected {' + '.join(map(str, sizes))} for {heads} key heads")
+    parts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
+    return np.concatenate([part.reshape(heads, -1) for part in parts], axis=1)
 
 
 def _reordered(data: Tensor | memoryview, order: np.ndarray) -> Tensor | memoryview:

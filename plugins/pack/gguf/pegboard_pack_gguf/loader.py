@@ -23,6 +23,7 @@ from pegboard_pack_gguf.architectures import (
     BY_MODEL_TYPE,
     architecture_of,
     change_of,
+    has_offset,
     joined_entries,
     joined_parts,
     tensor_entries,
@@ -89,14 +90,15 @@ class GGUFLoader:
 
                 yield up_projection(entry, *(files.piece(_entry(checkpoint, part)) for part in parts))
                 continue
-            if names := joined_parts(architecture, entry.name):
-                from pegboard_pack_gguf.delivery import joined
+            if names := joined_parts(architecture, entry.name, checkpoint.tensors):
+                from pegboard_pack_gguf.delivery import changed, joined
 
                 pieces = [_delivered(files.piece(_entry(checkpoint, name)), architecture, checkpoint) for name in names]
-                yield joined(entry, pieces)
+                whole, change = joined(entry, pieces), architecture.joined_change
+                yield whole if change is None else changed(whole, change, checkpoint.config)
                 continue
             piece = files.piece(entry)
-            if architecture.norm_offset and entry.name.endswith("norm.weight") and not isinstance(piece.data, memoryview):
+            if has_offset(architecture, entry.name) and not isinstance(piece.data, memoryview):
                 piece = replace(piece, data=piece.data - architecture.norm_offset)
             yield _delivered(piece, architecture, checkpoint)
 

@@ -215,6 +215,49 @@ STATE_MODELS: dict[str, Architecture] = {
             "num_experts_per_tok": Key("expert_used_count", "count", 1),
         },
     ),
+    "qwen3next": Architecture(
+        class_name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        layer={
+            **ATTENTION,
+            "ssm_in": "linear_attn.in_proj_qkvz",
+            "attn_qkv": "linear_attn.in_proj_qkv",
+            "attn_gate": "linear_attn.in_proj_z",
+            "ssm_ba": "linear_attn.in_proj_ba",
+            "ssm_conv1d": "linear_attn.conv1d",
+            "ssm_norm": "linear_attn.norm",
+            "ssm_out": "linear_attn.out_proj",
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+        split={},
+        experts={f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+        joined={"linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")},
+        joined_change="by_key_head",
+        changes={"ssm_a": "logarithm", "ssm_conv1d": "convolution"},
+        norm_offset=1.0,
+        is_partly_rotary=True,
+        keeps_states=True,
+        config={
+            **RMS,
+            "linear_conv_kernel_dim": _size("conv_kernel"),
+            "linear_key_head_dim": _size("state_size"),
+            "linear_num_key_heads": _size("group_count"),
+            "linear_num_value_heads": _size("time_step_rank"),
+            "attention_bias": _has("attn_q.bias"),
+            "num_experts": Key("expert_count", "count", REQUIRED),
+            "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED),
+            "moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
+            "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    ),
     "lfm2": Architecture(
         class_name="Lfm2ForCausalLM",
         model_type="lfm2",
@@ -259,6 +302,15 @@ def state_heads(metadata: Metadata, hidden_size: int, num_layers: int) -> dict[s
     return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
 
 
+HEAD_DIMS = {
+    "num_heads": "head_dim",
+    "mamba_num_heads": "mamba_head_dim",
+    "mamba_n_heads": "mamba_d_head",
+    "linear_num_value_heads": "linear_value_head_dim",
+}
+"""What the config calls the channels of a head, by what it calls the number of heads."""
+
+
 def state_config(
     model_type: str, config: Mapping[str, Any], metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
@@ -270,7 +322,7 @@ def state_config(
     found: dict[str, Any] = {"intermediate_size": max(widths)} if any(widths) and model_type != "mamba" else {}
     if set(widths) - {0, max(widths)}:
         raise metadata.fail("feed_forward_length", "differs between layers, which is not supported")
-    for heads, head_dim in (("num_heads", "head_dim"), ("mamba_num_heads", "mamba_head_dim"), ("mamba_n_heads", "mamba_d_head")):
+    for heads, head_dim in HEAD_DIMS.items():
         if heads in config:
             inner = metadata.count("ssm.inner_size")
             if inner % config[heads]:
@@ -281,6 +333,10 @@ def state_config(
             "full_attention" if a else "mlp" if width else "linear_attention" for a, width in zip(attends, widths, strict=True)
         ]
         found["layers_block_type"] = kinds
+    elif model_type == "qwen3_next":
+        every = metadata.count("full_attention_interval", 4)
+        kinds = ["linear_attention" if (index + 1) % every else "full_attention" for index in range(num_layers)]
+        found["layer_types"] = kinds
     elif model_type == "jamba":
         with_experts = [f"blk.{index}.ffn_gate_inp.weight" in shapes for index in range(num_layers)]
         found |= _period(metadata, "attn_layer", attends) | _period(metadata, "expert_layer", with_experts)

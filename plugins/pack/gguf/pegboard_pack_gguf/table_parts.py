@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Change = Literal["unpermute", "transpose", "float", "by_head", "logarithm", "flat", "convolution"]
+Change = Literal["unpermute", "transpose", "float", "by_head", "logarithm", "flat", "convolution", "by_key_head"]
 """What is done to a tensor before it is delivered:
 
 unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on Hugging Face
 by_head     rows of Q, K and V, one after the other, become Q, K and V of each head
+by_key_head rows of all queries, keys, values and gates of linear attention become those of each key head
 transpose   the model stores [in, out]; blocks are dequantized
 float       blocks are dequantized, because the model takes no others
 logarithm   the file has -exp(x); a last dimension of one is dropped
@@ -82,13 +83,13 @@ class Architecture:
     that are named here, Q, K and V. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the
     expert's number. changes: by GGUF name. rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them,
     which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
-    stores 1 + w). config: values of the configuration beyond those that all models have. full_every: with a sliding window,
-    every so many layers has full attention. is_partly_rotary: the config says how much of each head is rotated, even if it is all
-    of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by the whole GGUF name, which
-    `changes` has too.
-    is_latent: keys and values are functions of one vector per token (MLA), so other sizes describe a head. joined: modules of a
-    layer that the converter took apart: their parts, below each other, by the Hugging Face name of the whole. keeps_states: some
-    layers or all have a state in place of attention.
+    stores 1 + w), but those of states. config: values of the configuration beyond those that all models have. full_every: with
+    a sliding window, every so many layers has full attention. is_partly_rotary: the config says how much of each head is
+    rotated, even if it is all of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by
+    the whole GGUF name, which `changes` has too. is_latent: keys and values are functions of one vector per token (MLA), so
+    other sizes describe a head. joined: modules of a layer that the converter took apart: their parts, below each other, by the
+    Hugging Face name of the whole. joined_change: what is done to these. keeps_states: some layers or all have a state in place
+    of attention.
     """
 
     class_name: str
@@ -108,3 +109,4 @@ class Architecture:
     is_latent: bool = False
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     keeps_states: bool = False
+    joined_change: Change | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -96,3 +97,42 @@ def test_tensors_of_a_state_get_the_form_of_checkpoints(write_gguf: Any) -> None
     for piece in LOADER.tensors(found, [WantedWeight(name) for name in names]):
         assert piece.shape == tuple(piece.data.shape) == found.tensors[piece.name].shape == names[piece.name].shape
         torch.testing.assert_close(piece.data, torch.from_numpy(names[piece.name]).float(), rtol=1e-6, atol=1e-6)
+
+
+QWEN = {
+    "ssm__state_size": 4,
+    "ssm__time_step_rank": 4,
+    "attention__head_count_kv": 2,
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 16,
+    "expert_shared_feed_forward_length": 16,
+}
+MERGED = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+
+
+@pytest.mark.parametrize("stored", ["F32", "Q8_0"])
+def test_rows_of_linear_attention_get_the_order_of_key_heads(write_gguf: Any, stored: str) -> None:
+    """2 key heads of 4 channels, 4 value heads of 16. Each row is filled with its number."""
+    rows = np.repeat(np.arange(144, dtype=np.float32)[:, None], 32, 1)
+    parts = {"blk.0.attn_qkv.weight": rows[:80], "blk.0.attn_gate.weight": rows[80:]}
+    kind = gguf.GGMLQuantizationType[stored]
+    given = {"token_embd.weight": np.ones((64, 32), np.float32), **parts}
+    metadata = {**SSM, **{key.replace("__", "."): value for key, value in QWEN.items()}}
+    path = write_gguf("qwen3next", tensors=given, types=dict.fromkeys(parts, stored), metadata=metadata)
+    (piece,) = LOADER.tensors(LOADER.describe(LocalFiles(path)), [WantedWeight(MERGED)])
+    values = piece.data.numpy() if isinstance(piece.data, torch.Tensor) else np.frombuffer(piece.data, np.uint8).reshape(144, -1)
+    found = values if stored == "F32" else gguf.quants.dequantize(values, kind)
+    first = [*range(4), *range(8, 12), *range(16, 48), *range(80, 112)]
+    second = [*range(4, 8), *range(12, 16), *range(48, 80), *range(112, 144)]
+    np.testing.assert_allclose(found[:, 0], [*first, *second], rtol=2e-3)
+
+
+def test_projections_of_linear_attention_that_do_not_fit_are_refused(write_gguf: Any) -> None:
+    parts = {"blk.0.attn_qkv.weight": np.ones((79, 32), np.float32), "blk.0.attn_gate.weight": np.ones((64, 32), np.float32)}
+    found = describe(write_gguf, "qwen3next", parts, **QWEN)
+    with pytest.raises(ModelError, match=r"has 143 rows, expected 8 \+ 8 \+ 64 \+ 64 for 2 key heads"):
+        list(LOADER.tensors(found, [WantedWeight(MERGED)]))
+    both = {**parts, "blk.0.ssm_in.weight": np.ones((144, 32), np.float32)}
+    with pytest.raises(ModelError, match=r"has both 'model.layers.0.linear_attn.in_proj_qkvz.weight' and its parts"):
+        describe(write_gguf, "qwen3next", both, **QWEN)
