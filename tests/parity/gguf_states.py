@@ -55,7 +55,13 @@ def second(tensors: Tensors, config: Any) -> Tensors:
 def nemotron(tensors: Tensors, config: Any) -> Tensors:
     names = {**BACKBONE, "model.embeddings": "token_embd", "model.norm_f": "output_norm"}
     names |= {f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"} | {"mixer.o_proj": "attn_output"}
-    names |= {"mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down"}
+    for part in ("up", "down"):
+        names |= {f"mixer.{part}_proj": f"ffn_{part}", f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp",
+                  f"mixer.experts.{part}_proj": f"ffn_{part}_exps"}  # fmt: skip
+        tensors = replaced(tensors, f"experts.{part}_proj", lambda t, p=part: {f"experts.{p}_proj.weight": t})
+    names |= {"mixer.gate": "ffn_gate_inp", "mixer.gate.correction": "exp_probs_b", "mixer.fc1_latent_proj": "ffn_latent_down",
+              "mixer.fc2_latent_proj": "ffn_latent_up"}  # fmt: skip
+    tensors = replaced(tensors, "e_score_correction_bias", lambda t: {"correction.bias": t})
     return bare(in_file(in_pairs(states(tensors, config.n_groups), config), names))
 
 
@@ -101,8 +107,10 @@ def lfm2(tensors: Tensors, config: Any) -> Tensors:
     names = {**TOP, **ATTENTION, "model.embedding_norm": "token_embd_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
              "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm", "feed_forward.w1": "ffn_gate",
              "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+             "feed_forward.gate": "ffn_gate_inp", "feed_forward.expert": "exp_probs_b",
+             **{f"feed_forward.{name}": to for name, to in EXPERTS.items()},
              **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")}}  # fmt: skip
-    return in_file(tensors, names)
+    return in_file(stacked(replaced(tensors, "expert_bias", lambda t: {"expert.bias": t})), names)
 
 
 def qwen(tensors: Tensors, config: Any, is_old: bool = False) -> Tensors:
@@ -157,6 +165,18 @@ def qwen_metadata(config: Any) -> dict[str, Any]:
 
 
 SECOND = ssm(4, 64, 16, 8, 2)
+NEMOTRON = {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "num_hidden_layers": None,
+            "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 40}  # fmt: skip
+
+
+def nemotron_metadata(config: Any) -> dict[str, Any]:
+    return {**SECOND, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 32, 0, 32], "expert_count": 8,
+            "expert_used_count": 3, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 40,
+            "expert_weights_norm": True, "expert_weights_scale": 1.8, "expert_group_count": 1}  # fmt: skip
+
+
 STATES = {
     "mamba": Layout("mamba", "mamba", {**NO_ATTENTION, "state_size": 4}, first, lambda config: {**NONE, **ssm(4, 64, 4, 2)}),
     "mamba of Falcon": Layout(
@@ -173,6 +193,19 @@ STATES = {
          "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "head_dim": 16, "mlp_bias": True},
         nemotron,
         lambda config: {**SECOND, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 48, 0, 0]},
+    ),
+    "nemotron_h_moe": Layout("nemotron_h_moe", "nemotron_h", NEMOTRON, nemotron, nemotron_metadata),
+    "nemotron_h_moe, latent experts": Layout(
+        "nemotron_h_moe", "nemotron_h", {**NEMOTRON, "moe_latent_size": 16, "mlp_bias": True}, nemotron,
+        lambda config: {**nemotron_metadata(config), "moe_latent_size": 16},
+    ),
+    "lfm2moe": Layout(
+        "lfm2moe", "lfm2_moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 24, "routed_scaling_factor": 1.3}, lfm2,
+        lambda config: {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "leading_dense_block_count": 1,
+                        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 24, "expert_gating_func": 2,
+                        "expert_weights_scale": 1.3},
     ),
     "granitehybrid": Layout(
         "granitehybrid", "granitemoehybrid", {**GRANITE, "num_local_experts": 0}, granite,

@@ -46,16 +46,19 @@ class Metadata:
         return self.count(key) if self.get(key) not in (None, 0) else 0
 
     def layer_counts(self, key: str, num_layers: int, default: list[int] | None = None) -> list[int]:
-        """Returns a count for each layer, which may be 0. One number is that of all layers."""
+        """Returns a count for each layer, which may be 0. One number is that of all layers. A list may also have those of the
+        layers that draft tokens, which come last."""
         value = self.get(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing")
             return default
         values = value if isinstance(value, list) else [value] * num_layers
-        if len(values) != num_layers or any(type(each) is not int or not 0 <= each <= MAX_COUNT for each in values):
+        if len(values) not in (num_layers, self.get("block_count")) or any(
+            type(each) is not int or not 0 <= each <= MAX_COUNT for each in values
+        ):
             raise self.fail(key, f"is {value!r}, expected a number from 0 to {MAX_COUNT} for each of {num_layers} layers")
-        return values
+        return values[:num_layers]
 
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not

@@ -89,6 +89,63 @@ MAMBA = Architecture(
     },
 )
 FALCON_MAMBA = replace(MAMBA, class_name="FalconMambaForCausalLM", model_type="falcon_mamba")
+_EXPERTS = {
+    "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED),
+    "moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
+    "norm_topk_prob": Key("expert_weights_norm", default=True),
+    "routed_scaling_factor": Key("expert_weights_scale", default=1.0),
+}
+NEMOTRON_H = Architecture(
+    class_name="NemotronHForCausalLM",
+    model_type="nemotron_h",
+    top=_BACKBONE,
+    layers="backbone.layers",
+    layer={
+        **_second("mixer")["layer"],
+        **{name: path.replace("self_attn", "mixer") for name, path in ATTENTION.items()},
+        "attn_norm": "norm",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+    },
+    whole=_second("mixer")["whole"],
+    changes=_CHANGES,
+    keeps_states=True,
+    config={
+        **_EPS,
+        **_named(heads="mamba_num_heads", groups="n_groups", state="ssm_state_size", kernel="conv_kernel"),
+        "use_bias": _has("ssm_in.bias"),
+        "use_conv_bias": _has("ssm_conv1d.bias"),
+        "mlp_bias": _has("ffn_up.bias"),
+        "time_step_min": 0.001,
+    },
+)
+LFM2 = Architecture(
+    class_name="Lfm2ForCausalLM",
+    model_type="lfm2",
+    top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    layer={
+        **ATTENTION,
+        **_feed_forward("feed_forward", "w1", "w3", "w2"),
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_output": "self_attn.out_proj",
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+    },
+    whole={
+        f"shortconv.{name}.{ending}": f"conv.{name}.{ending}"
+        for name in ("conv", "in_proj", "out_proj")
+        for ending in ("weight", "bias")
+    },
+    changes={"shortconv.conv.weight": "convolution"},
+    keeps_states=True,
+    config={
+        "norm_eps": RMS["rms_norm_eps"],
+        "conv_L_cache": Key("shortconv.l_cache", "count", REQUIRED),
+        "conv_bias": _has("shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+    },
+)
 STATE_MODELS: dict[str, Architecture] = {
     "mamba": MAMBA,
     "mamba2": Architecture(
@@ -107,28 +164,28 @@ STATE_MODELS: dict[str, Architecture] = {
             "use_conv_bias": _has("ssm_conv1d.bias"),
         },
     ),
-    "nemotron_h": Architecture(
-        class_name="NemotronHForCausalLM",
-        model_type="nemotron_h",
-        top=_BACKBONE,
-        layers="backbone.layers",
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": replace(
+        NEMOTRON_H,
         layer={
-            **_second("mixer")["layer"],
-            **{name: path.replace("self_attn", "mixer") for name, path in ATTENTION.items()},
-            "attn_norm": "norm",
-            "ffn_up": "mixer.up_proj",
-            "ffn_down": "mixer.down_proj",
+            **NEMOTRON_H.layer,
+            "ffn_gate_inp": "mixer.gate",
+            "ffn_up_shexp": "mixer.shared_experts.up_proj",
+            "ffn_down_shexp": "mixer.shared_experts.down_proj",
+            "ffn_latent_down": "mixer.fc1_latent_proj",
+            "ffn_latent_up": "mixer.fc2_latent_proj",
         },
-        whole=_second("mixer")["whole"],
-        changes=_CHANGES,
-        keeps_states=True,
+        whole={**NEMOTRON_H.whole, "exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+        experts={f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
         config={
-            **_EPS,
-            **_named(heads="mamba_num_heads", groups="n_groups", state="ssm_state_size", kernel="conv_kernel"),
-            "use_bias": _has("ssm_in.bias"),
-            "use_conv_bias": _has("ssm_conv1d.bias"),
-            "mlp_bias": _has("ffn_up.bias"),
-            "time_step_min": 0.001,
+            **NEMOTRON_H.config,
+            **_EXPERTS,
+            "n_routed_experts": Key("expert_count", "count", REQUIRED),
+            "moe_shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+            "moe_latent_size": Key("moe_latent_size", "count"),
+            "mlp_bias": _has("ffn_up_shexp.bias"),
+            "n_group": Key("expert_group_count", "count", 1),
+            "topk_group": Key("expert_group_used_count", "count", 1),
         },
     ),
     "granitehybrid": Architecture(
@@ -258,31 +315,22 @@ STATE_MODELS: dict[str, Architecture] = {
             "mlp_only_layers": [],
         },
     ),
-    "lfm2": Architecture(
-        class_name="Lfm2ForCausalLM",
-        model_type="lfm2",
-        top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
-        layer={
-            **ATTENTION,
-            **_feed_forward("feed_forward", "w1", "w3", "w2"),
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "attn_output": "self_attn.out_proj",
-            "attn_norm": "operator_norm",
-            "ffn_norm": "ffn_norm",
+    "lfm2": LFM2,
+    "lfm2moe": replace(
+        LFM2,
+        class_name="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        layer={**LFM2.layer, "ffn_gate_inp": "feed_forward.gate"},
+        whole={**LFM2.whole, "exp_probs_b.bias": "feed_forward.expert_bias"},
+        experts={
+            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{own}" for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
-        whole={
-            f"shortconv.{name}.{ending}": f"conv.{name}.{ending}"
-            for name in ("conv", "in_proj", "out_proj")
-            for ending in ("weight", "bias")
-        },
-        changes={"shortconv.conv.weight": "convolution"},
-        keeps_states=True,
         config={
-            "norm_eps": RMS["rms_norm_eps"],
-            "conv_L_cache": Key("shortconv.l_cache", "count", REQUIRED),
-            "conv_bias": _has("shortconv.conv.bias"),
-            "block_auto_adjust_ff_dim": False,
+            **LFM2.config,
+            **_EXPERTS,
+            "num_experts": Key("expert_count", "count", REQUIRED),
+            "num_dense_layers": Key("leading_dense_block_count", "count", 0),
+            "use_expert_bias": _has("exp_probs_b.bias"),
         },
     ),
 }
@@ -329,9 +377,9 @@ def state_config(
                 raise metadata.fail("ssm.inner_size", f"is {inner}, which {config[heads]} heads cannot share")
             found[head_dim] = inner // config[heads]
     if model_type == "nemotron_h":
-        kinds = [
-            "full_attention" if a else "mlp" if width else "linear_attention" for a, width in zip(attends, widths, strict=True)
-        ]
+        block = "moe" if "n_routed_experts" in config else "mlp"
+        kinds = [block if width else "linear_attention" for width in widths]
+        kinds = ["full_attention" if own else kind for own, kind in zip(attends, kinds, strict=True)]
         found["layers_block_type"] = kinds
     elif model_type == "qwen3_next":
         every = metadata.count("full_attention_interval", 4)
@@ -343,8 +391,8 @@ def state_config(
         found["mamba_expand"] = _multiple(metadata, config["hidden_size"])
         if not any(with_experts):
             found["num_experts"] = 1
-    elif model_type in ("lfm2", "granitemoehybrid"):
-        other = "conv" if model_type == "lfm2" else "linear_attention"
+    elif model_type in ("lfm2", "lfm2_moe", "granitemoehybrid"):
+        other = "linear_attention" if model_type == "granitemoehybrid" else "conv"
         found["layer_types"] = ["full_attention" if each else other for each in attends]
     if model_type == "granitemoehybrid":
         found["shared_intermediate_size"] = metadata.count("expert_shared_feed_forward_length", max(widths) or None)

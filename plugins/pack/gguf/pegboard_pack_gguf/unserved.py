@@ -7,7 +7,7 @@ _NAMES = {
         "afmoe arctic dbrx deepseek exaone-moe glm-dsa grok grovemoe llada-moe mimo2 mistral4 smallthinker step35"
     ),
     "it has recurrent layers of a kind that is not read from GGUF files yet": (
-        "arwkv7 kimi-linear lfm2moe nemotron_h_moe plamo2 qwen35 qwen35moe rwkv6 rwkv6qwen2 rwkv7"
+        "arwkv7 kimi-linear plamo2 qwen35 qwen35moe rwkv6 rwkv6qwen2 rwkv7"
     ),
     "it is not a model that generates text one token after the other": (
         "bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llama-embed modern-bert neo-bert nomic-bert "

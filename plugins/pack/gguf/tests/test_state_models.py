@@ -45,6 +45,12 @@ def test_layers_with_attention(write_gguf: Any) -> None:
     assert describe(write_gguf, "jamba", expert_count=4).config["num_experts"] == 1
 
 
+def test_layers_that_draft_tokens_have_counts_of_their_own(write_gguf: Any) -> None:
+    metadata = {**QWEN, "attention__head_count_kv": [0, 2, 2], "feed_forward_length": [16, 0, 16], "block_count": 3}
+    found = describe(write_gguf, "nemotron_h_moe", **metadata, nextn_predict_layers=1)
+    assert found.config["layers_block_type"] == ["moe", "full_attention"]
+
+
 def test_a_model_without_attention_has_no_heads(write_gguf: Any) -> None:
     none = {"attention__head_count": 0, "attention__head_count_kv": 0, "feed_forward_length": 0}
     found = describe(write_gguf, "mamba", **none)
