@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -191,8 +191,8 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def write_layout(reference: Any, layout: Layout, path: Path, stored: str = "F32") -> None:
-    """Writes the model of `reference` to a GGUF file. stored: the type of its matrices of whole blocks."""
+def write_layout(reference: Any, layout: Layout, path: Path, stored: Literal["F32", "Q8_0", "values of Q8_0"] = "F32") -> None:
+    """Writes the model of `reference` to a GGUF file. stored: the type of its matrices, but those of routers and norms."""
     config = reference.model.config
     heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -216,8 +216,11 @@ def write_layout(reference: Any, layout: Layout, path: Path, stored: str = "F32"
             continue
         assert name.rpartition(".")[0] in known or name in known, f"the package does not know {name}"
         values = np.ascontiguousarray(tensor.float().numpy())
-        kind = gguf.GGMLQuantizationType[stored if values.ndim > 1 and values.shape[-1] % 32 == 0 else "F32"]
+        is_plain = values.ndim < 2 or values.shape[-1] % 32 or any(part in name for part in ("norm", "bias", "gate_inp"))
+        kind = gguf.GGMLQuantizationType["F32" if is_plain or stored == "F32" else "Q8_0"]
         packed = values if kind.name == "F32" else gguf.quants.quantize(values, kind)
+        if stored == "values of Q8_0" and not is_plain:
+            packed, kind = gguf.quants.dequantize(packed, kind), gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

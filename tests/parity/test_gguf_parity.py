@@ -21,6 +21,7 @@ from pegboard_pack_gguf.unserved import UNSERVED
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from pegboard import SamplingParams
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
 
@@ -346,6 +347,23 @@ def test_tokens_of_other_layouts(write: Callable[..., Any], check_parity: Callab
     reference = write(layout.model_type, **layout.config)
     write_layout(reference, layout, tmp_path / "model.gguf")
     check_parity(replace(reference, directory=tmp_path / "model.gguf"), (20, 7), kv_cache_dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "granitemoe, shared expert", "bailingmoe", "qwen3next", "jamba"])
+def test_blocks_of_other_layouts(write: Callable[..., Any], open_llm: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    """Blocks that are cut, joined and moved mean the same as floats that are."""
+    layout = OTHER_LAYOUTS[name]
+    reference = write(layout.model_type, **layout.config)
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
+    found = []
+    for stored in ("Q8_0", "values of Q8_0"):
+        write_layout(reference, layout, tmp_path / f"{stored}.gguf", stored)
+        settings = {"plugin_options": {"quantization.gguf": {"compute": "float"}}, "download_dir": str(tmp_path / "cache")}
+        with open_llm(tmp_path / f"{stored}.gguf", kv_cache_dtype="float32", **settings) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [*range(3, 23)]}], params, use_tqdm=False)
+        rows = [row for row in output.prompt_logprobs or [] if row is not None]
+        found.append(torch.tensor([[row[token].logprob for token in sorted(row)] for row in rows]))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["granite", "gptneox", "gpt2", "starcoder", "olmo2"])
