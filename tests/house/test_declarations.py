@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
 }
 """Fields that no other file of the product reads or sets → why they stay."""
-UNASKED_ACTIONS: set[str] = {"stats", "call"}
+UNASKED_ACTIONS: set[str] = {"stats"}
 """Control actions that no product code uses. This list may only shrink."""
 
 

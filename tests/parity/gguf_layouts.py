@@ -162,6 +162,13 @@ LAYOUTS = {
         "granitemoe", "granitemoeshared", {**GRANITE, "shared_intermediate_size": 40}, granite,
         lambda config: {**counts(config), **scales(config), "expert_shared_feed_forward_length": 40},
     ),
+    "deepseek": Layout(
+        "deepseek", "granitemoeshared",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "attention_multiplier": 8**-0.5, "shared_intermediate_size": 96},
+        granite,
+        lambda config: {**counts(config), "expert_feed_forward_length": config.intermediate_size, "expert_shared_count": 2,
+                        "expert_weights_scale": 1.0, "expert_weights_norm": True, "leading_dense_block_count": 0},
+    ),
     "bailingmoe": Layout(
         "bailingmoe", "granitemoeshared",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "attention_multiplier": 8**-0.5, "shared_intermediate_size": 96},

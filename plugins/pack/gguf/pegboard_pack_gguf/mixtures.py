@@ -162,6 +162,14 @@ BAILING = Architecture(
 _LLAMA4_EXPERTS = _experts("feed_forward.experts.{}.{}", "gate_proj", "up_proj", "down_proj")
 
 MIXTURES: dict[str, Architecture] = {
+    "deepseek": Architecture(
+        class_name="DeepseekForCausalLM",
+        model_type="deepseek",
+        layer={**_MLP_LAYER, **_shared("mlp.shared_experts")},
+        experts=_MLP_EXPERTS,
+        changes=UNPERMUTE,
+        config={**_DEEPSEEK, "attention_bias": QKV_BIAS},
+    ),
     "granitemoe": GRANITE_MOE,
     "bailingmoe": BAILING,
     "bailingmoe2": replace(
