@@ -1,0 +1,39 @@
+"""The proposer: an n-gram index per row, kept up to date with the row's new tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
+from pegboard_draft_ngram.index import NGramIndex
+from pegboard_draft_ngram.options import NGramOptions
+
+NONE = np.zeros(0, np.int32)
+
+
+class NGramProposer:
+    """Implements `pegboard.interfaces.draft.DraftProposer`. The method is prompt lookup decoding (Saxena 2023), with vLLM's rule:
+    the longest n-gram decides, and of its occurrences the first one."""
+
+    def __init__(self, options: NGramOptions, setup: DraftSetup) -> None:
+        self._options = options
+        self._indexes: dict[int, NGramIndex] = {}
+
+    def add(self, row: int, token_ids: np.ndarray) -> None:
+        """See `DraftProposer.add`."""
+        self._indexes[row] = NGramIndex(token_ids, self._options.shortest, self._options.longest)
+
+    def remove(self, rows: np.ndarray) -> None:
+        """See `DraftProposer.remove`."""
+        for row in rows.tolist():
+            self._indexes.pop(row, None)
+
+    def propose(self, step: DraftStep) -> Drafts:
+        """See `DraftProposer.propose`."""
+        proposals = []
+        for row, history, most in zip(step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True):
+            index = self._indexes[row]
+            index.append(history, index.num_tokens)
+            found = index.find(history) if most else None
+            proposals.append(NONE if found is None else history[found : found + most].copy())
+        return Drafts(proposals)
