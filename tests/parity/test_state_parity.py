@@ -34,6 +34,15 @@ NEMOTRON = {
     "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 40,
 }
+ZAMBA = {  # several norms follow each other: see QWEN
+    "rms_norm_eps": 1.0,
+    "layers_block_type": ["hybrid", "hybrid", "hybrid"],
+    "n_mamba_heads": 4,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "num_mem_blocks": 2,
+    "adapter_rank": 8,
+}
 LFM = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_dense_layers": 1,
@@ -99,6 +108,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h, latent experts": (
         "nemotron_h",
         {**NEMOTRON, "moe_latent_size": 16, "mlp_bias": True, "n_group": 1, "topk_group": 1},
+    ),
+    "zamba2": ("zamba2", ZAMBA),
+    "zamba2, rope, attention adapters": (
+        "zamba2",
+        {**ZAMBA, "use_mem_rope": True, "use_shared_attention_adapter": True, "add_bias_linear": True}
+        | {"num_key_value_heads": 4, "num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
     ),
     "lfm2_moe": ("lfm2_moe", LFM),
     "lfm2_moe, no correction": ("lfm2_moe", {**LFM, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}),

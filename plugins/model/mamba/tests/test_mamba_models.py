@@ -14,6 +14,7 @@ from pegboard_model_mamba.minimax import MiniMaxModel, decay_rates
 from pegboard_model_mamba.nemotron import NemotronHModel
 from pegboard_model_mamba.pure import Mamba2Model, MambaModel, step_limits
 from pegboard_model_mamba.qwen_next import Qwen3NextModel
+from pegboard_model_mamba.zamba import Zamba2Model
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
@@ -41,7 +42,7 @@ QWEN: dict[str, Any] = {
 }
 MINIMAX: dict[str, Any] = {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]}
 NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "FalconH1", "NemotronH",
-         "Qwen3Next", "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
+         "Qwen3Next", "Zamba2", "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,6 +115,8 @@ def test_step_limits() -> None:
         (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "MX"}, "kinds .'X', .*served are linear_attention"),
         (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
+        (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid"]}, "layers_block_type=.*expected one of mamba"),
+        (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid", "mamba"], "hidden_act": "relu"}, "served with gelu"),
         (MiniMaxModel, {**MINIMAX, "postnorm": False}, "postnorm=False.*served are postnorm=true"),
         (MiniMaxModel, {**MINIMAX, "shared_intermediate_size": 8}, "served are .* no shared experts"),
         (MiniMaxModel, {**MINIMAX, "attn_type_list": [0, 2]}, "layer_types=.*'2'.*expected one of"),
