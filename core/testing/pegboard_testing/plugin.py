@@ -1,0 +1,7 @@
+"""Specs of the commands for plugin authors."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.command import CommandSpec
+
+NEW = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.scaffold:New")

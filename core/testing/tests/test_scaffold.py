@@ -1,0 +1,72 @@
+"""A new plugin of every kind that has a template installs, is found, and passes its own tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pegboard.cli.main import main
+from pegboard.errors import PegboardError
+from pegboard_testing.authoring.scaffold import kinds, write_package
+
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+
+
+def python(*words: str, folder: Path, site: Path) -> str:
+    """Run Python in `folder`, with `site` on its path, and return its output."""
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-5000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One new package per kind. Their names differ, so that all can be installed together."""
+    directory = tmp_path_factory.mktemp("new")
+    return {kind: write_package(kind, f"my-{kind.replace('_', '-')}", directory) for kind in kinds()}
+
+
+def test_new_packages_pass_their_tests(packages: dict[str, Path], tmp_path: Path) -> None:
+    site, root = tmp_path / "site", next(iter(packages.values())).parent
+    python(*PIP, "--target", str(site), *map(str, packages.values()), folder=root, site=site)
+    listed = python("-m", "pegboard", "plugins", "list", folder=root, site=site)
+    assert all(f"my-{kind.replace('_', '-')}" in listed for kind in packages)
+    tested = python("-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", str(root), folder=root, site=site)
+    assert " passed" in tested and "skipped" not in tested, tested
+
+
+def test_new_packages_are_formatted(packages: dict[str, Path]) -> None:
+    settings, root = Path(__file__).parents[3] / "pyproject.toml", next(iter(packages.values())).parent
+    for words in (("check", "--ignore", "E501"), ("format", "--check")):  # E501: these names are longer than most
+        python("-m", "ruff", *words, "--no-cache", "--config", str(settings), ".", folder=root, site=root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("tool_parsr", "mine", "tool_parser"),
+        ("executor", "mine", "no template for the kind executor yet"),
+        ("tool_parser", "My Parser", "expected lower-case letters"),
+        ("tool_parser", "../mine", "expected lower-case letters"),
+        ("tool_parser", "1st", "expected lower-case letters"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(kind: str, name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PegboardError, match=message):
+        write_package(kind, name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plugins", "new", "command", "greet", "--directory", str(tmp_path)]
+    assert main(words) == 0
+    assert str(tmp_path / "pegboard-command-greet" / "pyproject.toml") in capsys.readouterr().out
+    assert main(words) == 2
+    assert "is already there" in capsys.readouterr().err
