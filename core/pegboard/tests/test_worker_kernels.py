@@ -59,7 +59,7 @@ def test_an_op_that_is_declared_for_another_platform_is_not_loaded() -> None:
 
 
 def test_an_op_nobody_declares_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ModelError, match="there is no op 'wave'; known: add_rms_norm, "):
+    with pytest.raises(ModelError, match="there is no op 'wave'; known: add_layer_norm, "):
         chosen(wave__fast="FAST")["wave"]
     assert "kernel:wave.fast" in caplog.text and "there is no op 'wave'" in caplog.text
     monkeypatch.setenv("PEGBOARD_STRICT", "1")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport
-from pegboard.errors import CannotRecord, expect
+from pegboard.errors import expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker
@@ -66,13 +66,7 @@ class ModelRunner:
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
         """Record the model's stages. Returns the reasons why some of them run eagerly. refusal: why attention cannot be
         recorded."""
-
-        def plan(inputs: StepInputs) -> None:
-            if refusal:
-                raise CannotRecord(refusal)
-            self._plan(inputs)
-
-        return self.stages.record(replay, plan)
+        return self.stages.record(replay, self._plan, refusal)
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:

@@ -256,7 +256,8 @@ class Worker:
         if self.replay is None:
             refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
         else:
-            refusals = self.running.record(self.replay, self.attention.not_replayed(self.replay.pads))
+            with blame(self.model_entry.id, self.registry.modules):
+                refusals = self.running.record(self.replay, self.attention.not_replayed(self.replay.pads))
         made = self.registry.decisions.get(("kernel", RECORDER)) or Decision("kernel", None, key=RECORDER)
         self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
         if self.replay is not None and refusals:

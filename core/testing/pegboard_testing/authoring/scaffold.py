@@ -58,8 +58,8 @@ def kinds() -> tuple[str, ...]:
 
 
 def write_package(kind: str, name: str, directory: Path) -> Path:
-    """Make `directory`/<package> with the files of a new plugin, and return it. Raises PegboardError if the kind is unknown or has
-    no template, if the name cannot be a module's name, or if the folder is already there."""
+    """Make `directory`/<package> with the files of a new plugin, and return it. Raises PegboardError if the kind is unknown or
+    has no template, if the name cannot be a module's name, or if the folder is already there."""
     check_kind(kind)
     if kind not in kinds():
         raise UsageError(f"there is no template for the kind {kind} yet; there are templates for {', '.join(kinds())}")
