@@ -11,13 +11,13 @@ from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 
 
 class FakeDraft:
-    """setup.target: (row, token ids) → the true next token (FakeWorker.next_of_row). accuracy: the probability that a proposal is
-    right. The number of proposals is between 0 and the limit and depends on the history."""
+    """accuracy: the probability that a proposal is right. target, set before the first step: (row, token ids) → the true next
+    token (FakeWorker.next_of_row). The number of proposals is between 0 and the limit and depends on the history."""
 
     def __init__(self, setup: DraftSetup, *, accuracy: float = 0.7) -> None:
         self._setup = setup
         self._accuracy = accuracy
-        self.target: Callable[[int, list[int]], int] | None = setup.target
+        self.target: Callable[[int, list[int]], int] | None = None
         self.rows: set[int] = set()
 
     def add(self, row: int, token_ids: np.ndarray) -> None:

@@ -44,8 +44,8 @@ class _Row:
 
 
 class FakeWorker:
-    """One rank. draft: proposes drafts after every sampling step; its `DraftSetup.target` may be `next_of_row`. failing_step: the
-    number of a step that raises, for tests of failures."""
+    """One rank. draft: proposes drafts after every sampling step; the `target` of a FakeDraft may be `next_of_row`.
+    failing_step: the number of a step that raises, for tests of failures."""
 
     def __init__(
         self,

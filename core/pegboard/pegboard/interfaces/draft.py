@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pegboard.interfaces.spec import Need, Spec
 
@@ -29,7 +29,6 @@ class DraftNeed(Need):
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
     limits: "Limits"
-    target: Any = None
 
 
 @dataclass(slots=True)

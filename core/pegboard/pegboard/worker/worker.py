@@ -234,7 +234,7 @@ class Worker:
             return None
         need = DraftNeed(platform=self.platform_name, max_drafts=self.config.spec_tokens)
         entry = self.registry.choose("draft", need, explicit=self.config.spec_method).require()
-        return self.registry.build(entry, DraftSetup(self.limits, target=self.model))
+        return self.registry.build(entry, DraftSetup(self.limits))
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
         """Return the worker halves of the configured KV connectors. A connector's spec names this half as `worker`."""
