@@ -250,8 +250,7 @@ def test_the_trial_leaves_no_trace(gpu: FakeGPU, tmp_path: Path) -> None:
 
 
 def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path) -> None:
-    worker = make_worker(tmp_path)
-    worker.allocate(plan_of(worker))
+    worker = ready(tmp_path)
     (reason,) = worker.running.record(worker.platform.replay(None), "the attention of x cannot be replayed")
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
     assert worker.running.stages.find("logits", 2) is not None

@@ -48,8 +48,7 @@ class Engine:
     the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
     checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
     decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set. clock:
-    returns seconds on the same clock as
-    `EngineRequest.arrival_s`.
+    returns seconds on the same clock as `EngineRequest.arrival_s`.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """

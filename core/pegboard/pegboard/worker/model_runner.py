@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport
-from pegboard.errors import expect
+from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.kv_connector import KVConnectorWorker
@@ -60,13 +60,20 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
         )
+        self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
-        """Record the model's stages. Returns the reasons why some of them run eagerly. refusal: why attention cannot be
-        recorded."""
-        return self.stages.record(replay, self._plan, refusal)
+        """Record the model's stages, after a first step. Returns the reasons why some of them run eagerly. refusal: why
+        attention cannot be recorded."""
+
+        def plan(inputs: StepInputs) -> None:
+            if refusal:
+                raise CannotRecord(refusal)
+            self._plan(inputs)
+
+        return self.stages.record(replay, plan, self.hidden_size)
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
@@ -89,7 +96,7 @@ class ModelRunner:
         self._plan(inputs)
         planned = time.perf_counter()
         hidden, logits = self.stages.run(recording, inputs)
-        expect(hidden, Tensor, self.model, "forward")
+        self.hidden_size = expect(hidden, Tensor, self.model, "forward").shape[1]
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()

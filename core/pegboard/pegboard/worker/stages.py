@@ -30,14 +30,12 @@ class Stages:
         self.rows = torch.empty(0)
 
     @torch.inference_mode()
-    def record(self, replay: Replay, plan: Callable[[StepInputs], None], refusal: str = "") -> list[str]:
+    def record(self, replay: Replay, plan: Callable[[StepInputs], None], hidden_size: int) -> list[str]:
         """Record every stage that can be recorded. Returns the reasons why the others run eagerly. plan: gives a step to the
-        attention backends. refusal: why attention cannot be recorded. Errors of the model itself are raised."""
+        attention backends. hidden_size: the size of forward's result. Errors of the model itself are raised."""
         model, inputs = self.model, self.inputs
         ids, positions, max_rows = inputs.input_ids.on_device, inputs.positions.on_device, inputs.max_rows
-        plan(inputs.blank(1))
-        one = model.forward(model.embed(ids[:1]), positions[:1])  # its size may differ from that of the embeddings
-        self.rows = one.new_zeros(max_rows, one.shape[1])
+        self.rows = model.embed(ids[:1]).new_zeros(max_rows, hidden_size)
 
         def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
             hidden = model.forward(model.embed(ids), positions)
@@ -54,12 +52,10 @@ class Stages:
             try:
                 for size in sorted(replay.sizes(trait, largest), reverse=True):
                     if trait != "logits":
-                        if refusal:
-                            raise CannotRecord(refusal)
                         plan(inputs.blank(size))
                     made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
-            except CannotRecord as error:
-                refusals.setdefault(str(error), []).append(f"{trait} with adapters" if inputs.has_adapters else trait)
+            except CannotRecord as refusal:
+                refusals.setdefault(str(refusal), []).append(f"{trait} with adapters" if inputs.has_adapters else trait)
             self.recordings[trait, inputs.has_adapters] = made
         inputs.has_adapters = False
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]

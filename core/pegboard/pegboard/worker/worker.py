@@ -253,21 +253,25 @@ class Worker:
         """Record what the model computes, and run one step of every kind. A stage that cannot be recorded runs eagerly, and the
         log says why. A model that cannot run is an error here and not at the first request."""
         self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
-        if self.replay is None:
-            refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
-        else:
-            with blame(self.model_entry.id, self.registry.modules):
-                refusals = self.running.record(self.replay, self.attention.not_replayed(self.replay.pads))
-        made = self.registry.decisions.get(("kernel", RECORDER)) or Decision("kernel", None, key=RECORDER)
-        self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
-        if self.replay is not None and refusals:
-            log.info("not replayed: %s", "; ".join(refusals))
+        steps = memory.trial_steps(self.limits, len(self.running.parts.plan.groups))
         with blame(self.model_entry.id, self.registry.modules):
-            for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
+            self.running.run(next(steps))()
+            self._record()
+            for batch in steps:
                 self.running.run(batch)()
         for tensors in self.running.parts.views.values():  # what the trial wrote
             for view in tensors.values():
                 view[0].zero_()
+
+    def _record(self) -> None:
+        if self.replay is None:
+            refusals = ["every step runs eagerly" + (": enforce_eager is set" if self.config.enforce_eager else "")]
+        else:
+            refusals = self.running.record(self.replay, self.attention.not_replayed(self.replay.pads))
+        made = self.registry.decisions.get(("kernel", RECORDER)) or Decision("kernel", None, key=RECORDER)
+        self.registry.record(replace(made, notes=tuple(f"not replayed: {refusal}" for refusal in refusals)))
+        if self.replay is not None and refusals:
+            log.info("not replayed: %s", "; ".join(refusals))
 
     # --- serving -----------------------------------------------------------------------------------------------------------
 
