@@ -186,6 +186,16 @@ def test_a_sink_that_comes_late_learns_the_state() -> None:
         assert each.value("request_success_total", "length") == 1
 
 
+def test_the_sleep_state_is_shown_while_no_step_runs() -> None:
+    engine, sink = measured_engine(can_sleep=True)
+    names = ("awake", "weights_offloaded", "discard_all")
+    for level, states in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])):
+        assert engine.engine.control("sleep", level=level)
+        assert [sink.value("engine_sleep_state", name) for name in names] == states
+        engine.engine.control("wake_up")
+        assert [sink.value("engine_sleep_state", name) for name in names] == [1, 0, 0]
+
+
 def test_a_misspelled_metric_is_an_error() -> None:
     metrics = StepMetrics(fake_limits(), [Records()])
     metrics.count("generation_token_total")

@@ -92,6 +92,7 @@ class Engine:
             finish_steps=self._finish_steps,
             reset=self._reset_prefix_cache,
             call=executor.call,
+            report=self._report_sleep,
             can_sleep=can_sleep,
         )
         self._actions: dict[str, Callable[..., Any]] = {
@@ -228,6 +229,10 @@ class Engine:
             metrics.loras(queues.running, queues.requests)
             self._drop_adapters()
         metrics.publish(self._gauges(), self._kv.take_events())
+
+    def _report_sleep(self, level: int | None) -> None:
+        self._metrics.sleeps(level)
+        self._publish()
 
     @property
     def _num_waiting(self) -> int:

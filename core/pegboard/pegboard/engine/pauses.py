@@ -23,7 +23,8 @@ class Pauses:
     is_sleeping: the pause is a sleep. asleep: the tags of the released memory.
 
     enter: queues a request. finish_steps: ends the steps in flight. reset: drops the prefix cache and the blocks of all requests;
-    False = transfers are open. call: calls a method of all workers. can_sleep: `enable_sleep_mode` is set.
+    False = transfers are open. call: calls a method of all workers. report: publishes the level of the sleep, and None at its end.
+    can_sleep: `enable_sleep_mode` is set.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class Pauses:
         finish_steps: Callable[[], None],
         reset: Callable[[bool], bool],
         call: Callable[..., object],
+        report: Callable[[int | None], None],
         can_sleep: bool,
     ) -> None:
         self._queues, self._scheduler = queues, scheduler
-        self._enter, self._finish_steps, self._reset, self._call = enter, finish_steps, reset, call
+        self._enter, self._finish_steps, self._reset, self._call, self._report = enter, finish_steps, reset, call, report
         self._can_sleep = can_sleep
         self.mode: PauseMode | None = None
         self.held: dict[str, EngineRequest] = {}
@@ -89,6 +91,7 @@ class Pauses:
                 raise
             self.asleep = list(TAGS)
         self.is_sleeping = True
+        self._report(level)
         return True
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -103,5 +106,6 @@ class Pauses:
             self.asleep = [tag for tag in self.asleep if tag not in waking]
         if self.is_sleeping and not self.asleep:
             self.is_sleeping = False
+            self._report(None)
             self.resume()
         return self.mode is None

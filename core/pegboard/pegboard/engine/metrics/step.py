@@ -16,7 +16,7 @@ from pegboard.engine.metrics.sinks import Sinks
 from pegboard.engine.requests import Request
 from pegboard.interfaces.metrics import KVEvent, MetricsSink, RequestRecord, Sample, series, split_series
 
-AWAKE = series("engine_sleep_state", "awake")
+SLEEP_STATES = by_label("engine_sleep_state")
 SUCCESS = by_label("request_success_total")
 BY_SOURCE = by_label("prompt_tokens_by_source_total")
 PARTS = by_label("pegboard_step_seconds_total")
@@ -50,8 +50,9 @@ class StepMetrics:
         self._num_generated = 0
         self._latencies: list[float] = []
         self._totals: dict[str, float] = {}
-        self._info: dict[str, float] = {AWAKE: 1.0}
-        self._news: dict[str, float] = {AWAKE: 1.0}
+        self._info: dict[str, float] = {}
+        self._news: dict[str, float] = {}
+        self.sleeps(None)
         self._lora_info = ""
         self._ended: list[RequestRecord] = []
         self._open: dict[str, _OpenRequest] = {}
@@ -71,6 +72,11 @@ class StepMetrics:
         """Set gauges that rarely change. They are published once, and again to every sink that is attached later."""
         self._info.update(gauges)
         self._news.update(gauges)
+
+    def sleeps(self, level: int | None) -> None:
+        """Set the sleep level of the engine. None = it is awake."""
+        state = {None: "awake", 1: "weights_offloaded", 2: "discard_all"}.get(level)
+        self._inform({key: float(name == state) for name, key in SLEEP_STATES.items()})
 
     def attach(self, sink: MetricsSink, gauges: Mapping[str, float]) -> None:
         """Add a sink and publish the engine's current state to it."""
