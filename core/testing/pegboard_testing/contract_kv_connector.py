@@ -20,10 +20,10 @@ from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVView, Retain, Window
-from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSetup, KVConnectorWorker
-from pegboard_testing.fake_engine import FakeEngine, expected_tokens
+from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorWorker
+from pegboard_testing.fake_engine import FakeEngine, Halves, expected_tokens
 
-Halves = tuple[KVConnectorScheduler, KVConnectorWorker]
+__all__ = ["Halves", "KVConnectorContract", "greedy"]
 
 GROUPS: list[list[Retain]] = [[Full()], [Full(), Window(6)], [Window(9), Chunk(8)], [Full(), Full(), Window(5, sinks=3)]]
 

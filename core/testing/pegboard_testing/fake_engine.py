@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
@@ -19,7 +20,7 @@ from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.attention import Full, KVPlan, Retain
-from pegboard.interfaces.draft import DraftSetup
+from pegboard.interfaces.draft import DraftProposer, DraftSetup
 from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSetup, KVConnectorWorker
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
@@ -33,6 +34,8 @@ from pegboard_testing.fake_worker import FakeWorker
 
 EOS = 1
 """End of sequence in the fake vocabulary."""
+
+Halves = tuple[KVConnectorScheduler, KVConnectorWorker]
 
 
 @dataclass(slots=True)
@@ -50,10 +53,10 @@ class FakeEngine:
 
     retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state) of each layer. num_blocks: the
     exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
-    draft_accuracy. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's contents between engines.
-    kv_halves: makes the halves of another KV connector. kv_identity: of what the blocks contain. kv_fails: see
-    FakeKVConnectorWorker. measured: more arguments of StepMetrics. kv_events: the engine
-    reports the changes of its prefix cache to `metrics`.
+    draft_accuracy; draft makes another proposer. kv_load: adds a KV connector that loads this way. kv_store: shares the
+    connector's contents between engines. kv_halves: makes the halves of another KV connector. kv_identity: of what the blocks
+    contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics. kv_events: the engine reports the
+    changes of its prefix cache to `metrics`.
     """
 
     def __init__(
@@ -70,13 +73,14 @@ class FakeEngine:
         vocab_size: int = 64,
         max_drafts: int = 0,
         draft_accuracy: float = 0.7,
+        draft: Callable[[DraftSetup], DraftProposer] | None = None,
         policy: SchedulingPolicy | None = None,
         by_priority: bool = False,
         structured_output: FakeStructuredOutput | None = None,
         grammar_timeout_s: float = 60.0,
         kv_load: Literal["in_step", "between_steps"] | None = None,
         kv_store: dict[tuple[int, int, bytes], Any] | None = None,
-        kv_halves: Callable[[KVConnectorSetup], tuple[KVConnectorScheduler, KVConnectorWorker]] | None = None,
+        kv_halves: Callable[[KVConnectorSetup], Halves] | None = None,
         kv_identity: str = "",
         kv_fails: Callable[[str], int | None] = lambda key: None,
         kv_hesitate: int = 0,
@@ -98,27 +102,26 @@ class FakeEngine:
             max_drafts=max_drafts,
             **limits,
         )
-        self.plan = plan or self._plan(retains, slot_bytes or [4] * len(retains), num_blocks, spare_blocks)
-        self.plan = msgspec.structs.replace(self.plan, identity=kv_identity)
+        self.plan = replace(plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=kv_identity)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
-        rules = [make_rule(group, self.plan.hash_block_size) for group in self.plan.groups]
-        setup = KVConnectorSetup(self.plan, expired=[rule.expired for rule in rules])
+        expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
+        setup = KVConnectorSetup(self.plan, expired=expired)
         self.connector = FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
-        halves: tuple[KVConnectorScheduler, KVConnectorWorker] | None = kv_halves(setup) if kv_halves else None
+        halves: Halves | None = kv_halves(setup) if kv_halves else None
         if self.connector and kv_load:
             halves = self.connector, FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails)
-        self.draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
+        fake_draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
         self.worker = FakeWorker(
             self.model,
             self.plan,
             max_num_seqs,
-            draft=self.draft if max_drafts else None,
+            draft=(draft(DraftSetup(self.limits)) if draft else fake_draft) if max_drafts else None,
             max_drafts=max_drafts,
             connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,
         )
-        self.draft.target = self.worker.next_of_row
+        fake_draft.target = self.worker.next_of_row
         self.executor = FakeExecutor(self.worker)
         self.policy = policy or FakePolicy(SchedulingPolicySetup(self.limits), by_priority=by_priority)
         self.engine = Engine(
@@ -144,7 +147,7 @@ class FakeEngine:
 
     def _plan(self, retains: Sequence[Retain], slot_bytes: Sequence[int], num_blocks: int | None, spare_blocks: int) -> KVPlan:
         limits = self.limits
-        layers = enumerate(zip(retains, slot_bytes, strict=True))
+        layers = enumerate(zip(retains, slot_bytes or [4] * len(retains), strict=True))
         specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in layers}
 
         def with_blocks(count: int) -> KVPlan:

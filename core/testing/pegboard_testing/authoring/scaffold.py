@@ -1,7 +1,8 @@
 """`pegboard plugins new KIND NAME`: writes the package of a new plugin, which works and passes its tests at once.
 
-A template is one text file per kind in `templates/`. It begins with TOML: `summary`, `dependencies` (beside pegboard) and `use`,
-the command that uses the plugin. Then come the files, each after a line `=== path`. `common.txt` has the files of all kinds.
+A template is one text file per kind in `templates/`. It begins with TOML: `summary`, `dependencies` (beside pegboard), `use` (the
+command that uses the plugin), and where it differs `entry` (the entry point's name) and `installed` (what installing it changes).
+Then come the files, each after a line `=== path`. `common.txt` has the files of all kinds.
 `$name`, `$module`, `$Class` and the others of `words_of` are replaced in paths and texts; `$$` is a dollar.
 """
 
@@ -91,6 +92,8 @@ def words_of(kind: str, name: str, about: Mapping[str, Any]) -> dict[str, str]:
         "group": KINDS[kind].group,
         "interface": KINDS[kind].spec.rpartition(":")[0],
         "name": name,
+        "entry": Template(about.get("entry", "$name")).substitute(name=name),
+        "installed": about.get("installed", "Installing it changes nothing until it is chosen."),
         "flag": name.replace("_", "-"),
         "module": f"pegboard_{kind}_{plain}",
         "package": f"pegboard-{kind}-{name}".replace("_", "-"),

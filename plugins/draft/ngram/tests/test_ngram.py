@@ -11,7 +11,8 @@ from pegboard_draft_ngram.options import NGramOptions
 from pegboard_draft_ngram.proposer import NGramProposer
 from pydantic import ValidationError
 
-from pegboard.interfaces.draft import DraftSetup, DraftStep
+from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
+from pegboard_testing.contract_draft import DraftContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_limits import fake_limits
 
@@ -27,6 +28,11 @@ def search(token_ids: list[int], shortest: int, longest: int) -> int | None:
 
 def test_contract() -> None:
     check_entry(installed_entry("draft", "ngram"))
+
+
+class TestNGram(DraftContract):
+    def proposer(self, setup: DraftSetup) -> DraftProposer:
+        return NGramProposer(NGramOptions(prompt_lookup_min=1, prompt_lookup_max=2), setup)
 
 
 @given(st.data())
