@@ -23,7 +23,7 @@ class Pauses:
     is_sleeping: the pause is a sleep. asleep: the tags of the released memory.
 
     enter: queues a request. finish_steps: ends the steps in flight. reset: drops the prefix cache and the blocks of all requests;
-    False = transfers are open. call: calls a method of all workers. report: publishes the level of the sleep, and None at its end.
+    False = transfers are open. call: calls a method of all workers. report: publishes the level of the sleep, None = awake.
     can_sleep: `enable_sleep_mode` is set.
     """
 

@@ -28,10 +28,12 @@ def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None
     """Drop the whole pages of the tensors' storages. Other memory may share the first and the last page, so these stay.
 
     keep: the pages are first written to a temporary file without a name. Pages of a mapped file that nobody has written to need
-    no copy, because the system reads them from their file again. The returned function reads the temporary file back. Raises
-    ConfigError if there is no room for the file; all pages are still there then.
+    no copy, because the system reads them from their file again. The returned function reads the temporary file back. It keeps
+    the storages alive, so that nothing else is at their addresses then. Raises ConfigError if there is no room for the file;
+    all pages are still there then.
     """
-    ranges = list(_whole_pages(tensors))
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    ranges = list(_whole_pages(storages))
     mapped = _unwritten_files() if keep else []
     kept = [part for part in ranges if not any(start <= part[0] and part[1] <= stop for start, stop in mapped)] if keep else []
     file = _save(kept) if kept else None
@@ -43,13 +45,13 @@ def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None
             with file:
                 for start, stop in kept:
                     _read(file, _memory(start, stop))
+        storages.clear()
 
     return restore
 
 
-def _whole_pages(tensors: Iterable[torch.Tensor]) -> Iterator[Range]:
+def _whole_pages(storages: Iterable[torch.UntypedStorage]) -> Iterator[Range]:
     """Yield the whole pages of the storages in ascending order. The ranges do not overlap."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
     last = 0
     for first, end in sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages):
         start, stop = max(-(-first // PAGE) * PAGE, last), end // PAGE * PAGE
