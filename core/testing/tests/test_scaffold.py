@@ -33,13 +33,25 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_package(kind, f"my-{kind.replace('_', '-')}", directory) for kind in kinds()}
 
 
-def test_new_packages_pass_their_tests(packages: dict[str, Path], tmp_path: Path) -> None:
-    site, root = tmp_path / "site", next(iter(packages.values())).parent
-    python(*PIP, "--target", str(site), *map(str, packages.values()), folder=root, site=site)
+@pytest.fixture(scope="module")
+def site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the new packages are installed."""
+    site = tmp_path_factory.mktemp("site")
+    python(*PIP, "--target", str(site), *map(str, packages.values()), folder=site, site=site)
+    return site
+
+
+def test_new_packages_pass_their_tests(packages: dict[str, Path], site: Path) -> None:
+    root = next(iter(packages.values())).parent
     listed = python("-m", "pegboard", "plugins", "list", folder=root, site=site)
-    assert all(f"my-{kind.replace('_', '-')}" in listed for kind in packages)
+    assert all(folder.name in listed for folder in packages.values())
     tested = python("-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", str(root), folder=root, site=site)
     assert " passed" in tested and "skipped" not in tested, tested
+
+
+def test_new_packages_serve_requests(site: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("serve_new_plugins.py")
+    assert "served" in python(str(script), str(tmp_path), folder=tmp_path, site=site)
 
 
 def test_new_packages_are_formatted(packages: dict[str, Path]) -> None:

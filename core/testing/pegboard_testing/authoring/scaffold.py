@@ -92,7 +92,6 @@ def words_of(kind: str, name: str, about: Mapping[str, Any]) -> dict[str, str]:
         "group": KINDS[kind].group,
         "interface": KINDS[kind].spec.rpartition(":")[0],
         "name": name,
-        "entry": Template(about.get("entry", "$name")).substitute(name=name),
         "installed": about.get("installed", "Installing it changes nothing until it is chosen."),
         "flag": name.replace("_", "-"),
         "module": f"pegboard_{kind}_{plain}",
@@ -103,4 +102,5 @@ def words_of(kind: str, name: str, about: Mapping[str, Any]) -> dict[str, str]:
         "summary": about["summary"],
         "dependencies": "".join(f'    "{needed}",\n' for needed in about["dependencies"]),
     }
+    words["entry"] = Template(about.get("entry", "$name")).substitute(words)
     return {**words, "use": Template(about["use"]).substitute(words)}
