@@ -108,6 +108,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: Annotated[str | None, doc("Attention plugin; default: the best one that can run the model")] = None
     sampler: Annotated[str | None, doc("Sampler plugin")] = None
     enable_sleep_mode: Annotated[bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")] = False
+    enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits

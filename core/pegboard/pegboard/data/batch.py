@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -57,7 +58,8 @@ class CSR(msgspec.Struct):
 
 
 class NewRequest(msgspec.Struct):
-    """What the worker needs to fill the state of `row`. It is sent once when a request is admitted or resumed."""
+    """What the worker needs to fill the state of `row`. It is sent once when a request is admitted or resumed. prompt_embeds: the
+    rows that stand for the prompt; its token ids are then zeros."""
 
     row: int
     request_id: str
@@ -67,6 +69,7 @@ class NewRequest(msgspec.Struct):
     params: SamplingParams
     seed: int | None
     block_ids: tuple[Array, ...]  # one per KV group: the whole block table so far
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class BlockDelta(msgspec.Struct):

@@ -35,9 +35,19 @@ class LoRARequest(msgspec.Struct, frozen=True):
             raise RequestError(f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}", parameter="lora_int_id")
 
 
+class PromptEmbeds(msgspec.Struct, frozen=True):
+    """A prompt as embeddings: what `Model.embed` would return for its tokens. data: the rows one after the other, little-endian.
+    dtype: float32, float16 or bfloat16. shape: (tokens, width). The engine checks all of it."""
+
+    data: bytes
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class EngineRequest(msgspec.Struct, kw_only=True):
     """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1. client:
-    who asks; clients take turns where one could hold up the others."""
+    who asks; clients take turns where one could hold up the others. prompt_embeds: the prompt, whose prompt_token_ids are then
+    zeros, one for each row."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -49,6 +59,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
     client: str = ""
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class PositionLogprobs(msgspec.Struct):

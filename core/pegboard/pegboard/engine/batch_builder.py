@@ -122,6 +122,7 @@ def _new_request(request: Request, entry: Entry) -> NewRequest:
         params=request.params,
         seed=request.seed,
         block_ids=tuple(np.array(table, np.int32) for table in entry.new_blocks),
+        prompt_embeds=request.prompt_embeds,
     )
 
 

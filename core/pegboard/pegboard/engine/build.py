@@ -84,6 +84,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         plugin_modules=registry.modules(),
         decisions=registry.describe_decisions,
         can_sleep=config.enable_sleep_mode,
+        embedding_size=executor.call("embedding_size")[0] if config.enable_prompt_embeds else 0,
     )
 
 

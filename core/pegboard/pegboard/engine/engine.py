@@ -47,8 +47,9 @@ class Engine:
     connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
     the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
     checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
-    decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set. clock:
-    returns seconds on the same clock as `EngineRequest.arrival_s`.
+    decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set.
+    embedding_size: the width of prompts that are embeddings; 0 = they are refused. clock: returns seconds on the same clock as
+    `EngineRequest.arrival_s`.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """
@@ -68,12 +69,14 @@ class Engine:
         plugin_modules: Mapping[str, str] | None = None,
         decisions: Callable[[], list[dict[str, Any]]] = list,
         can_sleep: bool = False,
+        embedding_size: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
         self._executor = executor
         self._grammars = grammars or Grammars(GrammarCompiler({}), vocab_size=limits.vocab_size)
         self._has_priority = has_priority
+        self._embedding_size = embedding_size
         self._clock = clock
         self._kv = KVCache(kv_plan, limits)
         if kv_events:
@@ -122,7 +125,7 @@ class Engine:
         self._must_live()
         if request.request_id in self._queues.completions or request.request_id in self._pauses.held:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
-        check_request(request, self.limits, has_priority=self._has_priority)
+        check_request(request, self.limits, has_priority=self._has_priority, embedding_size=self._embedding_size)
         constraint = request.params.structured_outputs
         if constraint is not None:
             self._grammars.check(constraint)

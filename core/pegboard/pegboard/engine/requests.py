@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.request import EngineRequest, LoRARequest
+from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.prompt_embeds import check_embeds
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
@@ -43,6 +44,7 @@ class Request:
     kv_transfer_params: dict[str, Any] | None
     trace_headers: dict[str, str] | None
     client: str
+    prompt_embeds: PromptEmbeds | None = None
     key: str = ""
     seed: int | None = None
     stop_token_ids: set[int] = field(default_factory=set)
@@ -147,10 +149,12 @@ def completions_of(source: EngineRequest) -> Iterator[Request]:
         yield child
 
 
-def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool) -> None:
+def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool, embedding_size: int) -> None:
     """Raise RequestError, which names the field, if the request cannot be served under `limits`. has_priority: the scheduling
-    policy honours `priority`. The engine checks grammars."""
+    policy honours `priority`. embedding_size: the width of prompt embeddings; 0 = they are off. The engine checks grammars."""
     _check_prompt(request, limits)
+    if request.prompt_embeds is not None:
+        check_embeds(request.prompt_embeds, embedding_size)
     if request.priority and not has_priority:
         raise RequestError(
             f"priority {request.priority} needs a scheduling policy that honours it; choose one with scheduling_policy",

@@ -110,12 +110,19 @@ def step_params(params: BeamSearchParams) -> SamplingParams:
     )
 
 
+def check_beam_prompt(prompt: Prompt) -> None:
+    """Raise RequestError for a prompt that beams cannot be appended to."""
+    if prompt.embeds is not None:
+        raise RequestError("prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds")
+
+
 async def beam_search_online(
     client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
 ) -> AsyncIterator[RequestOutput]:
     """Stream one final output with the `beam_width` best completions. Their `text` and `token_ids` do not include the prompt. All
     beams of a round run at once. Raises what `EngineClient.generate` raises. Closing the iterator aborts the request."""
     asked = step_params(params)
+    check_beam_prompt(prompt)
     try:
         first = await _last(client.generate(prompt, asked, request))
     except RequestError as error:

@@ -22,7 +22,7 @@ from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.engine.pauses import PauseMode
 from pegboard.errors import EngineDeadError, RequestError
-from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, last_logprobs, step_params
+from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, check_beam_prompt, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
@@ -158,7 +158,10 @@ class LLM:
         asked = step_params(params)
         engine, tokenizer = self.llm_engine, self.get_tokenizer()
         builder, length = engine.builder, engine.plan.max_model_len
-        first = [builder.build(as_prompt(prompt), asked, f"beam-{index}") for index, prompt in enumerate(_as_list(prompts))]
+        given = [as_prompt(prompt) for prompt in _as_list(prompts)]
+        for prompt in given:
+            check_beam_prompt(prompt)
+        first = [builder.build(prompt, asked, f"beam-{index}") for index, prompt in enumerate(given)]
         searches = [BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length) for request in first]
         while live := [search for search in searches if search.beams]:
             inputs = [Prompt(token_ids=beam.tokens) for search in live for beam in search.beams]

@@ -1,7 +1,7 @@
 """Turns prompts as users write them into `EngineRequest`s. It finds every mistake in a request.
 
-The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]} (both with an optional
-"cache_salt"), or an `interfaces.api.Prompt`.
+The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]}, {"prompt_embeds":
+tensor} (each with an optional "cache_salt"), or an `interfaces.api.Prompt`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
+from pegboard.front.prompt_embeds import check_parameters, prompt_embeds
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
 _MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 KV_PARAMETERS = "kv_transfer_params"
 """The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV connectors."""
@@ -51,6 +52,12 @@ def as_prompt(value: PromptInput) -> Prompt:
         prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
     else:
         raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
+    if prompt.embeds is not None:
+        if prompt.text is not None or prompt.token_ids is not None:
+            raise RequestError(
+                "a prompt is either prompt_embeds, or text or token ids; both were given", parameter="prompt_embeds"
+            )
+        return prompt
     if prompt.text is None and prompt.token_ids is None:
         raise RequestError("a prompt needs text or token ids", parameter="prompt")
     if prompt.text is not None and not isinstance(prompt.text, str):
@@ -63,12 +70,12 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     for key in _MEDIA_KEYS:
         if given.pop(key, None):
             raise RequestError(f"{key}: this model takes text only", parameter=key)
-    if "prompt_embeds" in given:
-        raise RequestError("prompt_embeds: prompts as embeddings are not supported by this engine", parameter="prompt_embeds")
     unknown = [key for key in given if key not in _PROMPT_KEYS]
     if unknown:
         raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
-    return Prompt(text=given.get("prompt"), token_ids=given.get("prompt_token_ids"), cache_salt=given.get("cache_salt"))
+    embeds = prompt_embeds(given["prompt_embeds"]) if "prompt_embeds" in given else None
+    text, token_ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+    return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
 
 
 class RequestBuilder:
@@ -108,7 +115,9 @@ class RequestBuilder:
         """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
         arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
         self._check(params, priority, lora)
-        token_ids = self._token_ids(prompt, params.truncate_prompt_tokens)
+        token_ids = (
+            self._token_ids(prompt, params.truncate_prompt_tokens) if prompt.embeds is None else self._zeros(prompt, params)
+        )
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
             eos_token_ids=self.eos_token_ids,
@@ -124,6 +133,7 @@ class RequestBuilder:
             cache_salt=prompt.cache_salt,
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
+            prompt_embeds=prompt.embeds,
         )
 
     @cached_property
@@ -199,6 +209,15 @@ class RequestBuilder:
                 f"{KV_PARAMETERS}: no KV connector (--kv-connectors) reads {unknown[0]!r:.60}; {known}", parameter=KV_PARAMETERS
             )
         return given or None
+
+    def _zeros(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """Return token id 0 for each row of a prompt that is embeddings."""
+        assert prompt.embeds is not None
+        check_parameters(params)
+        num_tokens = prompt.embeds.shape[0] if prompt.embeds.shape else 0
+        if num_tokens >= self.plan.max_model_len:
+            raise self._too_long(f"{num_tokens} tokens")
+        return [0] * max(1, num_tokens)
 
     def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
         """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as leave room for one

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.data.output import RequestOutput
-    from pegboard.data.request import LoRARequest
+    from pegboard.data.request import LoRARequest, PromptEmbeds
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
     from pegboard.interfaces.metrics import MetricsSink
@@ -59,7 +59,7 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt, as text or as token ids. text: if there are also token ids, the text that they came from.
+    """One prompt, as text, as token ids or as embeddings. text: if there are also token ids, the text that they came from.
     chat: the conversation that the ids were rendered from. If it is given, a structured output starts after the reasoning with
     which this model begins its answers."""
 
@@ -68,6 +68,7 @@ class Prompt:
     add_special_tokens: bool = True
     cache_salt: str | None = None
     chat: "Chat | None" = None
+    embeds: "PromptEmbeds | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.attention_groups import StateGroup
 from pegboard.worker.memory import copy_blocks
+from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
@@ -62,6 +63,7 @@ class ModelRunner:
         )
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
+        self.prompts = PromptRows(parts.device)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
@@ -74,6 +76,11 @@ class ModelRunner:
             self._plan(inputs)
 
         return self.stages.record(replay, plan, self.hidden_size)
+
+    @torch.inference_mode()
+    def embedding_size(self) -> int:
+        """Return the width of the rows that the model's `embed` returns."""
+        return int(self.model.embed(self.inputs.input_ids.on_device[:1]).shape[1])
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
@@ -90,12 +97,14 @@ class ModelRunner:
             return lambda: output
         num_tokens = int(batch.num_scheduled_tokens.sum())
         self.inputs.has_adapters = batch.lora_slots is not None and bool(batch.lora_slots.any())
-        recording = self.stages.choose(num_tokens, num_tokens == batch.num_rows and bool(batch.samples.all()))
+        has_given = bool(self.prompts.given) and self.prompts.computes(batch)
+        is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
+        recording = None if has_given else self.stages.choose(num_tokens, is_decode)
         inputs = self.inputs.build(batch, recording.size if recording is not None and self.stages.pads else 0)
         prepared = time.perf_counter()
         self._plan(inputs)
         planned = time.perf_counter()
-        hidden, logits = self.stages.run(recording, inputs)
+        hidden, logits = self.stages.run(recording, inputs, self.prompts.collect(batch, inputs) if has_given else None)
         self.hidden_size = expect(hidden, Tensor, self.model, "forward").shape[1]
         computed = time.perf_counter()
         transfers = self._end_transfers()
@@ -147,6 +156,7 @@ class ModelRunner:
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)
+        self.prompts.remove(rows)
         self.sampler.remove(rows)
         if self.draft is not None:
             self.draft.remove(rows)
@@ -157,7 +167,9 @@ class ModelRunner:
         self.state.add(new)
         if new.params.prompt_logprobs is not None or self.scores.wanted:
             self.scores.add(new)
-        self.sampler.add(new.row, new.params, new.seed, new.token_ids, new.num_prompt_tokens)
+        self.prompts.add(new)
+        num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens  # no ids: penalties do not see the prompt
+        self.sampler.add(new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids)
         if self.draft is not None:
             self.draft.add(new.row, new.token_ids)
 

@@ -71,10 +71,16 @@ class Stages:
         """Return the recording that replays a step, or None if the step runs eagerly."""
         return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
 
-    def run(self, recording: Recording | None, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden states [T, size] after the final norm, and the logits if `recording` computes them."""
+    def run(
+        self, recording: Recording | None, inputs: StepInputs, given: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states [T, size] after the final norm, and the logits if `recording` computes them. given: places [G]
+        and rows [G, width] that replace embeddings of this step. Such a step has no recording."""
         if recording is None:
-            return self.model.forward(self.model.embed(inputs.input_ids), inputs.positions), None
+            embedded = self.model.embed(inputs.input_ids)
+            if given is not None:
+                embedded = embedded.index_copy(0, given[0], given[1].to(embedded.dtype))
+            return self.model.forward(embedded, inputs.positions), None
         hidden, *logits = recording(inputs.num_tokens)
         return hidden, logits[0] if logits else None
 

@@ -273,6 +273,10 @@ class Worker:
         if self.replay is not None and refusals:
             log.info("not replayed: %s", "; ".join(refusals))
 
+    def embedding_size(self) -> int:
+        """Return the width of the rows that the model's `embed` returns."""
+        return self.running.embedding_size()
+
     # --- serving -----------------------------------------------------------------------------------------------------------
 
     @property

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from pegboard.engine.prompt_embeds import rows_digest
 from pegboard.engine.requests import Request
 from pegboard.interfaces.metrics import BlocksCleared, BlocksRemoved, KVEvent
 
@@ -272,4 +273,6 @@ class BlockHasher:
             keys.append(["lora", lora.lora_name, lora.digest or f"{self._nonce}:{lora.lora_int_id}"])
         if request.cache_salt is not None and start == 0:
             keys.append(["salt", request.cache_salt])
+        if request.prompt_embeds is not None and start < request.num_prompt_tokens:
+            keys.append(["embeds", rows_digest(request.prompt_embeds, start, start + self.block_size)])
         return msgspec.msgpack.encode(keys) if keys else b""

@@ -1,0 +1,93 @@
+"""Prompts that are given as embeddings: the tokens and logprobs of the token prompts whose embeddings they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import SamplingParams
+from pegboard.errors import RequestError
+
+LENGTHS = (1, 6, 17, 40)
+GREEDY = SamplingParams(temperature=0, max_tokens=9, logprobs=3, ignore_eos=True)
+
+
+def embedded(reference: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return reference.model.get_input_embeddings()(torch.tensor(ids)).detach()
+
+
+def prompts(seed: int = 5) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 131, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def shown(outputs: list[Any]) -> list[Any]:
+    """Tokens, and the logprobs rounded so that the order of additions does not show."""
+    return [
+        [(one.token_ids, [round(step[token].logprob, 3) for token, step in zip(one.token_ids, one.logprobs, strict=True)])
+         for one in output.outputs]
+        for output in outputs
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_gpu_blocks_override": 26}, {"enforce_eager": True, "block_size": 16}])
+def test_same_tokens_as_the_token_prompt(write: Any, open_llm: Any, settings: dict[str, Any]) -> None:
+    """In chunks, mixed with token prompts, with too few blocks for all (so that some are preempted), twice (so that the second
+    time the prefix is cached) and with several completions."""
+    reference, ids = write("llama"), prompts()
+    seeded = SamplingParams(temperature=1, seed=3, n=2, max_tokens=6, logprobs=3, ignore_eos=True, repetition_penalty=1.0)
+    with open_llm(reference.directory, enable_prompt_embeds=True, **settings) as llm:
+        given: list[Any] = [{"prompt_embeds": embedded(reference, one)} for one in ids]
+        mixed: list[Any] = [given[0], ids[1], given[2], ids[3]]
+        for params in (GREEDY, seeded):
+            expected = shown(llm.generate(ids, params, use_tqdm=False))
+            assert shown(llm.generate(given, params, use_tqdm=False)) == expected
+            again = llm.generate(given, params, use_tqdm=False)
+            assert shown(again) == expected
+            assert again[3].num_cached_tokens >= 32
+            assert shown(llm.generate(mixed, params, use_tqdm=False)) == expected
+
+
+def test_other_embeddings_do_not_share_blocks(write: Any, open_llm: Any) -> None:
+    """All such prompts have the same placeholder ids. Only their bytes tell them apart."""
+    reference = write("qwen3", head_dim=16)
+    first, other = prompts()[3], prompts(seed=6)[3]
+    other[:16] = first[:16]
+    with open_llm(reference.directory, enable_prompt_embeds=True) as llm:
+        expected = shown(llm.generate([other, [0] * 40], GREEDY, use_tqdm=False))
+        llm.generate({"prompt_embeds": embedded(reference, first)}, GREEDY, use_tqdm=False)
+        (found,) = llm.generate({"prompt_embeds": embedded(reference, other)[None].numpy()}, GREEDY, use_tqdm=False)
+        assert found.num_cached_tokens == 16
+        assert shown([found]) == expected[:1]
+        assert shown(llm.generate([[0] * 40], GREEDY, use_tqdm=False)) == expected[1:]
+
+
+def test_wrong_embeddings(write: Any, open_llm: Any) -> None:
+    reference = write("llama")
+    good = torch.zeros(3, 32)
+    broken = good.clone()
+    broken[1, 4] = float("nan")
+    wrong: list[tuple[Any, str]] = [
+        (torch.zeros(3, 31), "tokens, 32.*got .3, 31"),
+        (torch.zeros(0, 32), "got .0, 32"),
+        (torch.zeros(32), "got .32"),
+        (torch.zeros(64, 32), "64 tokens"),
+        (good.double(), "got dtype float64"),
+        ([1.0], "got list"),
+        (broken, "row 1 .*NaN"),
+        (broken.bfloat16(), "row 1 .*NaN"),
+        (torch.full((3, 32), float("-inf")).half(), "row 0 .*infinite"),
+    ]
+    with open_llm(reference.directory, enable_prompt_embeds=True) as llm:
+        for value, words in wrong:
+            with pytest.raises(RequestError, match=words):
+                llm.generate({"prompt_embeds": value}, use_tqdm=False)
+        for parameters in ({"prompt_logprobs": 1}, {"truncate_prompt_tokens": 2}):
+            with pytest.raises(RequestError, match="has none"):
+                llm.generate({"prompt_embeds": good}, SamplingParams(**parameters), use_tqdm=False)
+        assert llm.generate({"prompt_embeds": good.bfloat16()}, GREEDY, use_tqdm=False)[0].finished
+    with open_llm(reference.directory) as llm, pytest.raises(RequestError, match="enable_prompt_embeds"):
+        llm.generate({"prompt_embeds": good}, use_tqdm=False)
