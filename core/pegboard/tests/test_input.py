@@ -75,7 +75,7 @@ def test_truncation_keeps_the_last_tokens(length, limit):
         ({}, {}, "text or token ids", "prompt"),
         (Prompt(), {}, "text or token ids", "prompt"),
         ({"prompt": "a", "multi_modal_data": {"image": object()}}, {}, "text only", "multi_modal_data"),
-        ({"prompt_embeds": [1.0]}, {}, "prompt_embeds", "prompt_embeds"),
+        ({"prompt_embeds": [1.0]}, {}, "numpy array.*got list", "prompt_embeds"),
         ("a", {"truncate_prompt_tokens": 17}, "over the model's max_model_len", "truncate_prompt_tokens"),
         ("a", {"logprobs": 21}, "limit of 20", "logprobs"),
         ("a", {"allowed_token_ids": [258]}, "outside the vocabulary", "allowed_token_ids"),

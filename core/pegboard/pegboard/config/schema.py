@@ -318,9 +318,8 @@ def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
 
 def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
     """Check `config.structured_outputs_config` and return it as a struct. Raises ConfigError."""
-    checked: StructuredOutputsConfig = build(
-        StructuredOutputsConfig, config.structured_outputs_config, "structured_outputs_config"
-    )
+    name = "structured_outputs_config"
+    checked: StructuredOutputsConfig = build(StructuredOutputsConfig, config.structured_outputs_config, name)
     if "auto" in checked.names or not checked.backend:
         raise ConfigError(
             f"structured_outputs_config: backend must be 'auto', a plugin or a list of plugins, got {checked.backend!r}"

@@ -147,7 +147,7 @@ class KVCache:
         num_full = num_tokens // rule.block_size
         new = range(blocks.num_hashed[index], num_full)
         stored = [i for i in new if table[i] != NULL_BLOCK and self.pool.insert(index, rule.block_hash(hashes, i), table[i])]
-        if stored and self.pool.events is not None:
+        if stored and self.pool.events is not None and request.prompt_embeds is None:  # such blocks have no token ids to tell
             self.pool.events += self._stored(request, index, stored)
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
