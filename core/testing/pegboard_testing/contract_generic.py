@@ -23,6 +23,7 @@ from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
 from pegboard_doctor.doctor import BUDGET_MS, PARTS, measure
 from pegboard_doctor.source_code import members, missing, wanted
+from pegboard_testing.contract_source import check_signatures
 
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:
@@ -44,6 +45,7 @@ def check_entry(entry: Entry) -> None:
     spec = import_spec(entry)
     check_spec(entry, spec)
     check_parts(entry, spec)
+    check_signatures(entry, spec)
     check_options(entry, spec)
     check_probe(entry, spec)
 

@@ -5,3 +5,5 @@ from __future__ import annotations
 from pegboard.interfaces.command import CommandSpec
 
 NEW = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.scaffold:New")
+
+TEST = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.conformance:Conformance")

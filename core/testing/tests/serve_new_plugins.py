@@ -1,6 +1,6 @@
 """Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The folder gets a checkpoint.
 
-The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone without these.
+With drafts, a KV connector, a policy and a logits processor, a batch gives the tokens of each prompt alone without them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,168 @@
+"""`pegboard plugins test KIND:NAME`: the generic checks, and the plugin's own tests with the contract of its kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pegboard import __version__
+from pegboard.config.sources import plugin_config
+from pegboard.errors import PluginError, UsageError
+from pegboard.interfaces.command import CommandSetup
+from pegboard.interfaces.spec import Spec
+from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_spec
+from pegboard.plugins.registry import Registry
+from pegboard_testing import contract_generic, contract_source
+
+CONTRACTS = {
+    "tool_parser": ("contract_output_parser",),
+    "reasoning_parser": ("contract_output_parser",),
+    "kernel": ("contract_float_weight", "contract_sample_tokens"),
+    "attention": ("contract_attention", "contract_latent"),
+}
+"""The modules with the contract classes of a kind, where it is not contract_<kind>."""
+OPTIONAL = frozenset({"kernel"})
+"""Kinds of which only some plugins have a contract class: most ops are compared with their reference."""
+MAX_REASON = 2000
+"""Characters of a failure that are kept: the end of pytest's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """status: "none" = there is nothing to check. reason: why it failed or was not checked, or how much was."""
+
+    check: str
+    status: Literal["passed", "failed", "none"]
+    reason: str = ""
+
+
+class Conformance:
+    """The command `plugins test`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        self._parser = setup.parser(
+            prog="pegboard plugins test",
+            description="Test one installed plugin: generic checks, then its own tests with the contract of its kind. The exit "
+            "status is 1 if anything failed.",
+        )
+        self._parser.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
+        self._parser.add_argument(
+            "--tests", type=Path, metavar="FOLDER", help="the plugin's tests (default: tests/ next to its package)"
+        )
+        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output: conformance.json")
+
+    def run(self, words: Sequence[str]) -> int:
+        arguments: Namespace = self._parser.parse(words)
+        kind, colon, name = arguments.plugin.partition(":")
+        if not (colon and name):
+            raise UsageError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes'")
+        if arguments.tests is not None and not arguments.tests.is_dir():
+            raise UsageError(f"--tests {arguments.tests}: there is no such folder")
+        entry = Registry.discover(plugin_config()).find(kind, name)
+        results = []
+        for result in examine(entry, arguments.tests):
+            results.append(result)
+            if not arguments.as_json:
+                print(f"{result.status:<7} {result.check}{f': {result.reason}' if result.reason else ''}", flush=True)
+        conforms = all(result.status != "failed" for result in results)
+        if arguments.as_json:
+            print(json.dumps(report(entry, results, conforms), indent=2, ensure_ascii=False))
+        else:
+            print(f"{entry.id} {'conforms' if conforms else 'does not conform'}")
+        return 0 if conforms else 1
+
+
+def report(entry: Entry, results: Sequence[Result], conforms: bool) -> dict[str, Any]:
+    """Return the content of conformance.json."""
+    about = {"plugin": f"{entry.kind}:{entry.name}", "distribution": entry.distribution, "version": entry.version}
+    return {**about, "pegboard": __version__, "conforms": conforms, "checks": [asdict(result) for result in results]}
+
+
+def examine(entry: Entry, tests: Path | None) -> Iterator[Result]:
+    """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to be found."""
+    yield _checked("metadata", partial(contract_generic.check_metadata, entry))
+    yield _checked("the spec is light and has no side effects", partial(contract_generic.check_spec_import, entry))
+    try:
+        spec = import_spec(entry)
+    except PluginError as error:
+        yield Result("the spec", "failed", str(error))
+        return
+    checks: dict[str, Callable[[Entry, Spec], None]] = {
+        "the spec is valid": contract_generic.check_spec,
+        "parts and their methods": contract_generic.check_parts,
+        "signatures": contract_source.check_signatures,
+        "options": contract_generic.check_options,
+        "probe": contract_generic.check_probe,
+    }
+    for name, check in checks.items():
+        yield _checked(name, partial(check, entry, spec))
+    yield _checked("imports", partial(contract_source.check_imports, entry))
+    yield from _tested(entry, tests or _find_tests(entry))
+
+
+def _checked(name: str, check: Callable[[], None]) -> Result:
+    try:
+        check()
+    except (AssertionError, PluginError) as error:
+        return Result(name, "failed", str(error))
+    except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
+        return Result(name, "failed", f"{type(error).__name__}: {error}")
+    return Result(name, "passed")
+
+
+def _find_tests(entry: Entry) -> Path | None:
+    spec = find_spec(entry.value.partition(".")[0])
+    folder = Path(spec.origin).parent.parent / "tests" if spec is not None and spec.origin else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _tested(entry: Entry, tests: Path | None) -> Iterator[Result]:
+    """Run the plugin's tests. Some of them must be of a contract class of the kind, if it has one."""
+    if tests is None:
+        yield Result("tests", "none", "they are not installed with the package; name their folder with --tests")
+        return
+    counts, output, status = run_tests(tests)
+    failed, passed = counts.get("failed", 0), counts.get("passed", 0)
+    if status or failed or not passed:
+        yield Result("tests", "failed", f"{failed} failed, {passed} passed in {tests}\n{output[-MAX_REASON:]}")
+    else:
+        yield Result("tests", "passed", f"{passed} passed in {tests}")
+    modules = CONTRACTS.get(entry.kind, (f"contract_{entry.kind}",))
+    known = [module for module in modules if find_spec(f"pegboard_testing.{module}") is not None]
+    number = sum(counts.get(f"pegboard_testing.{module}", 0) for module in known)
+    if number:
+        yield Result("contract", "passed" if not failed else "failed", f"{number} tests are of the contract of {entry.kind}")
+    elif not known or entry.kind in OPTIONAL:
+        yield Result("contract", "none", f"there is no contract class for every {entry.kind}")
+    else:
+        names = " or ".join(f"pegboard_testing.{module}" for module in known)
+        yield Result("contract", "failed", f"no test class in {tests} derives from the contract in {names}")
+
+
+def run_tests(tests: Path) -> tuple[dict[str, int], str, int]:
+    """Run pytest on a folder in a new interpreter. Return numbers (passed and failed tests, and tests per module of a contract
+    class), pytest's output, and its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder) / "counts.json"
+        words = ["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", f"{__package__}.count_tests"]
+        ended = subprocess.run(
+            [sys.executable, *words, str(tests)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PEGBOARD_TEST_COUNTS": str(counts)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found: dict[str, int] = json.loads(counts.read_text("utf-8")) if counts.is_file() else {}
+    return found, ended.stdout + ended.stderr, ended.returncode

@@ -1,0 +1,129 @@
+"""`pegboard plugins test` accepts a new plugin and names each defect of a broken one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.cli.main import main
+from pegboard.plugins.discovery import Entry
+from pegboard_testing.authoring.scaffold import write_package
+from pegboard_testing.contract_source import check_imports, difference
+from pegboard_testing.fake_distributions import FakeDistributions
+
+
+def made(tmp_path: Path, kind: str = "draft") -> Path:
+    """Return the folder of a new package, which is installed if the folder is on the path. Its tests are next to it."""
+    folder = write_package(kind, "mine", tmp_path)
+    FakeDistributions(folder).add(f"pegboard-{kind}-mine", {kind: {"mine": f"pegboard_{kind}_mine.plugin:MINE"}})
+    return folder
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def run(folder: Path, *words: str) -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
+    """Return the exit status, the report and its checks by name."""
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "pegboard", "plugins", "test", "draft:mine", "--json", *words]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    found = json.loads(ended.stdout)
+    return ended.returncode, found, {one["check"]: one for one in found["checks"]}
+
+
+def test_a_new_plugin_conforms(tmp_path: Path) -> None:
+    status, found, checks = run(made(tmp_path))
+    assert (status, found["conforms"], found["plugin"], found["version"]) == (0, True, "draft:mine", "1.0")
+    assert {one["status"] for one in checks.values()} == {"passed"}, checks
+    assert "tests are of the contract of draft" in checks["contract"]["reason"]
+
+
+def test_each_defect_is_named(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    source = folder / "pegboard_draft_mine" / "proposer.py"
+    replace(source, "import numpy as np\n", "import numpy as np\n\nfrom pegboard.engine import scheduler\n")
+    replace(source, "def add(self, row: int, token_ids", "def add(self, row: int, text: str, token_ids")
+    replace(folder / "pegboard_draft_mine" / "plugin.py", "from __future__ import annotations\n", "import pydantic\n")
+    replace(folder / "tests" / "test_mine.py", "(DraftContract)", "")
+    status, found, checks = run(folder)
+    assert (status, found["conforms"]) == (1, False)
+    failed = {name: one["reason"] for name, one in checks.items() if one["status"] == "failed"}
+    assert failed.keys() == {"the spec is light and has no side effects", "signatures", "imports", "tests", "contract"}
+    assert "imports pydantic" in failed["the spec is light and has no side effects"]
+    assert "add takes (self, row: int, text: str, token_ids" in failed["signatures"].replace("'", "")
+    assert "proposer.py:8 imports pegboard.engine.scheduler; plugins may import" in failed["imports"]
+    assert "pegboard_testing.contract_draft" in failed["contract"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("from pegboard.worker.kernels import Kernels", "plugins may import"),
+        ("import pegboard.config.limits", "plugins may import"),
+        ("def f():\n    from pegboard.interfaces.spec import _hidden", "_hidden is private"),
+        ("from pegboard_draft_ngram.index import NGramIndex", "of the plugin package pegboard-draft-ngram"),
+    ],
+)
+def test_what_may_not_be_imported(line: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, "scheduling_policy")
+    monkeypatch.syspath_prepend(folder)
+    entry = Entry(
+        "scheduling_policy", "mine", "pegboard-scheduling-policy-mine", "1.0", "pegboard_scheduling_policy_mine.a:B", ""
+    )
+    check_imports(entry)
+    (folder / "pegboard_scheduling_policy_mine" / "more.py").write_text(line + "\n")
+    with pytest.raises(AssertionError, match=rf"more\.py:\d imports .*{reason}"):
+        check_imports(entry)
+
+
+class Interface:
+    def plain(self, a: int, b: int) -> None: ...
+    def named(self, a: int, *, key: str) -> None: ...
+    async def later(self) -> None: ...
+
+
+class Plugin:
+    """The methods that fit have the name of the interface's method first."""
+
+    def plain_other_names(self, x: int, y: int = 0, *more: int) -> None: ...
+    def plain_short(self, a: int) -> None: ...
+    def plain_long(self, a: int, b: int, c: int) -> None: ...
+    def named_any(self, a: int, **keys: str) -> None: ...
+    def named_other(self, a: int, *, word: str = "") -> None: ...
+    async def later_too(self) -> None: ...
+    def later_not(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "reason"),
+    [
+        (Interface.plain, Plugin.plain_other_names, ""),
+        (Interface.plain, Plugin.plain_short, "too many positional arguments"),
+        (Interface.plain, Plugin.plain_long, "missing a required argument: 'c'"),
+        (Interface.named, Plugin.named_any, ""),
+        (Interface.named, Plugin.named_other, "unexpected keyword argument 'key'"),
+        (Interface.later, Plugin.later_too, ""),
+        (Interface.later, Plugin.later_not, "must be async"),
+        (Interface.plain, len, ""),
+    ],
+)
+def test_how_methods_differ(declared: Callable[..., Any], given: Callable[..., Any], reason: str) -> None:
+    found = difference(declared, given)
+    assert reason in found and bool(found) == bool(reason)
+
+
+def test_wrong_usage_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "test", "ngram"]) == 2
+    assert "expected KIND:NAME" in capsys.readouterr().err
+    assert main(["plugins", "test", "draft:ngram", "--tests", str(tmp_path / "none")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
