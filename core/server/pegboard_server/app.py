@@ -85,9 +85,8 @@ def build_apis(client: "AsyncLLM | AdapterClient", tools: Tools) -> list[tuple[s
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    setup = ApiSetup(
-        logged(cast(EngineClient, client), config), msgspec.structs.asdict(config), client.sinks, tools, registry.modules
-    )
+    settings = msgspec.structs.asdict(config) | {"enable_prompt_embeds": client.plan.settings.engine.enable_prompt_embeds}
+    setup = ApiSetup(logged(cast(EngineClient, client), config), settings, client.sinks, tools, registry.modules)
     log.debug("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 

@@ -61,7 +61,7 @@ def _by_body(chat: Answer, completion: Answer) -> Answer:
         """A chat or text completion, depending on the body. SageMaker calls this route."""
         body = await http.body()
         given = await off_loop(len(body), lambda: decode_body(body))
-        if ("messages" in given) == ("prompt" in given):
+        if ("messages" in given) == ("prompt" in given or "prompt_embeds" in given):
             raise MalformedRequest(
                 "expected either messages, as for a chat, or prompt, as for a completion", parameter="messages"
             )

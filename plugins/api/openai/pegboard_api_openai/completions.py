@@ -9,16 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.data.output import CompletionOutput, RequestOutput
+from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.errors import MalformedRequest, PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, Outputs, merge, prompt_logprobs
 from pegboard_api_openai.fields import CompletionRequest
+from pegboard_api_openai.prompt_embeds import read_embeds
 from pegboard_api_openai.sampling import completion_params
-from pegboard_chat.off_loop import off_loop
+from pegboard_chat.off_loop import SMALL_BYTES, off_loop
 from pegboard_chat.openai_format import LOWEST, Step, TokenNames
 from pegboard_chat.request_body import parse_body, shown
 from pegboard_server.json_api import served_model
+
+Given = str | list[int] | PromptEmbeds
 
 
 class CompletionRoute:
@@ -32,18 +36,32 @@ class CompletionRoute:
         """Text completion of one or many prompts: whole, or with `stream` as server-sent events."""
         client, body = self._client, await http.body()
 
-        def read() -> tuple[CompletionRequest, list[str] | list[list[int]], SamplingParams | BeamSearchParams]:
+        def read() -> tuple[CompletionRequest, list[Given], SamplingParams | BeamSearchParams]:
             request = parse_body(body, CompletionRequest)
-            given = read_prompts(request.prompt, self._settings.get("max_prompts_per_request", 1024))
+            given = self._read_prompts(request)
             check_number(len(given), request.n)
             return request, given, completion_params(request, client.default_params())
 
-        request, given, params = await off_loop(len(body), read)
+        has_embeds = b'"prompt_embeds"' in body  # reading them may import torch
+        request, given, params = await off_loop(SMALL_BYTES if has_embeds else len(body), read)
         model, lora = await served_model(client, request.model)
         ids = AnswerIds("cmpl", http, request.request_id, lora)
         prompts = [_prompt(request, value) for value in given]
         answer = CompletionAnswer(request, given, ids.response_id, model, client, self._settings)
         return await answer.respond(http, self._start(request, prompts, params, ids), len(prompts))
+
+    def _read_prompts(self, request: CompletionRequest) -> list[Given]:
+        """Return the prompts: those of prompt_embeds come first."""
+        limit = self._settings.get("max_prompts_per_request", 1024)
+        embeds = read_embeds(request.prompt_embeds, is_on=bool(self._settings.get("enable_prompt_embeds")))
+        if embeds and request.echo:
+            raise RequestError("echo needs the text of the prompt, and prompt_embeds has none", parameter="echo")
+        if len(embeds) > limit:
+            reason = f"prompt_embeds: {len(embeds)} prompts in one request, at most {limit} are allowed"
+            raise RequestError(reason, parameter="prompt_embeds")
+        if embeds and request.prompt is None:
+            return list(embeds)
+        return [*embeds, *read_prompts(request.prompt, limit - len(embeds))]
 
     def _start(
         self,
@@ -63,7 +81,9 @@ class CompletionRoute:
         return merge(streams)
 
 
-def _prompt(request: CompletionRequest, value: str | list[int]) -> Prompt:
+def _prompt(request: CompletionRequest, value: Given) -> Prompt:
+    if isinstance(value, PromptEmbeds):
+        return Prompt(embeds=value, cache_salt=request.cache_salt)
     if isinstance(value, str):
         return Prompt(text=value, add_special_tokens=request.add_special_tokens, cache_salt=request.cache_salt)
     return Prompt(token_ids=value, add_special_tokens=False, cache_salt=request.cache_salt)
@@ -78,7 +98,7 @@ class CompletionAnswer(Answer):
     def __init__(
         self,
         request: CompletionRequest,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Given],
         response_id: str,
         model: str,
         client: EngineClient,

@@ -76,9 +76,10 @@ class ChatRequest(TemplateFields, GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. `completions.read_prompts` checks prompt."""
+    """POST /v1/completions. `completions.read_prompts` checks prompt, `prompt_embeds.read_embeds` the base64 of prompt_embeds."""
 
     prompt: Any = None
+    prompt_embeds: str | Texts | None = None
     max_tokens: Int32 = 16
     logprobs: Int32 | None = None
     add_special_tokens: bool = True

@@ -69,6 +69,7 @@ COMPLETION = {
     "return_tokens_as_token_ids": (True, {"logprobs": 1}),
     "logprobs": 1,
     "prompt": "other",
+    "prompt_embeds": "AAAA",
     "add_special_tokens": False,
 }
 TESTED_ELSEWHERE = {
