@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from safetensors.torch import save
 
 from pegboard import SamplingParams
 from pegboard.errors import RequestError
@@ -91,3 +99,42 @@ def test_wrong_embeddings(write: Any, open_llm: Any) -> None:
         assert llm.generate({"prompt_embeds": good.bfloat16()}, GREEDY, use_tqdm=False)[0].finished
     with open_llm(reference.directory) as llm, pytest.raises(RequestError, match="enable_prompt_embeds"):
         llm.generate({"prompt_embeds": good}, use_tqdm=False)
+
+
+def test_through_a_server(write: Any, open_llm: Any, tmp_path: Path) -> None:
+    """Two prompts as embeddings and one of token ids in one request, and rows of the wrong width."""
+    reference, ids = write("llama"), prompts()
+    with open_llm(reference.directory) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(ids[1:], GREEDY, use_tqdm=False)]
+
+    def text(rows: torch.Tensor) -> str:
+        return base64.b64encode(save({"prompt": rows})).decode()
+
+    flags = ["--enable-prompt-embeds", "--skip-tokenizer-init", "--dtype", "float32", "--generation-config", "vllm"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags += ["--port", str(port), "--kv-cache-memory-bytes", str(4 << 20)]
+    with subprocess.Popen([sys.executable, "-m", "pegboard", "serve", str(reference.directory), *flags]) as server:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + 120
+            while not _is_ready(url):
+                assert server.poll() is None and time.monotonic() < deadline
+                time.sleep(0.2)
+            body = {"prompt": ids[3], "max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            given = [text(embedded(reference, one)) for one in ids[1:3]]
+            answer = httpx.post(f"{url}/v1/completions", json={**body, "prompt_embeds": given}, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert [choice["token_ids"] for choice in answer.json()["choices"]] == expected
+            wrong = httpx.post(f"{url}/v1/completions", json={**body, "prompt_embeds": text(torch.zeros(2, 31))}, timeout=60)
+            assert wrong.status_code == 400 and "[tokens, 32]" in wrong.json()["error"]["message"], wrong.text
+        finally:
+            server.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
