@@ -1,0 +1,1 @@
+"""The logits processor `top_n_sigma`."""
