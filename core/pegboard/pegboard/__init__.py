@@ -23,13 +23,17 @@ _HOMES = {
     "CompletionOutput": "pegboard.data.output",
     "RequestOutput": "pegboard.data.output",
     "Logprob": "pegboard.data.output",
+    "PoolingParams": "pegboard.data.pooling_params",
+    "EmbeddingOutput": "pegboard.data.output",
+    "EmbeddingRequestOutput": "pegboard.data.output",
 }
 
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from pegboard.config.schema import EngineConfig
-    from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
+    from pegboard.data.output import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from pegboard.data.pooling_params import PoolingParams
     from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import (
         BeamSearchParams,

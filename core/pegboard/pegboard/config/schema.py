@@ -65,9 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hf_overrides: Annotated[dict[str, Any] | None, doc("Values that override the checkpoint's config (JSON)")] = None
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
-    mamba_block_size: Annotated[
-        int | None, doc("Tokens between two states that the prefix cache keeps, of layers with states; default: 512")
-    ] = None
+    mamba_block_size: Annotated[int | None, doc("Tokens between two states that the prefix cache keeps; default: 512")] = None
     kv_cache_dtype: Annotated[
         str,
         doc(
@@ -111,6 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
+    runner: Annotated[Literal["auto", "generate", "pooling"], doc("Make text, or vectors (pooling); auto = text")] = "auto"
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None
     spec_tokens: Annotated[int, doc("Maximum number of draft tokens per step and request")] = 0

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from pegboard.data.request import PromptEmbeds
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -70,6 +71,7 @@ class NewRequest(msgspec.Struct):
     seed: int | None
     block_ids: tuple[Array, ...]  # one per KV group: the whole block table so far
     prompt_embeds: PromptEmbeds | None = None
+    pooling: PoolingParams | None = None
 
 
 class BlockDelta(msgspec.Struct):
@@ -187,6 +189,7 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row that asked for none.
     prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1] positions, for tokens 1 …).
     draft_token_ids: proposals for the next step, per row of `rows` (also kept in W).
+    embeddings: of an engine that pools, one float32 vector per row of `rows`; `token_ids` is empty then.
     """
 
     step: int
@@ -195,5 +198,6 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: list[Logprobs | None] | None = None
     prompt_logprobs: dict[int, Logprobs] = {}
     draft_token_ids: CSR | None = None
+    embeddings: list[Array] | None = None
     transfers: dict[str, TransferReport] = {}
     times: StepTimes = msgspec.field(default_factory=StepTimes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,8 @@ class RequestStats:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is None."""
+    """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is None. embedding: the
+    float32 values of the vector, if a PoolingParams asked for one."""
 
     request_id: str
     prompt: str | None
@@ -62,6 +64,35 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    embedding: bytes = b""
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The result of `LLM.embed` for one prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int] | None
+    num_cached_tokens: int | None = None
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
+        """Return the result of a pooling request that has ended well."""
+        vector = array("f", output.embedding).tolist()
+        return cls(output.request_id, EmbeddingOutput(vector), output.prompt_token_ids, output.num_cached_tokens)
 
 
 @dataclass(slots=True)

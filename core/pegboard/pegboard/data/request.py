@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import RequestError
 
@@ -47,7 +48,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, kw_only=True):
     """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1. client:
     who asks; clients take turns where one could hold up the others. prompt_embeds: the prompt, whose prompt_token_ids are then
-    zeros, one for each row."""
+    zeros, one for each row. pooling: the prompt becomes a vector, and no token is sampled."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -60,6 +61,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     trace_headers: dict[str, str] | None = None
     client: str = ""
     prompt_embeds: PromptEmbeds | None = None
+    pooling: PoolingParams | None = None
 
 
 class PositionLogprobs(msgspec.Struct):
@@ -77,6 +79,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     the reason when finish_reason is "error". error_parameter: the field that is wrong, if the request itself is wrong (a grammar
     that does not compile). ends_whole: finish_reason is "stop", but the last token is not a stop token and belongs to the text.
     prompt_logprobs: an encoded list[PositionLogprobs], or empty. It can be long, so it is decoded where there is time.
+    embedding: the float32 values of a pooling request's vector.
     """
 
     request_id: str
@@ -91,3 +94,4 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     error_parameter: str | None = None
     ends_whole: bool = False
+    embedding: bytes = b""

@@ -123,6 +123,7 @@ def _new_request(request: Request, entry: Entry) -> NewRequest:
         seed=request.seed,
         block_ids=tuple(np.array(table, np.int32) for table in entry.new_blocks),
         prompt_embeds=request.prompt_embeds,
+        pooling=request.pooling,
     )
 
 

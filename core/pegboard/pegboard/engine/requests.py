@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import Limits
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.prompt_embeds import check_embeds
@@ -45,6 +46,7 @@ class Request:
     trace_headers: dict[str, str] | None
     client: str
     prompt_embeds: PromptEmbeds | None = None
+    pooling: PoolingParams | None = None
     key: str = ""
     seed: int | None = None
     stop_token_ids: set[int] = field(default_factory=set)
@@ -171,7 +173,7 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens:
         raise RequestError("the prompt is empty: at least one token is needed", parameter="prompt")
-    longest = limits.max_model_len - 1  # room for one output token
+    longest = limits.max_model_len - (request.pooling is None)  # room for one output token
     if num_tokens > longest:
         raise RequestError(
             f"the prompt has {num_tokens} tokens, and the maximum model length is {limits.max_model_len} tokens for prompt "

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
@@ -37,6 +38,9 @@ LOAD_FAILED = "a KV connector could not load the request's prefix, and kv_load_f
 NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
 BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
+
+
+BAD_EMBEDDING = "the hidden state of the last token is not finite (NaN or infinity)"
 
 
 @dataclass(slots=True)
@@ -206,6 +210,9 @@ class Scheduler:
             if place is None:  # part of a prompt
                 self._commit(request)
                 continue
+            if output.embeddings is not None:
+                self._take_embedding(request, output.embeddings[place], now_s)
+                continue
             if not is_sound and not all(0 <= token < vocab_size for token in token_ids[place]):
                 self._queues.fail(request, "error", BAD_TOKENS.format(token_ids[place]))
                 continue
@@ -243,6 +250,16 @@ class Scheduler:
             self._queues.deltas.append(delta)
         else:
             self._queues.finish(request, delta, reason)
+
+    def _take_embedding(self, request: Request, vector: np.ndarray, now_s: float) -> None:
+        self._commit(request)
+        if not np.isfinite(vector).all():
+            self._queues.fail(request, "error", BAD_EMBEDDING)
+            return
+        delta = RequestDelta(request_id=request.request_id, embedding=vector.tobytes())
+        delta.num_cached_tokens = request.num_cached_tokens
+        self._metrics.tokens(request, 0, now_s)
+        self._queues.finish(request, delta, "stop")
 
     def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
         """Advance the grammar and return the finish reason. The completion also ends if the grammar allows only a stop token but

@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 from pegboard.config.schema import Settings
-from pegboard.data.output import MetricValue, RequestOutput
-from pegboard.data.request import LoRARequest
+from pegboard.data.output import EmbeddingRequestOutput, MetricValue, RequestOutput
+from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.engine.pauses import PauseMode
 from pegboard.errors import EngineDeadError, RequestError
@@ -97,8 +98,41 @@ class LLM:
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
             requests.append(build(prompt, params, str(next(self._request_ids)), priority=value or 0, lora=lora))
+        return self._run_all(requests, all_prompts, use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of prompts, in their order. The LLM must have been made with runner="pooling". pooling_params and
+        lora_request: one for all prompts, or one per prompt. Raises RequestError if a prompt is wrong, before anything runs, and
+        if a vector is not finite."""
+        if self.is_sleeping():
+            raise RequestError("the engine sleeps; call wake_up first")
+        all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
+        all_params = _per_prompt(
+            "pooling_params", PoolingParams() if pooling_params is None else pooling_params, len(all_prompts)
+        )
+        loras = _per_prompt("lora_request", lora_request, len(all_prompts))
+        build = self.llm_engine.builder.build_pooling
+        requests = [
+            build(prompt, params, str(next(self._request_ids)), lora=lora)
+            for prompt, params, lora in zip(all_prompts, all_params, loras, strict=True)
+        ]
+        outputs = self._run_all(requests, all_prompts, use_tqdm)
+        for place, output in enumerate(outputs):
+            if not output.embedding:
+                reason = f"ended with {output.outputs[0].finish_reason!r}, without a vector; the log has the reason"
+                raise RequestError(f"prompt {place} {reason}", parameter="prompts")
+        return [EmbeddingRequestOutput.of(output) for output in outputs]
+
+    def _run_all(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm) -> list[RequestOutput]:
         try:
-            for request, prompt in zip(requests, all_prompts, strict=True):
+            for request, prompt in zip(requests, prompts, strict=True):
                 self.llm_engine.submit(request, prompt.text)
             done = self._run(len(requests), use_tqdm)
         except BaseException:  # also for Ctrl-C: the engine must not keep anything of this call

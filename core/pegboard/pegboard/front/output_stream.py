@@ -48,6 +48,7 @@ class OutputStream:
         self.error: PegboardError | None = None
         self.num_cached_tokens: int | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
+        self.embedding = b""
         self.stats = RequestStats(arrival_time=request.arrival_s or time.time())
         self.texts = texts if params.detokenize else None
         self.completions = [Completion(index, params, self._text_stream(tokenizer), self.texts) for index in range(params.n)]
@@ -87,6 +88,7 @@ class OutputStream:
             self.kv_transfer_params = delta.kv_transfer_params
         if delta.prompt_logprobs and self.prompt_logprobs is not None and delta.index == 0:
             self.late = delta.prompt_logprobs
+        self.embedding = delta.embedding
         before = len(completion.token_ids)
         is_hit = completion.feed(delta)
         if num_new := len(completion.token_ids) - before:
@@ -142,6 +144,7 @@ class OutputStream:
             self.lora_request,
             self.num_cached_tokens,
             self.kv_transfer_params,
+            self.embedding,
         )
 
 

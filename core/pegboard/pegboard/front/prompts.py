@@ -15,8 +15,9 @@ import msgspec
 
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest
-from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompt_embeds import check_parameters, prompt_embeds
@@ -24,6 +25,7 @@ from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.interfaces.output_parser import ChosenParser, OutputParserSetup, Parsers
+from pegboard.plan.pooling import merged_pooling
 from pegboard.plugins.importing import import_part
 
 if TYPE_CHECKING:
@@ -114,9 +116,13 @@ class RequestBuilder:
     ) -> EngineRequest:
         """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
         arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
+        if self.plan.default_pooling is not None:
+            raise RequestError("this engine makes vectors and does not generate text; start it with runner 'generate' for that")
         self._check(params, priority, lora)
         token_ids = (
-            self._token_ids(prompt, params.truncate_prompt_tokens) if prompt.embeds is None else self._zeros(prompt, params)
+            self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
+            if prompt.embeds is None
+            else self._zeros(prompt, params)
         )
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
@@ -134,6 +140,31 @@ class RequestBuilder:
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
             prompt_embeds=prompt.embeds,
+        )
+
+    def build_pooling(
+        self, prompt: Prompt, params: PoolingParams, request_id: str, *, priority: int = 0, lora: "LoRARequest | None" = None
+    ) -> EngineRequest:
+        """Build the engine's form of a request for the prompt's vector. Raises RequestError, which names the field that is
+        wrong."""
+        arrival_s, default = time.time(), self.plan.default_pooling
+        if default is None:
+            raise RequestError("this engine generates text and does not make vectors; start it with runner 'pooling' for that")
+        if not isinstance(params, PoolingParams):
+            raise RequestError(f"pooling_params must be PoolingParams, got {type(params).__name__}", parameter="pooling_params")
+        if prompt.embeds is not None:
+            raise RequestError("prompt_embeds: vectors are made of text or token ids only", parameter="prompt_embeds")
+        unused = SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        self._check(unused, priority, lora)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len),
+            params=unused,
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            lora=lora,
+            pooling=merged_pooling(params, default, self.plan.checkpoint.config),
         )
 
     @cached_property
@@ -219,12 +250,12 @@ class RequestBuilder:
             raise self._too_long(f"{num_tokens} tokens")
         return [0] * max(1, num_tokens)
 
-    def _token_ids(self, prompt: Prompt, limit: int | None) -> list[int]:
-        """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as leave room for one
-        output token."""
-        longest, vocab_size = self.plan.max_model_len, self.plan.vocab_size
+    def _token_ids(self, prompt: Prompt, limit: int | None, longest: int) -> list[int]:
+        """Return the token ids of the prompt. limit: the number of last tokens to keep; -1 keeps as many as possible. longest:
+        the number of tokens that a prompt may have."""
+        vocab_size = self.plan.vocab_size
         if prompt.token_ids is not None:
-            if limit is None and len(prompt.token_ids) >= longest:
+            if limit is None and len(prompt.token_ids) > longest:
                 raise self._too_long(f"{len(prompt.token_ids)} tokens")
             token_ids = list(prompt.token_ids)
             wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
@@ -239,13 +270,13 @@ class RequestBuilder:
             found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
             token_ids = expect(found, list, self.tokenizer, "encode")
         if limit is not None:
-            if limit > longest:
-                reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {longest}"
+            if limit > self.plan.max_model_len:
+                reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {self.plan.max_model_len}"
                 raise RequestError(reason, parameter="truncate_prompt_tokens")
-            token_ids = token_ids[-(longest - 1 if limit == -1 else limit) :]
+            token_ids = token_ids[-(longest if limit == -1 else limit) :]
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
-        if len(token_ids) >= longest:
+        if len(token_ids) > longest:
             raise self._too_long(f"{len(token_ids)} tokens")
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             outside = next(token for token in token_ids if not 0 <= token < vocab_size)
@@ -257,9 +288,10 @@ class RequestBuilder:
         return self.get_tokenizer().vocabulary().longest_token()
 
     def _too_long(self, what: str) -> RequestError:
+        also = " and must also hold at least one output token" if self.plan.default_pooling is None else ""
         return RequestError(
-            f"the prompt has {what}, but max_model_len is {self.plan.max_model_len} and must also hold at least one output "
-            "token: shorten the prompt or set truncate_prompt_tokens",
+            f"the prompt has {what}, but max_model_len is {self.plan.max_model_len}{also}: shorten the prompt or set "
+            "truncate_prompt_tokens",
             parameter="prompt",
         )
 

@@ -18,6 +18,7 @@ import msgspec
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.data.checkpoint_file import read_object
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
@@ -29,6 +30,7 @@ from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
+from pegboard.plan.pooling import default_pooling
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -56,6 +58,7 @@ class EnginePlan:
     lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output
     according to the checkpoint. default_params: sampling defaults by SamplingParams field. model_names: names that clients may
     use. family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
+    default_pooling: the parameters of pooling requests; None = the engine generates text.
     """
 
     settings: Settings
@@ -69,6 +72,7 @@ class EnginePlan:
     family: Family = Family()
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    default_pooling: PoolingParams | None = None
 
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
@@ -116,6 +120,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             family=family,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            default_pooling=default_pooling(engine, checkpoint),
         )
     return plan, registry
 

@@ -21,6 +21,7 @@ from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.attention_groups import StateGroup
 from pegboard.worker.memory import copy_blocks
+from pegboard.worker.pooler import Pooler
 from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import Stages
@@ -31,7 +32,7 @@ Masks = Callable[[], TokenMasks]
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner computes with. All parts are built and bound."""
+    """What a runner computes with. All parts are built and bound. pooler: makes vectors in place of tokens."""
 
     model: Any
     backends: list[tuple[int, AttentionBackend | StateGroup]]  # each with the index of its KV group
@@ -43,6 +44,7 @@ class RunnerParts:
     copies: Copies | None = None
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
+    pooler: Pooler | None = None
 
 
 class ModelRunner:
@@ -168,6 +170,8 @@ class ModelRunner:
         if new.params.prompt_logprobs is not None or self.scores.wanted:
             self.scores.add(new)
         self.prompts.add(new)
+        if self.parts.pooler is not None:
+            self.parts.pooler.add(new)
         num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens  # no ids: penalties do not see the prompt
         self.sampler.add(new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids)
         if self.draft is not None:
@@ -188,6 +192,9 @@ class ModelRunner:
         if not len(inputs.sample_rows):
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
+        if self.parts.pooler is not None:
+            output.embeddings = self.parts.pooler.pool(last_hidden, inputs.sample_rows.tolist())
+            return lambda: output
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
         logits = expect(self.stages.logits(last_hidden) if logits is None else logits, Tensor, self.model, "logits")
         broken = logits[:, 0].isnan() if self.parts.copies is None else None  # on a device this would wait

@@ -39,6 +39,7 @@ from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import bind_layers, fill_layers, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.pooler import Pooler
 from pegboard.worker.weight_memory import WeightMemory
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class Worker:
             device=self.device.name,
             limits=self.limits,
             copies=self.platform.copies(),
+            pooler=Pooler() if self.config.runner == "pooling" else None,
         )
 
     def _sampler(self) -> Sampler:
