@@ -40,9 +40,6 @@ NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the to
 BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
 
 
-BAD_EMBEDDING = "the hidden state of the last token is not finite (NaN or infinity)"
-
-
 @dataclass(slots=True)
 class InFlight:
     """A submitted step. drafts: row → draft tokens that it verifies. copies: the block copies that it runs. load: the load when
@@ -254,10 +251,10 @@ class Scheduler:
     def _take_embedding(self, request: Request, vector: np.ndarray, now_s: float) -> None:
         self._commit(request)
         if not np.isfinite(vector).all():
-            self._queues.fail(request, "error", BAD_EMBEDDING)
+            self._queues.fail(request, "error", "the last token's hidden state has values that are not finite (NaN or infinity)")
             return
-        delta = RequestDelta(request_id=request.request_id, embedding=vector.tobytes())
-        delta.num_cached_tokens = request.num_cached_tokens
+        cached = request.num_cached_tokens
+        delta = RequestDelta(request_id=request.request_id, num_cached_tokens=cached, embedding=vector.tobytes())
         self._metrics.tokens(request, 0, now_s)
         self._queues.finish(request, delta, "stop")
 
