@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from pegboard.data.request import PromptEmbeds
 from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 
 Array = np.ndarray

@@ -8,14 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
+from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.prompt_embeds import check_embeds
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
+
+LOAD_FAILED = "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
+
+NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
+
+BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
+
+BAD_VECTOR = "the last token's hidden state has values that are not finite (NaN or infinity)"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -117,6 +126,16 @@ class Request:
         params = self.params
         room = max_model_len - len(self.all_token_ids)
         return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
+
+    def embedded(self, vector: np.ndarray) -> tuple[RequestDelta, str]:
+        """Return the last delta of a pooling request, and its finish reason. vector: float32 [size]. One with values that are not
+        finite is an error."""
+        delta = RequestDelta(request_id=self.request_id, num_cached_tokens=self.num_cached_tokens)
+        if not np.isfinite(vector).all():
+            delta.error = BAD_VECTOR
+            return delta, "error"
+        delta.embedding = vector.tobytes()
+        return delta, "stop"
 
     def append_until_stop(self, token_ids: list[int], max_model_len: int) -> tuple[list[int], str | None]:
         """Append tokens one at a time. The first one that ends the completion is the last one that is kept. Return the kept

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
@@ -29,15 +28,9 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
 from pegboard.engine.queues import Queues
-from pegboard.engine.requests import Request
+from pegboard.engine.requests import BAD_TOKENS, LOAD_FAILED, NO_TOKEN_LEFT, Request
 from pegboard.errors import PluginFailure, expect
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
-
-LOAD_FAILED = "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
-
-NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
-
-BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
 
 
 @dataclass(slots=True)
@@ -208,7 +201,9 @@ class Scheduler:
                 self._commit(request)
                 continue
             if output.embeddings is not None:
-                self._take_embedding(request, output.embeddings[place], now_s)
+                self._commit(request)
+                self._metrics.tokens(request, 0, now_s)
+                self._queues.finish(request, *request.embedded(output.embeddings[place]))
                 continue
             if not is_sound and not all(0 <= token < vocab_size for token in token_ids[place]):
                 self._queues.fail(request, "error", BAD_TOKENS.format(token_ids[place]))
@@ -247,16 +242,6 @@ class Scheduler:
             self._queues.deltas.append(delta)
         else:
             self._queues.finish(request, delta, reason)
-
-    def _take_embedding(self, request: Request, vector: np.ndarray, now_s: float) -> None:
-        self._commit(request)
-        if not np.isfinite(vector).all():
-            self._queues.fail(request, "error", "the last token's hidden state has values that are not finite (NaN or infinity)")
-            return
-        cached = request.num_cached_tokens
-        delta = RequestDelta(request_id=request.request_id, num_cached_tokens=cached, embedding=vector.tobytes())
-        self._metrics.tokens(request, 0, now_s)
-        self._queues.finish(request, delta, "stop")
 
     def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
         """Advance the grammar and return the finish reason. The completion also ends if the grammar allows only a stop token but
