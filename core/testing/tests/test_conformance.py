@@ -42,7 +42,8 @@ def run(folder: Path, *words: str) -> tuple[int, dict[str, Any], dict[str, dict[
 
 
 def test_a_new_plugin_conforms(tmp_path: Path) -> None:
-    status, found, checks = run(made(tmp_path))
+    folder = made(tmp_path)
+    status, found, checks = run(folder, "--tests", os.path.relpath(folder / "tests"))
     assert (status, found["conforms"], found["plugin"], found["version"]) == (0, True, "draft:mine", "1.0")
     assert {one["status"] for one in checks.values()} == {"passed"}, checks
     assert "tests are of the contract of draft" in checks["contract"]["reason"]

@@ -157,7 +157,7 @@ def run_tests(tests: Path) -> tuple[dict[str, int], str, int]:
         counts = Path(folder) / "counts.json"
         words = ["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", f"{__package__}.count_tests"]
         ended = subprocess.run(
-            [sys.executable, *words, str(tests)],
+            [sys.executable, *words, str(tests.resolve())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PEGBOARD_TEST_COUNTS": str(counts)},
             cwd=folder,
             capture_output=True,
