@@ -44,10 +44,10 @@ class Distinct:
     def update(self, added, removed):
         for row in removed.tolist():
             self.windows.pop(row, None)
-        for row, params, token_ids in added:
-            self.windows[row], self.outputs[row] = (params.extra_args or {}).get("distinct"), []
+        for row, params, prompt, outputs in added:
+            self.windows[row], self.outputs[row] = (params.extra_args or {}).get("distinct"), outputs.tolist()
 
-    def apply(self, logits, rows, depth):
+    def apply(self, logits, rows, depth, drafts):
         for i, row in enumerate(rows.tolist()):
             if self.windows[row]:
                 logits[i, self.outputs[row][-self.windows[row]:]] = float("-inf")

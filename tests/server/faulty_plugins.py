@@ -223,7 +223,7 @@ class Processor:
 
     def __init__(self, options, setup): pass
     def update(self, added, removed): pass
-    def apply(self, logits, rows, depth): return logits
+    def apply(self, logits, rows, depth, drafts): return logits
 
 
 class Connector:

@@ -147,7 +147,7 @@ def _sampler(plugin: str, setup: Any) -> Mapping[str, Check]:
 
 
 def _logits_processor(plugin: str, setup: Any) -> Mapping[str, Check]:
-    return {"apply": lambda result, logits, rows, depth: _tensor(result, logits.shape, logits.dtype)}
+    return {"apply": lambda result, logits, *given: _tensor(result, logits.shape, logits.dtype)}
 
 
 def _draft(plugin: str, setup: Any) -> Mapping[str, Check]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pegboard.data.batch import Logprobs, TokenMasks
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.interfaces.logits_processor import AddedRow
 from pegboard.interfaces.sampler import Sampled, Sampler, SamplerSetup, SampleStep
 from pegboard_testing.fake_limits import fake_limits
 
@@ -443,18 +444,19 @@ class RecordingProcessor:
     def __init__(self, argmax_invariant: bool, host_tokens: bool = False) -> None:
         self.argmax_invariant = argmax_invariant
         self.host_tokens = host_tokens
-        self.added: list[tuple[int, Params, np.ndarray]] = []
+        self.added: list[AddedRow] = []
         self.removed: list[int] = []
         self.rows: list[int] = []
         self.tokens: dict[int, list[int]] = {}
 
-    def update(self, added: Sequence[tuple[int, Params, np.ndarray]], removed: np.ndarray) -> None:
+    def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
         self.added += added
         self.removed += removed.tolist()
 
-    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
+    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor", drafts: Callable[[], list[list[int]]]) -> "Tensor":
         assert len(rows) == len(depth) == len(logits)
-        self.rows = rows.tolist()
+        self.rows, self.drafts = rows.tolist(), drafts()
+        assert [len(each) for each in self.drafts] == depth.tolist()
         return logits.mul_(self.FACTOR)
 
     def extend(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:

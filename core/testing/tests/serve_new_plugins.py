@@ -1,6 +1,6 @@
 """Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The folder gets a checkpoint.
 
-With drafts, a KV connector, a policy and a logits processor, a batch gives the tokens of each prompt alone without them.
+The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone.
 """
 
 from __future__ import annotations

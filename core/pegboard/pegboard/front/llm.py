@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegboard.config.schema import Settings
 from pegboard.data.output import EmbeddingRequestOutput, MetricValue, RequestOutput
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from pegboard.engine.pauses import PauseMode
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, check_beam_prompt, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
+
+if TYPE_CHECKING:
+    from pegboard.engine.pauses import PauseMode
 
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
@@ -223,7 +225,7 @@ class LLM:
         running requests compute their tokens again."""
         return bool(self.llm_engine.engine.control("reset_prefix_cache", reset_running_requests=reset_running_requests))
 
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+    def sleep(self, level: int = 1, mode: "PauseMode" = "abort") -> None:
         """Release memory until `wake_up`. level 0: none, only stop; 1: the KV cache, and the weights after they were saved
         outside of it; 2: both, and the weights are read from the checkpoint again. mode: what becomes of requests that were added
         to `llm_engine`, "abort", "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pegboard.interfaces.spec import Spec
 
@@ -43,6 +43,15 @@ class LogitsProcessorSetup:
     vocabulary: "Callable[[], Vocabulary]"
 
 
+class AddedRow(NamedTuple):
+    """A row that a request has taken. outputs: not empty if the request resumes."""
+
+    row: int
+    params: "SamplingParams"
+    prompt: "np.ndarray"
+    outputs: "np.ndarray"
+
+
 class LogitsProcessor(Protocol):
     """One instance per rank. argmax_invariant: True if it never changes which token is the most likely one. host_tokens: the
     same as the spec's flag."""
@@ -50,14 +59,13 @@ class LogitsProcessor(Protocol):
     argmax_invariant: bool
     host_tokens: bool = False
 
-    def update(self, added: "Sequence[tuple[int, SamplingParams, np.ndarray]]", removed: "np.ndarray") -> None:
+    def update(self, added: "Sequence[AddedRow]", removed: "np.ndarray") -> None:
         """Tell the processor which rows have changed. Called before `apply`, and only if there are changes. The rows in `removed`
-        were freed before those in `added` were taken. `added`: (row, params, token ids so far), where the ids are the prompt and,
-        for a resumed request, its outputs. A request keeps its row."""
+        were freed before those in `added` were taken. A request keeps its row."""
 
-    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor") -> "Tensor":
+    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor", drafts: "Callable[[], list[list[int]]]") -> "Tensor":
         """Change logits [N, V] in place. rows[i] is the row that logits row i belongs to, and depth[i] is the number of drafts
-        before it."""
+        before it. drafts() returns these drafts for every logits row; it waits for the device if there are any."""
 
     def extend(self, rows: "np.ndarray", token_ids: "Sequence[Sequence[int]]") -> None:
         """Take the tokens that each of `rows` [B] got in this step, including accepted drafts. Called after each step, and only

@@ -159,7 +159,7 @@ GOOD = {A: np.ones((2, 32), np.float32), B: np.ones((32, 2), np.float32)}
         (GOOD, {"adapter.type": "dora"}, "adapter.type is 'dora'"),
         (GOOD, {"adapter.lora.alpha": float("nan")}, "expected a positive number"),
         (GOOD, {"adapter.alora.invocation_tokens": "x"}, "aLoRA"),
-        (GOOD, {"arch": "mamba"}, "architecture 'mamba', which is not supported"),
+        (GOOD, {"arch": "rwkv7"}, "architecture 'rwkv7', which is not supported"),
         ({A: GOOD[A]}, {}, "lacks lora_b"),
         ({B: GOOD[B]}, {}, "lacks lora_a"),
         ({**GOOD, A: np.ones((3, 32), np.float32)}, {}, "the ranks of .* differ: 3 and 2"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PluginFailure, expect
-from pegboard.interfaces.logits_processor import LogitsProcessor
+from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessor
 
 
 class ProcessorChain:
@@ -22,12 +22,12 @@ class ProcessorChain:
         self.invariant = tuple(p for p in self.all if p.argmax_invariant)
         self.listening = tuple(p for p in self.all if getattr(p, "host_tokens", False))
         self._announced: set[int] = set()
-        self._added: dict[int, tuple[int, SamplingParams, np.ndarray]] = {}
+        self._added: dict[int, AddedRow] = {}
         self._removed: set[int] = set()
 
-    def add(self, row: int, params: SamplingParams, token_ids: np.ndarray) -> None:
+    def add(self, row: int, params: SamplingParams, prompt: np.ndarray, outputs: np.ndarray) -> None:
         if self.all:
-            self._added[row] = (row, params, token_ids)
+            self._added[row] = AddedRow(row, params, prompt, outputs)
 
     def remove(self, row: int) -> None:
         self._added.pop(row, None)
@@ -54,9 +54,11 @@ class ProcessorChain:
                 processor.extend(rows, tokens)
 
     @staticmethod
-    def apply(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Tensor, depth: Tensor) -> Tensor:
+    def apply(
+        processors: Sequence[LogitsProcessor], logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         for processor in processors:
-            changed = expect(processor.apply(logits, rows, depth), Tensor, processor, "apply")
+            changed = expect(processor.apply(logits, rows, depth, drafts), Tensor, processor, "apply")
             if changed.shape != logits.shape:
                 got, wanted = tuple(changed.shape), tuple(logits.shape)
                 message = f"{type(processor).__name__}.apply() returned logits of shape {got}, expected {wanted}"

@@ -9,6 +9,8 @@ never raises because of what a model or a mask produces.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,7 +78,7 @@ class TorchSampler:
         if edits is not None:
             self.edits[row] = edits
             self.rows.flags[row] |= Feature.EDITS
-        self.processors.add(row, params, token_ids)
+        self.processors.add(row, params, prompt, outputs)
 
     def remove(self, rows: np.ndarray) -> None:
         """See `Sampler.remove`."""
@@ -164,7 +166,8 @@ class TorchSampler:
                 self.upload,
             )
         if self.processors.changing:
-            logits = self.processors.apply(self.processors.changing, logits, layout.row_tensor, layout.depth_tensor)
+            chain = self.processors.changing
+            logits = self.processors.apply(chain, logits, layout.row_tensor, layout.depth_tensor, layout.host_drafts_before)
         if layout.present & Feature.PENALTIES:
             places = layout.places(Feature.PENALTIES)
             rows, where = layout.row_of[places], layout.to_device(places)
@@ -235,7 +238,8 @@ class TorchSampler:
                 x.masked_fill_(x < x.amax(-1, keepdim=True) + min_p.log().unsqueeze(-1), float("-inf"))
                 min_p = None
             depth = layout.to_device(layout.depth[places])
-            x.copy_(self.processors.apply(self.processors.invariant, x, index, depth))
+            drafts = partial(layout.host_drafts_before, places)
+            x.copy_(self.processors.apply(self.processors.invariant, x, index, depth, drafts))
         cuts = Cuts(min_p=min_p)
         if present & CUTS:
             top_k = self.rows.top_k[rows]

@@ -73,6 +73,11 @@ class StepLayout:
         lengths = (np.diff(self.offsets) - 1).tolist()
         return [drafts[:n] for drafts, n in zip(self.drafts.tolist(), lengths, strict=True)]
 
+    def host_drafts_before(self, places: np.ndarray | None = None) -> list[list[int]]:
+        """Return the drafts before each of these logits rows; None = all of them."""
+        owner, depth = (each if places is None else each[places] for each in (self.owner, self.depth))
+        return [self.host_drafts[i][:n] for i, n in zip(owner.tolist(), depth.tolist(), strict=True)]
+
 
 def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
     """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the logits rows offsets[i] …

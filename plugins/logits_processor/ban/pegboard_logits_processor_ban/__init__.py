@@ -1,0 +1,1 @@
+"""Logits processor `ban`: tokens that the model never says, whatever the request."""

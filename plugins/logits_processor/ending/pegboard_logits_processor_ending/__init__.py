@@ -1,0 +1,1 @@
+"""Logits processor `ending`: the end becomes likelier when few tokens are left."""

@@ -1,0 +1,1 @@
+"""Logits processor `repetition`: an output that repeats itself ends."""
