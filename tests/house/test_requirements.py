@@ -30,6 +30,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_kv_connector",
         "pegboard_testing.contract_latent",
+        "pegboard_testing.contract_logits_processor",
         "pegboard_testing.contract_platform",
         "pegboard_testing.contract_quantization",
         "pegboard_testing.contract_sample_tokens",
