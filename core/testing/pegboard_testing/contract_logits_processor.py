@@ -1,7 +1,7 @@
 """Contract tests of the kind `logits_processor`. A plugin's test file:
 
 class TestMyProcessor(LogitsProcessorContract):
-    entry = installed_entry("logits_processor", "mine")
+    name = "mine"
     requests = ({}, {"my_argument": 3})
 
 A row's logits may depend on its request, its tokens and its drafts, and on nothing else.
@@ -24,7 +24,7 @@ from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.options import resolve
-from pegboard_testing.contract_generic import check_entry
+from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_limits import fake_limits
 
 NUM_ROWS = 4
@@ -34,12 +34,16 @@ VOCABULARY = Vocabulary(tuple(f" {chr(97 + i)}".encode() for i in range(END)) + 
 
 
 class LogitsProcessorContract:
-    """Every logits processor passes these. entry: the installed plugin. options: what the user would set. requests: `extra_args`
-    that it accepts; each should change some logits, except the ones that ask for nothing."""
+    """Every logits processor passes these. name: of the installed plugin. options: what the user would set. requests:
+    `extra_args` that it accepts."""
 
-    entry: Entry
+    name: str
     options: Mapping[str, Any] = {}
     requests: Sequence[Mapping[str, Any]] = ({},)
+
+    @property
+    def entry(self) -> Entry:
+        return installed_entry("logits_processor", self.name)
 
     def made(self) -> LogitsProcessor:
         """Return a new processor for a batch of NUM_ROWS rows and a vocabulary of VOCAB_SIZE tokens, the last of which ends."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.data.sampling_params import SamplingParams
-from pegboard.interfaces.logits_processor import LogitsProcessorSetup
+from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
 from pegboard_logits_processor_top_n_sigma.request import asked
 
 
@@ -21,10 +20,10 @@ class TopNSigma:
         self._n = torch.full((setup.limits.max_num_seqs,), torch.inf, device=setup.device)  # inf = the row did not ask
         self._rows: set[int] = set()
 
-    def update(self, added: Sequence[tuple[int, SamplingParams, np.ndarray]], removed: np.ndarray) -> None:
+    def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
         for row in removed.tolist():
             self._set(row, None)
-        for row, params, _ in added:
+        for row, params, _, _ in added:
             self._set(row, asked(params))
 
     def _set(self, row: int, n: object) -> None:
@@ -35,7 +34,7 @@ class TopNSigma:
             self._n[row] = torch.inf
             self._rows.remove(row)
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
         """The deviation is that of the tokens that are still allowed, whose logits are finite."""
         if not self._rows:
             return logits

@@ -11,17 +11,18 @@ from pegboard_logits_processor_top_n_sigma.processor import TopNSigma
 from pegboard_logits_processor_top_n_sigma.request import validate
 
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.interfaces.logits_processor import LogitsProcessorSetup
+from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.contract_logits_processor import LogitsProcessorContract
 from pegboard_testing.fake_limits import fake_limits
 
 NUM_ROWS = 4
 PROMPT = np.array([1, 2])
 
 
-def test_contract() -> None:
-    check_entry(installed_entry("logits_processor", "top_n_sigma"))
+class TestContract(LogitsProcessorContract):
+    name = "top_n_sigma"
+    requests = ({}, {"top_n_sigma": 0.5}, {"top_n_sigma": 2})
 
 
 def asking(n: object) -> SamplingParams:
@@ -50,14 +51,14 @@ def test_rows_keep_what_the_definition_keeps(data: st.DataObject) -> None:
         free = [row for row in range(NUM_ROWS) if row not in held and data.draw(st.booleans())]
         added = {row: data.draw(st.sampled_from([None, 0.5, 1, 2.5])) for row in free}
         held |= added
-        processor.update([(row, asking(n), PROMPT) for row, n in added.items()], np.array(removed, int))
+        processor.update([AddedRow(row, asking(n), PROMPT, PROMPT[:0]) for row, n in added.items()], np.array(removed, int))
         rows = data.draw(st.permutations(sorted(held)))
         rng = np.random.default_rng(data.draw(st.integers(0, 999)))
         before = rng.normal(size=(len(rows), 20)).astype(np.float32) * 4
         before[rng.random(before.shape) < 0.2] = -np.inf
         before[:, 0] = 1.0
         logits = torch.from_numpy(before.copy())
-        found = processor.apply(logits, torch.tensor(rows, dtype=torch.int64), torch.zeros(len(rows)))
+        found = processor.apply(logits, torch.tensor(rows, dtype=torch.int64), torch.zeros(len(rows)), list)
         assert found is logits
         for row, old, new in zip(rows, before, logits.numpy(), strict=True):
             assert np.isfinite(new).tolist() == kept(old, held[row])

@@ -11,13 +11,12 @@ from pegboard_logits_processor_ban.processor import BanProcessor
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
-from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_logits_processor import VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
 from pegboard_testing.fake_limits import fake_limits
 
 
 class TestBan(LogitsProcessorContract):
-    entry = installed_entry("logits_processor", "ban")
+    name = "ban"
     options = {"token_ids": [2], "texts": ["d"]}
 
 

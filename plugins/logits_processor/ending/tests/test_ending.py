@@ -14,13 +14,12 @@ from pegboard_logits_processor_ending.request import validate
 
 from pegboard import LLM, SamplingParams
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
-from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_logits_processor import END, VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
 from pegboard_testing.fake_limits import fake_limits
 
 
 class TestEnding(LogitsProcessorContract):
-    entry = installed_entry("logits_processor", "ending")
+    name = "ending"
     requests = ({}, {"ending_tokens": 1}, {"ending_tokens": 18}, {"ending_tokens": 1000})
 
 

@@ -15,13 +15,12 @@ from pegboard_logits_processor_repetition.request import validate
 
 from pegboard import LLM, SamplingParams
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
-from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.contract_logits_processor import END, VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
 from pegboard_testing.fake_limits import fake_limits
 
 
 class TestRepetition(LogitsProcessorContract):
-    entry = installed_entry("logits_processor", "repetition")
+    name = "repetition"
     options = {"min_count": 2, "max_pattern_size": 3}
     requests = ({}, {"stop_repetition": False}, {"stop_repetition": True})
 
