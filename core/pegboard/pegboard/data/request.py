@@ -3,6 +3,7 @@ does not load it."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -36,6 +37,9 @@ class LoRARequest(msgspec.Struct, frozen=True):
             raise RequestError(f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}", parameter="lora_int_id")
 
 
+EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
+
+
 class PromptEmbeds(msgspec.Struct, frozen=True):
     """A prompt as embeddings: what `Model.embed` would return for its tokens. data: the rows one after the other, little-endian.
     dtype: float32, float16 or bfloat16. shape: (tokens, width). The engine checks all of it."""
@@ -43,6 +47,26 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
     data: bytes
     dtype: str
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> "PromptEmbeds":
+        """Return a torch tensor or a numpy array as plain values. Its shape is [tokens, width] or [1, tokens, width]. Raises
+        RequestError for anything else; the engine checks the width and the values."""
+        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        if dtype not in EMBEDS_DTYPES:
+            got = f"dtype {dtype}" if dtype else type(value).__name__
+            raise _wrong_embeds(f"expected a torch tensor or a numpy array of {', '.join(EMBEDS_DTYPES)}, got {got}")
+        shape = tuple(value.shape)
+        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+        if len(shape) != 2:
+            raise _wrong_embeds(f"expected the shape [tokens, width], got {list(value.shape)}")
+        if hasattr(value, "detach"):  # a tensor, so torch is loaded
+            value = value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy()
+        return cls(value.tobytes(), dtype, shape)
+
+
+def _wrong_embeds(reason: str) -> RequestError:
+    return RequestError(f"prompt_embeds: {reason}", parameter="prompt_embeds")
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):

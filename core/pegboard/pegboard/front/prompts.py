@@ -16,11 +16,10 @@ import msgspec
 from pegboard.config.schema import structured_outputs_config
 from pegboard.data.logprobs import TokenTexts
 from pegboard.data.pooling_params import PoolingParams
-from pegboard.data.request import EngineRequest, LoRARequest
+from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.prompt_embeds import check_parameters, prompt_embeds
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -75,7 +74,7 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
     unknown = [key for key in given if key not in _PROMPT_KEYS]
     if unknown:
         raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
-    embeds = prompt_embeds(given["prompt_embeds"]) if "prompt_embeds" in given else None
+    embeds = PromptEmbeds.of(given["prompt_embeds"]) if "prompt_embeds" in given else None
     text, token_ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
     return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
 
@@ -244,7 +243,9 @@ class RequestBuilder:
     def _zeros(self, prompt: Prompt, params: SamplingParams) -> list[int]:
         """Return token id 0 for each row of a prompt that is embeddings."""
         assert prompt.embeds is not None
-        check_parameters(params)
+        for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(params, name) is not None:
+                raise RequestError(f"{name} needs the token ids of the prompt, and prompt_embeds has none", parameter=name)
         num_tokens = prompt.embeds.shape[0] if prompt.embeds.shape else 0
         if num_tokens >= self.plan.max_model_len:
             raise self._too_long(f"{num_tokens} tokens")

@@ -158,7 +158,8 @@ class ModelRunner:
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)
-        self.prompts.remove(rows)
+        if self.prompts.given:
+            self.prompts.remove(rows)
         self.sampler.remove(rows)
         if self.draft is not None:
             self.draft.remove(rows)
@@ -169,7 +170,8 @@ class ModelRunner:
         self.state.add(new)
         if new.params.prompt_logprobs is not None or self.scores.wanted:
             self.scores.add(new)
-        self.prompts.add(new)
+        if new.prompt_embeds is not None:
+            self.prompts.add(new)
         if self.parts.pooler is not None:
             self.parts.pooler.add(new)
         num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens  # no ids: penalties do not see the prompt

@@ -18,11 +18,11 @@ class PromptRows:
         self.given: dict[int, Tensor] = {}
 
     def add(self, new: NewRequest) -> None:
-        """Keep the prompt of a new row, if it is given as embeddings."""
-        self.given.pop(new.row, None)
-        if (embeds := new.prompt_embeds) is not None:
-            flat = torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype))
-            self.given[new.row] = flat.view(embeds.shape).to(self.device)
+        """Keep the prompt of a new row, which is given as embeddings."""
+        embeds = new.prompt_embeds
+        assert embeds is not None
+        flat = torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype))
+        self.given[new.row] = flat.view(embeds.shape).to(self.device)
 
     def remove(self, rows: np.ndarray) -> None:
         """Free these rows."""

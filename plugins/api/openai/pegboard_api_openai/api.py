@@ -14,7 +14,8 @@ from pegboard.errors import MalformedRequest, UnknownModel
 from pegboard.interfaces.api import ApiSetup, ServedModel
 from pegboard_api_openai.chat import ChatRoute
 from pegboard_api_openai.completions import CompletionRoute
-from pegboard_api_openai.fields import ChatRequest, CompletionRequest
+from pegboard_api_openai.fields import ChatRequest, CompletionRequest, TokenRequest
+from pegboard_api_openai.generate import TokenRoute
 from pegboard_chat.off_loop import off_loop
 from pegboard_chat.request_body import decode_body
 from pegboard_server.json_api import endpoint, error_body, json_response
@@ -35,6 +36,7 @@ class OpenAIApi:
         return [
             Route("/v1/chat/completions", endpoint(chat.answer, ChatRequest), methods=["POST"]),
             Route("/v1/completions", endpoint(completion.answer, CompletionRequest), methods=["POST"]),
+            Route("/inference/v1/generate", endpoint(TokenRoute(self._client).answer, TokenRequest), methods=["POST"]),
             Route("/invocations", endpoint(_by_body(chat.answer, completion.answer)), methods=["POST"]),
             Route("/v1/models", self._list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._show_model, methods=["GET"]),

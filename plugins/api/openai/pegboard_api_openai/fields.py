@@ -83,3 +83,23 @@ class CompletionRequest(GenerationFields):
     max_tokens: Int32 = 16
     logprobs: Int32 | None = None
     add_special_tokens: bool = True
+
+
+class TokenSampling(GenerationFields):
+    """Sampling parameters in a TokenRequest. `generate.token_params` refuses the fields that are not."""
+
+    max_tokens: Int32 | None = None
+    logprobs: Int32 | None = None
+
+
+class TokenRequest(Fields):
+    """POST /inference/v1/generate."""
+
+    token_ids: TokenIds
+    sampling_params: TokenSampling
+    model: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
+    stream: bool = False
+    cache_salt: str | None = None
+    priority: Int32 = 0
+    kv_transfer_params: dict[str, Any] | None = None

@@ -18,7 +18,6 @@ import msgspec
 
 from pegboard.data.request import PromptEmbeds
 from pegboard.errors import PegboardError, RequestError
-from pegboard.front.prompt_embeds import prompt_embeds
 
 MAX_PICKLE_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 10
@@ -43,9 +42,9 @@ def _read(text: str, path: str) -> PromptEmbeds:
         raise _refused(path, f"expected base64: {error}") from error
     try:
         if data[:2] == b"PK":
-            return prompt_embeds(_torch(data))
+            return PromptEmbeds.of(_torch(data))
         if data[:6] == b"\x93NUMPY":
-            return prompt_embeds(_numpy(data))
+            return PromptEmbeds.of(_numpy(data))
         if data[8:9] == b"{":
             return _safetensors(data)
     except PegboardError as error:
@@ -75,13 +74,19 @@ def _safetensors(data: bytes) -> PromptEmbeds:
 
 
 def _numpy(data: bytes) -> Any:
-    import numpy as np
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ValueError("this server has no numpy; send safetensors") from error
 
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
 def _torch(data: bytes) -> Any:
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError("this server has no torch; send safetensors") from error
 
     if len(data) > MAX_PICKLE_BYTES:
         raise ValueError(f"what torch.save wrote has {len(data)} bytes, at most {MAX_PICKLE_BYTES} are read; send safetensors")
