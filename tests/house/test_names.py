@@ -14,6 +14,7 @@ from members import CORE, ROOT, documentation, plugins, tree_of
 WORDS = {
     "*": "every plugin, in allow lists",
     "none": "a word of requests and settings: nothing",
+    "pooling": "a runner: the engine makes vectors",
     "priority": "a field of requests",
     "torch": "the library, where its version or its presence is reported",
 }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from pegboard_api_openai.api import OpenAIApi
+from pegboard_api_openai.plugin import OPENAI
+from pegboard_api_pooling.api import PoolingApi
+from pegboard_api_pooling.plugin import POOLING
 
-from pegboard import LLM, PoolingParams, SamplingParams
+from pegboard import LLM, AsyncLLM, PoolingParams, SamplingParams
 from pegboard.errors import ConfigError, ModelError, RequestError
+from pegboard.interfaces.api import ApiSetup
+from pegboard_testing.served_app import make_app
 
 ARCHITECTURES = {
     "llama": ("llama", {}),
@@ -121,3 +129,25 @@ def test_steps_that_sentence_transformers_declares(write: Callable[..., Any], op
             open_llm(reference.directory, **LIMITS)
     with pytest.raises(ConfigError, match="remove spec_method"):
         open_llm(reference.directory, **LIMITS, spec_method="ngram", spec_tokens=2)
+
+
+def test_over_http(write: Callable[..., Any]) -> None:
+    """The engine runs in its own process. Text is refused."""
+    reference, prompts = write("llama"), prompts_of((3, 12))
+    settings = {**LIMITS, "dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 4 << 20}
+
+    def apis(setup: ApiSetup) -> Any:
+        return [("pooling", PoolingApi(None, setup), POOLING), ("openai", OpenAIApi(None, setup), OPENAI)]
+
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        async with AsyncLLM(str(reference.directory), **settings) as llm:
+            transport = httpx.ASGITransport(make_app(apis, llm))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+                text = await http.post("/v1/completions", json={"prompt": prompts[0]})
+                return await http.post("/v1/embeddings", json={"input": prompts}), text
+
+    answer, text = asyncio.run(ask())
+    assert text.status_code == 400 and "makes vectors" in text.json()["error"]["message"]
+    assert answer.status_code == 200, answer.text
+    for prompt, each in zip(prompts, answer.json()["data"], strict=True):
+        assert (torch.tensor(each["embedding"]) - expected(reference, prompt)).abs().max() < 1e-4

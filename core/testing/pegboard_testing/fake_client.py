@@ -14,7 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pegboard.data.output import CompletionOutput, Logprob, RequestOutput
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import beam_search_online
@@ -84,7 +87,7 @@ class FakeEngineClient:
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
     adapters: the LoRA adapters, which are models too.
     tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
-    tokens.
+    tokens. pools: it makes vectors [sum of the token ids, number of tokens, 0.5] and no text.
 
     `requests` holds the requests received, `running` the ids being generated, `aborted` those whose stream was closed early,
     `controls` the control actions. `control_results` gives the answer to an action; the default is None.
@@ -105,14 +108,15 @@ class FakeEngineClient:
         reasoning_parser: Callable[[OutputParserSetup], OutputParser] | None = None,
         reads_special: bool = False,
         adapters: "Sequence[LoRARequest]" = (),
+        pools: bool = False,
     ) -> None:
-        self.script = script
+        self.script, self.pools = script, pools
         self.max_model_len = max_model_len
         self.delay_s = delay_s
         self.fail_after = fail_after
         self.error = error or EngineDeadError("the fake engine was told to fail")
         self.num_cached_tokens = num_cached_tokens
-        self.requests: list[tuple[Prompt, SamplingParams, RequestOptions]] = []
+        self.requests: list[tuple[Prompt, Any, RequestOptions]] = []
         self.controls: list[tuple[str, dict[str, object]]] = []
         self.control_results: dict[str, object] = {}
         self.running: set[str] = set()
@@ -158,11 +162,26 @@ class FakeEngineClient:
     def parsers(self) -> Parsers:
         return self._parsers
 
-    async def generate(self, prompt: Prompt, params: SamplingParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | PoolingParams, request: RequestOptions
+    ) -> AsyncIterator[RequestOutput]:
         self.requests.append((prompt, params, request))
         if request.request_id in self.running:
             raise RequestError(f"request id {request.request_id!r} is already running", parameter="request_id")
         prompt_ids = self._prompt_ids(prompt, params)
+        if isinstance(params, PoolingParams) != self.pools:
+            raise RequestError(f"this engine {'makes vectors' if self.pools else 'generates text'}")
+        if isinstance(params, PoolingParams):
+            self.running.add(request.request_id)
+            try:
+                await asyncio.sleep(self.delay_s)
+                if self.fail_after == 0:
+                    raise self.error
+                vector = np.array([sum(prompt_ids), len(prompt_ids), 0.5][: params.dimensions], np.float32).tobytes()
+                yield RequestOutput(request.request_id, prompt.text, prompt_ids, [], True, embedding=vector)
+            finally:
+                self.running.discard(request.request_id)
+            return
         plans = [_Plan(self, prompt_ids, params, index) for index in range(params.n)]
         self.running.add(request.request_id)
         finished = False
@@ -175,7 +194,7 @@ class FakeEngineClient:
             if not finished:
                 self.aborted.append(request.request_id)
 
-    def _prompt_ids(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+    def _prompt_ids(self, prompt: Prompt, params: SamplingParams | PoolingParams) -> list[int]:
         if prompt.text is None and prompt.token_ids is None:
             raise RequestError("a prompt needs text or token ids", parameter="prompt")
         if prompt.token_ids is not None:
@@ -189,7 +208,8 @@ class FakeEngineClient:
             ids = ids[-(self.max_model_len if limit == -1 else limit) :]
         if not ids or len(ids) >= self.max_model_len:
             raise RequestError(f"the prompt has {len(ids)} tokens, expected 1 to {self.max_model_len - 1}", parameter="prompt")
-        params.check_against_model(vocab_size=258, max_logprobs=20)
+        if isinstance(params, SamplingParams):
+            params.check_against_model(vocab_size=258, max_logprobs=20)
         return ids
 
     def text_for(self, prompt_ids: Sequence[int], index: int) -> str:

@@ -22,6 +22,7 @@ import msgspec
 
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.engine.boundary.messages import (
     Abort,
@@ -151,8 +152,7 @@ class AsyncLLM(AsyncPauses):
         self._engine = engine
         self._streams: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = count()
-        self._request_ids = count()
+        self._call_ids, self._request_ids = count(), count()
         self._ready: asyncio.Future[None] | None = None
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
@@ -255,7 +255,7 @@ class AsyncLLM(AsyncPauses):
     def generate(
         self,
         prompt: PromptInput,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         request: RequestOptions | str | None = None,
         *,
         sampling_params: SamplingParams | None = None,
@@ -267,8 +267,8 @@ class AsyncLLM(AsyncPauses):
         """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task aborts the request.
 
         Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work.
-        Without an id, one is made. Raises RequestError before the first output, EngineDeadError if the engine dies, and
-        PegboardError if the engine gave up the request.
+        Without an id, one is made. PoolingParams ask for one output, with `embedding`. Raises RequestError before the first
+        output, EngineDeadError if the engine dies, and PegboardError if the engine gave up the request.
         """
         params = params if params is not None else sampling_params
         if params is None:
@@ -279,7 +279,7 @@ class AsyncLLM(AsyncPauses):
         return self._generate(prompt, params, request)
 
     async def _generate(
-        self, prompt: PromptInput, params: SamplingParams, options: RequestOptions
+        self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
     ) -> AsyncIterator[RequestOutput]:
         await self.start()
         live = await self._add(prompt, params, options)
@@ -302,7 +302,7 @@ class AsyncLLM(AsyncPauses):
             if not stream.is_finished and not live.is_lost:
                 self._engine.send(Abort([options.request_id]))
 
-    async def _add(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> "_Live":
+    async def _add(self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions) -> "_Live":
         prompt = as_prompt(prompt)
         build = partial(self._builder.build, prompt, params, options.request_id, priority=options.priority, lora=options.lora)
         num_units = max(len(prompt.text or ""), len(prompt.token_ids or ()))

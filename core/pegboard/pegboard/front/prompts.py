@@ -111,9 +111,17 @@ class RequestBuilder:
         return OutputStream(request, self.tokenizer, self._texts, prompt=prompt, stream_interval=interval)
 
     def build(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, lora: "LoRARequest | None" = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        lora: "LoRARequest | None" = None,
     ) -> EngineRequest:
         """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
+        if isinstance(params, PoolingParams):
+            return self.build_pooling(prompt, params, request_id, priority=priority, lora=lora)
         arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
         if self.plan.default_pooling is not None:
             raise RequestError("this engine makes vectors and does not generate text; start it with runner 'generate' for that")

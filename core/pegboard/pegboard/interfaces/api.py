@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from pegboard.data.output import RequestOutput
+    from pegboard.data.pooling_params import PoolingParams
     from pegboard.data.request import LoRARequest, PromptEmbeds
     from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
     from pegboard.interfaces.builtin_tool import BuiltinTool
@@ -105,10 +106,12 @@ class Health:
 class EngineClient(Protocol):
     """The engine as API plugins see it. `AsyncLLM` is one. All methods are called on the server's event loop."""
 
-    def generate(self, prompt: Prompt, params: "SamplingParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
-        """Stream the outputs of all n completions in the form that `params.output_kind` asks for. Closing the iterator aborts the
-        request. Before the first output it raises RequestError if anything is wrong with the request, Overloaded or
-        EngineDeadError."""
+    def generate(
+        self, prompt: Prompt, params: "SamplingParams | PoolingParams", request: RequestOptions
+    ) -> "AsyncIterator[RequestOutput]":
+        """Stream the outputs of all n completions in the form that `params.output_kind` asks for. With PoolingParams there is one
+        output, which has `embedding`. Closing the iterator aborts the request. Before the first output it raises RequestError if
+        anything is wrong with the request, Overloaded or EngineDeadError."""
 
     def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
         """Yield one final output with the `beam_width` best completions, best first. Everything else is as in `generate`."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pegboard.data.output import CompletionOutput, RequestOutput
 from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
-from pegboard.errors import MalformedRequest, PegboardError, RequestError
+from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
 from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, Outputs, merge, prompt_logprobs
 from pegboard_api_openai.fields import CompletionRequest
@@ -19,7 +19,8 @@ from pegboard_api_openai.prompt_embeds import read_embeds
 from pegboard_api_openai.sampling import completion_params
 from pegboard_chat.off_loop import SMALL_BYTES, off_loop
 from pegboard_chat.openai_format import LOWEST, Step, TokenNames
-from pegboard_chat.request_body import parse_body, shown
+from pegboard_chat.prompt_field import read_prompts
+from pegboard_chat.request_body import parse_body
 from pegboard_server.json_api import served_model
 
 Given = str | list[int] | PromptEmbeds
@@ -208,37 +209,6 @@ class CompletionAnswer(Answer):
 
 
 MAX_COMPLETIONS = 4096
-EXPECTED = "a string, a list of strings, a list of token ids or a list of lists of token ids"
-
-
-def read_prompts(value: Any, limit: int) -> list[str] | list[list[int]]:
-    """Reads the prompts in order. They are all texts or all token ids. Raises RequestError naming `prompt[i]`."""
-    prompts: list[Any]
-    if value is None:
-        raise RequestError("prompt is required", parameter="prompt")
-    if isinstance(value, str):
-        prompts = [value]
-    elif not isinstance(value, list):
-        raise _wrong("prompt", EXPECTED, value)
-    elif _is_ids(value):
-        prompts = [value]
-    else:
-        prompts = value
-    if not prompts:
-        raise RequestError("prompt must not be empty", parameter="prompt")
-    if len(prompts) > limit:
-        raise RequestError(f"prompt: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter="prompt")
-    first_is_text = isinstance(prompts[0], str)
-    for index, prompt in enumerate(prompts):
-        path = f"prompt[{index}]" if prompts is value else "prompt"
-        if not isinstance(prompt, str if first_is_text else list):
-            expected = "a string, as the prompts before it" if first_is_text else "a list of token ids"
-            raise _wrong(path, expected if index else EXPECTED, prompt)
-        if not prompt:
-            raise RequestError(f"{path} must not be empty", parameter=path)
-        if isinstance(prompt, list):
-            _check_ids(prompt, path)
-    return prompts
 
 
 def check_number(num_prompts: int, n: int) -> None:
@@ -249,22 +219,6 @@ def check_number(num_prompts: int, n: int) -> None:
             "in one request",
             parameter="n",
         )
-
-
-def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and isinstance(value[0], int) and not isinstance(value[0], bool)
-
-
-def _check_ids(ids: list[Any], path: str) -> None:
-    if set(map(type, ids)) == {int} and min(ids) >= 0:
-        return
-    for position, token in enumerate(ids):
-        if type(token) is not int or token < 0:
-            raise _wrong(f"{path}[{position}]", "a token id (an integer from 0)", token)
-
-
-def _wrong(path: str, expected: str, got: Any) -> MalformedRequest:
-    return MalformedRequest(f"{path}: expected {expected}, got {shown(got)}", parameter=path)
 
 
 def completion_logprobs(

@@ -76,7 +76,8 @@ class ChatRequest(TemplateFields, GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. `completions.read_prompts` checks prompt, `prompt_embeds.read_embeds` the base64 of prompt_embeds."""
+    """POST /v1/completions. `prompt_field.read_prompts` checks prompt, `prompt_embeds.read_embeds` the base64 of
+    prompt_embeds."""
 
     prompt: Any = None
     prompt_embeds: str | Texts | None = None

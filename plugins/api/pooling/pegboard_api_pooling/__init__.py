@@ -1,0 +1,1 @@
+"""The api `pooling`: vectors over HTTP."""
