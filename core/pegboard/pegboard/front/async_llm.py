@@ -37,12 +37,11 @@ from pegboard.engine.boundary.messages import (
     Rejected,
     StepDeltas,
 )
-from pegboard.engine.loras import POLL_S
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.pauses import AsyncPauses
+from pegboard.front.pauses import POLL_S, AsyncPauses
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, Sample

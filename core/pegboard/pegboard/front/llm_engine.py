@@ -15,9 +15,9 @@ from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, Request
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.boundary.spawn import BUILDER, load_function
-from pegboard.engine.loras import POLL_S
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.output_stream import OutputStream
+from pegboard.front.pauses import POLL_S
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.metrics import PREFIX, Reading, Totals
 from pegboard.log import get_logger

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pegboard.engine.pauses import PauseMode
 
-POLL_S = 0.01
-"""Seconds between two questions whether the engine has stopped."""
+POLL_S = 0.005
+"""Seconds between two questions whether the engine has done what takes longer than a step."""
 
 
 class AsyncPauses:
