@@ -17,7 +17,7 @@ import pytest
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
-from pegboard_testing.fake_engine import FakeEngine, expected_tokens
+from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_limits import fake_limits
 
 NUM_ROWS = 4
@@ -103,9 +103,5 @@ class DraftContract:
             if chance.random() < 0.2:
                 engine.engine.abort([request.request_id])
         engine.run()
-        for (request_id, index), result in engine.results.items():
-            tokens, reason = expected_tokens(engine.model, requests[request_id], index=index)
-            if result.finish_reason == "abort":
-                tokens, reason = tokens[: len(result.token_ids)], "abort"
-            assert (result.token_ids, result.finish_reason) == (tokens, reason)
+        engine.check_results(requests)
         engine.check_idle()

@@ -156,11 +156,7 @@ class KVConnectorContract:
                 if chance.random() < 0.15:
                     engine.engine.abort([request.request_id])
             engine.run()
-            for (request_id, index), result in engine.results.items():
-                tokens, reason = expected_tokens(engine.model, requests[request_id], index=index)
-                if result.finish_reason == "abort":
-                    tokens, reason = tokens[: len(result.token_ids)], "abort"
-                assert (result.token_ids, result.finish_reason) == (tokens, reason)
+            engine.check_results(requests)
             engine.results.clear()
             engine = self.after(engine, **arguments)
         self.close(engine)

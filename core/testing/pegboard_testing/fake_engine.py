@@ -189,6 +189,14 @@ class FakeEngine:
         self.run()
         return self.results[request_id, 0]
 
+    def check_results(self, requests: Mapping[str, EngineRequest]) -> None:
+        """Check that every result is what the model says, and that of an aborted request its beginning. requests: by id."""
+        for (request_id, index), result in self.results.items():
+            tokens, reason = expected_tokens(self.model, requests[request_id], index=index)
+            if result.finish_reason == "abort":
+                tokens, reason = tokens[: len(result.token_ids)], "abort"
+            assert (result.token_ids, result.finish_reason) == (tokens, reason)
+
     def check_idle(self) -> None:
         """Check that everything has been released: no references, no rows, no pins, no adapters in use, no stored requests."""
         stats, queues = self.engine.stats(), self.engine._queues

@@ -144,7 +144,7 @@ def _tested(entry: Entry, tests: Path | None) -> Iterator[Result]:
     if number:
         yield Result("contract", "passed" if not failed else "failed", f"{number} tests are of the contract of {entry.kind}")
     elif not known or entry.kind in OPTIONAL:
-        yield Result("contract", "none", f"there is no contract class for every {entry.kind}")
+        yield Result("contract", "none", f"no contract class fits every {entry.kind}")
     else:
         names = " or ".join(f"pegboard_testing.{module}" for module in known)
         yield Result("contract", "failed", f"no test class in {tests} derives from the contract in {names}")

@@ -87,13 +87,12 @@ class PoolingApi:
 
     async def _all(self, asked: Sequence[tuple[Prompt, PoolingParams, RequestOptions]]) -> list[RequestOutput]:
         """Return the outputs of all prompts. The first error ends all of them."""
-        tasks = [asyncio.create_task(self._one(*each)) for each in asked]
         try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(*each)) for each in asked]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _one(self, prompt: Prompt, params: PoolingParams, options: RequestOptions) -> RequestOutput:
         async with aclosing(self._client.generate(prompt, params, options)) as outputs:  # type: ignore[type-var]

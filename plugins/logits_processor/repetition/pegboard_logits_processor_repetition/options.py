@@ -12,9 +12,7 @@ class RepetitionOptions(BaseModel):
 
     min_pattern_size: int = Field(1, ge=1, description="tokens of the shortest pattern that is looked for")
     max_pattern_size: int = Field(64, ge=1, le=4096, description="tokens of the longest one")
-    min_count: int = Field(
-        8, ge=2, le=1024, description="how often a pattern stands at the end, one after the other, to end the output"
-    )
+    min_count: int = Field(8, ge=2, le=1024, description="how many times in a row a pattern must end the output")
 
     @model_validator(mode="after")
     def _in_order(self) -> RepetitionOptions:

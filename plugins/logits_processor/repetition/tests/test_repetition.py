@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,13 +55,15 @@ def test_a_wrong_request_is_explained() -> None:
 
 @pytest.mark.real_model
 def test_a_loop_ends(smollm2_gguf: Path) -> None:
-    llm = LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, logits_processors=["repetition"])
-    try:
-        asked = [SamplingParams(temperature=0, max_tokens=100, extra_args=extra) for extra in (None, {"stop_repetition": True})]
-        plain, stopped = (
-            each.outputs[0] for each in llm.generate(["one two one two one two one two"] * 2, asked, use_tqdm=False)
-        )
+    """With drafts, it ends after the same token."""
+    asked = [SamplingParams(temperature=0, max_tokens=100, extra_args=extra) for extra in (None, {"stop_repetition": True})]
+    answers = []
+    for drafts in ({}, {"spec_method": "ngram", "spec_tokens": 4}):
+        settings: dict[str, Any] = {"max_model_len": 256, "kv_cache_memory_bytes": 1 << 27, **drafts}
+        with LLM(str(smollm2_gguf), logits_processors=["repetition"], **settings) as llm:
+            outputs = llm.generate(["one two one two one two one two"] * 2, asked, use_tqdm=False)
+        plain, stopped = (each.outputs[0] for each in outputs)
         assert plain.finish_reason == "length" and stopped.finish_reason == "stop"
         assert stopped.token_ids[:-1] == plain.token_ids[: len(stopped.token_ids) - 1]
-    finally:
-        llm.shutdown()
+        answers.append(stopped.token_ids)
+    assert answers[0] == answers[1]
