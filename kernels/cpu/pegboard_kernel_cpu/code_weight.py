@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.ops.float_codes import FloatCodes, float8_values
+from pegboard.ops.float_codes import FloatCodes, ScaleCodes, float8_values
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
@@ -20,9 +20,12 @@ from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submi
 
 TABLE, E4M3, E5M2 = range(3)
 """How codes are decoded: by a lookup, or by shifting them into a half, as in csrc/linear_codes.c."""
-FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES = range(3)
-SCALE_KINDS = {torch.float8_e4m3fn: E4M3_SCALES, torch.float8_e8m0fnu: E8M0_SCALES}
-"""Scales that stay as they are stored. All others become float32."""
+FLOAT_SCALES, HALF_SCALES, STEP_SCALES, TABLE_SCALES, E4M3_SCALES, E8M0_SCALES = range(6)
+SCALE_KINDS = {torch.float16: HALF_SCALES, torch.float8_e4m3fn: E4M3_SCALES, torch.float8_e8m0fnu: E8M0_SCALES}
+"""Scales that stay as they are stored. All others but codes become float32."""
+SCALE_BYTES = {FLOAT_SCALES: 4, HALF_SCALES: 2, STEP_SCALES: 1, TABLE_SCALES: 1, E4M3_SCALES: 1, E8M0_SCALES: 1}
+TABLE_SIZES = {STEP_SCALES: 2, TABLE_SCALES: 256}
+"""How many numbers say what the codes of scales stand for: the first and the step, or all."""
 
 _CODES = torch.arange(256, dtype=torch.int16)
 SHIFTED = {
@@ -37,8 +40,9 @@ MOST_NAN = 6
 
 
 class Run(NamedTuple):
-    """See `packed_weight.Run`. part: the first row if the rows have a factor of their own, which a reload may change, else -1.
-    values: the table of a format that has one, else ()."""
+    """See `packed_weight.Run`. outer: how many blocks share a scale of the second level; 0 = there is none. part: the first row
+    if the rows have a factor and an offset of their own, which a reload may change, else -1. values, scales: the tables of codes
+    and of scales that have one, else ()."""
 
     start: int
     stop: int
@@ -46,28 +50,38 @@ class Run(NamedTuple):
     kind: int
     scale_kind: int
     block_size: int
+    outer: int
     part: int
     factor: float
+    offset: float
     values: Sequence[float]
+    scales: Sequence[float]
 
     def is_computable(self, columns: int) -> bool:
-        if not all(isinstance(value, int) for value in self[:7]) or not isinstance(self.factor, int | float):
+        if not all(isinstance(value, int) for value in self[:8]):
             return False
-        if not isinstance(self.values, list | tuple) or not all(isinstance(value, int | float) for value in self.values):
+        if not all(isinstance(table, list | tuple) for table in self[10:]):
+            return False
+        if not all(isinstance(value, int | float) for value in (self.factor, self.offset, *self.values, *self.scales)):
             return False
         size = {(4, TABLE): 16, (8, TABLE): 256, (8, E4M3): 0, (8, E5M2): 0}.get((self.bits, self.kind))
         is_whole = 0 < self.block_size <= columns and (self.block_size % 16 == 0 or self.block_size == columns)
-        return len(self.values) == size and is_whole and self.scale_kind in (FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES)
+        if len(self.values) != size or not is_whole or self.scale_kind not in SCALE_BYTES:
+            return False
+        if self.scale_kind not in TABLE_SIZES:
+            return self.outer == 0 and not self.scales
+        is_shared = self.outer > 0 and _num_blocks(columns, self.block_size) % self.outer == 0
+        return is_shared and len(self.scales) == TABLE_SIZES[self.scale_kind]
 
     def num_bytes(self, columns: int) -> int:
-        scale_bytes = 4 if self.scale_kind == FLOAT_SCALES else 1
-        per_row = -(-columns // self.block_size) * scale_bytes + columns * self.bits // 8
+        per_row = _bytes_of_row(columns, self.bits, self.scale_kind, self.block_size, self.outer)
         return -(-(self.stop - self.start) // GROUP) * GROUP * per_row
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive packed rows of the matrix, [start, stop), all in the same format. factor, values: see csrc/linear_codes.c."""
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format. factor, values, scales: see
+    csrc/linear_codes.c."""
 
     start: int
     stop: int
@@ -75,20 +89,23 @@ class Segment:
     packed: Tensor
     factor: Tensor
     values: Tensor
+    scales: Tensor
 
 
 class Prepared(NamedTuple):
-    """Rows as csrc/linear_codes.c packs them. scales: [rows, blocks], float32 or one byte each."""
+    """Rows as csrc/linear_codes.c packs them. scales: [rows, blocks], float32, float16 or one byte each. outer: float32 [rows,
+    blocks / run.outer], or empty."""
 
     run: Run
     codes: Tensor
     scales: Tensor
+    outer: Tensor
 
 
 class NativeCodeWeight(PackedWeight):
     """See `pegboard.ops.float_codes.CodeWeight`."""
 
-    LAYOUT = "cpu codes 1"
+    LAYOUT = "cpu codes 2"
     RUN = Run
 
     def write(self, start: int, rows: FloatCodes) -> None:
@@ -101,31 +118,32 @@ class NativeCodeWeight(PackedWeight):
         return rows.run
 
     def segment_of(self, run: Run, packed: Tensor) -> Segment:
-        factor = torch.tensor([run.factor], dtype=torch.float32)
+        factor = torch.tensor([run.factor, run.offset], dtype=torch.float32)
         values = torch.tensor(run.values) if run.values else SHIFTED[run.kind]
-        form = CodeFormat(run.bits, run.kind, run.scale_kind, run.block_size, factor.data_ptr(), values.data_ptr())
-        return Segment(run.start, run.stop, form, packed, factor, values)
+        scales = torch.tensor(run.scales)
+        form = CodeFormat(*run[2:7], factor.data_ptr(), values.data_ptr(), scales.data_ptr())
+        return Segment(run.start, run.stop, form, packed, factor, values, scales)
 
     def pack(self, segment: Segment, start: int, rows: Prepared) -> None:
         run, form = rows.run, segment.format
-        is_same = (run.bits, run.kind, run.scale_kind, run.block_size) == (form.bits, form.kind, form.scale_kind, form.block_size)
-        has_factor = run.part >= 0 or run.factor == segment.factor.item()
+        is_same = run[2:7] == (form.bits, form.kind, form.scale_kind, form.block_size, form.outer)
+        factor, scales = torch.tensor([run.factor, run.offset], dtype=torch.float32), torch.tensor(run.scales)
         values = torch.tensor(run.values) if run.values else segment.values
-        if not is_same or not has_factor or not torch.equal(values.view(torch.int32), segment.values.view(torch.int32)):
+        same = [(values, segment.values), (scales, segment.scales)] + ([(factor, segment.factor)] if run.part < 0 else [])
+        if not is_same or not all(torch.equal(new.view(torch.int32), old.view(torch.int32)) for new, old in same):
             raise ModelError("a reload must not change the format of codes and scales: load the checkpoint in a new engine")
-        segment.factor[0] = run.factor
+        segment.factor.copy_(factor)
         library().pack_codes(
-            rows.codes.data_ptr(), rows.scales.data_ptr(), start - segment.start, len(rows.codes), self.shape[1], byref(form),
-            segment.packed.data_ptr(),
+            rows.codes.data_ptr(), rows.scales.data_ptr(), rows.outer.data_ptr(), start - segment.start, len(rows.codes),
+            self.shape[1], byref(form), segment.packed.data_ptr(),
         )  # fmt: skip
 
     def bind(self) -> NativeCodeLinear:
         return NativeCodeLinear(self.segments, self.shape)
 
     def group_bytes(self, segment: Segment) -> int:
-        form, columns = segment.format, self.shape[1]
-        scale_bytes = 4 if form.scale_kind == FLOAT_SCALES else 1
-        return GROUP * (-(-columns // form.block_size) * scale_bytes + columns * form.bits // 8)
+        form = segment.format
+        return GROUP * _bytes_of_row(self.shape[1], form.bits, form.scale_kind, form.block_size, form.outer)
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> NativeCodeLinear:
         return NativeCodeLinear(segments, shape)
@@ -156,20 +174,48 @@ class NativeCodeWeight(PackedWeight):
 
 def _prepare(start: int, rows: FloatCodes, columns: int) -> Prepared:
     kind, unit, codes = _decoding(rows)
-    scale_kind = SCALE_KINDS.get(rows.scale.dtype, FLOAT_SCALES)
-    if scale_kind != FLOAT_SCALES and bool(rows.scale.float().isnan().any()):
-        scale_kind = FLOAT_SCALES
-    if scale_kind == FLOAT_SCALES:
-        scales, factor, part = rows.scales(), unit, -1
-    else:
-        scales = rows.scale.view(torch.uint8).repeat_interleave(rows.block[0], 0)[: len(codes)]
-        factor, part = unit * rows.factor * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0), start
+    scale_kind, scales, outer, table, offset = _scales(rows)
+    factor = unit * (1.0 if scale_kind == FLOAT_SCALES else rows.factor) * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0)
+    is_shared = scale_kind == FLOAT_SCALES or (scale_kind < E4M3_SCALES and (rows.factor, offset) == (1.0, 0.0))
     values = rows.values.tolist() if kind == TABLE else []
     bits = 4 if kind == TABLE and len(values) <= 16 else 8
-    size = 16 if bits == 4 else 256 if kind == TABLE else 0
-    padded = tuple(values + [0.0] * (size - len(values)))
-    run = Run(start, start + len(codes), bits, kind, scale_kind, min(rows.block[1], columns), part, factor, padded)
-    return Prepared(run, codes.contiguous(), scales.contiguous())
+    padded = _padded(values, 16 if bits == 4 else 256 if kind == TABLE else 0)
+    block, level = min(rows.block[1], columns), scales.shape[1] // outer.shape[1] if outer.numel() else 0
+    part = -1 if is_shared else start
+    run = Run(start, start + len(codes), bits, kind, scale_kind, block, level, part, factor, offset, padded, table)
+    return Prepared(run, codes.contiguous(), scales.contiguous(), outer.contiguous())
+
+
+def _scales(rows: FloatCodes) -> tuple[int, Tensor, Tensor, Sequence[float], float]:
+    """Return the kind of scales, the scales of all rows, their second level, the table of scales, and what is added."""
+
+    def repeated(scales: Tensor) -> Tensor:
+        return scales.repeat_interleave(rows.block[0], 0)[: len(rows.codes)]
+
+    stored, nothing = rows.scale, torch.empty(0)
+    if isinstance(stored, ScaleCodes):
+        table: list[float] = stored.values.tolist()
+        first, step = table[0], table[-1] - table[-2]
+        has_steps = table == [first + step * place for place in range(len(table))]
+        kind, numbers = (STEP_SCALES, (first, step)) if has_steps else (TABLE_SCALES, _padded(table, 256))
+        return kind, repeated(stored.codes), repeated(stored.outer.float()), numbers, stored.offset
+    kind = SCALE_KINDS.get(stored.dtype, FLOAT_SCALES)
+    if kind == FLOAT_SCALES or bool(stored.float().isnan().any()):
+        return FLOAT_SCALES, rows.scales(), nothing, (), 0.0
+    return kind, repeated(stored if kind == HALF_SCALES else stored.view(torch.uint8)), nothing, (), 0.0
+
+
+def _padded(table: list[float], size: int) -> tuple[float, ...]:
+    return tuple(table + [0.0] * (size - len(table)))
+
+
+def _bytes_of_row(columns: int, bits: int, scale_kind: int, block_size: int, outer: int) -> int:
+    num_blocks = _num_blocks(columns, block_size)
+    return num_blocks * SCALE_BYTES[scale_kind] + columns * bits // 8 + (num_blocks // outer * 4 if outer else 0)
+
+
+def _num_blocks(columns: int, block_size: int) -> int:
+    return -(-columns // block_size)
 
 
 def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:

@@ -42,7 +42,7 @@ class Library:
         sizes = (c_void_p, c_int64, c_int64, c_void_p)
         functions.pack_linear_float.argtypes = functions.unpack_linear_float.argtypes = sizes
         functions.pack_blocks.argtypes = (*(c_void_p,) * 4, *(c_int64,) * 3, ctypes.POINTER(Format), c_void_p)
-        functions.pack_codes.argtypes = (*(c_void_p,) * 2, *(c_int64,) * 3, ctypes.POINTER(CodeFormat), c_void_p)
+        functions.pack_codes.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3, ctypes.POINTER(CodeFormat), c_void_p)
         self.pack_linear_float = functions.pack_linear_float
         self.unpack_linear_float = functions.unpack_linear_float
         self.pack_blocks, self.pack_codes = functions.pack_blocks, functions.pack_codes

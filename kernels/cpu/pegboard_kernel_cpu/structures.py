@@ -95,8 +95,10 @@ class CodeFormat(Structure):
         ("kind", c_int32),
         ("scale_kind", c_int32),
         ("block_size", c_int32),
+        ("outer", c_int32),
         ("factor", c_void_p),
         ("values", c_void_p),
+        ("scales", c_void_p),
     )
 
 

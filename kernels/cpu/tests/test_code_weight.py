@@ -16,14 +16,16 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
-from pegboard.ops.float_codes import E2M1, CodeWeight, FloatCodes, float8_values, minifloat_values
+from pegboard.ops.float_codes import E2M1, CodeWeight, FloatCodes, ScaleCodes, float8_values, minifloat_values
 
 pytestmark = pytest.mark.usefixtures("native")
 
 VALUES = {name: float8_values(getattr(torch, f"float8_{name}")) for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
 VALUES |= {"e2m1": E2M1, "e3m2": minifloat_values(3, 2), "e2m3": minifloat_values(2, 3)}
 VALUES |= {"nf4": torch.linspace(-1, 1, 16) ** 3 + 0.01, "table": torch.linspace(-3, 2, 256) ** 3}
-SCALES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu]
+CODED = torch.uint8
+"""Scales that are codes with a second level."""
+SCALES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, CODED]
 BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
 TOKENS = [1, 2, 3, 4, 5, 11, 12, 13, 97]
 
@@ -34,8 +36,22 @@ def codes_of(values: str, scale: torch.dtype, block: tuple[int, int], rows: int,
     finite = VALUES[values].isfinite().nonzero().flatten().to(torch.uint8)
     places = torch.randperm(rows * columns, generator=generator) % len(finite)
     shape = math.ceil(rows / block[0]), math.ceil(columns / block[1])
-    scales = (torch.rand(shape, generator=generator) * 0.1 + 0.001).to(scale)
+    positive = torch.rand(shape, generator=generator) * 0.1 + 0.001
+    scales = coded(shape, generator) if scale is CODED else positive.to(scale)
     return FloatCodes(finite[places].view(rows, columns), VALUES[values], scales, block, 0.7)
+
+
+def coded(shape: tuple[int, int], generator: torch.Generator) -> ScaleCodes:
+    """Return scales of two levels. As many blocks as possible, up to 8, share a float of the second level. Scales with negative
+    parts have no offset: sums near zero would differ, because kernels round them once where the reference rounds twice."""
+    rows, blocks = shape
+    share = max(size for size in range(1, 9) if blocks % size == 0)
+    offset = 0.02 if share % 2 else 0.0
+    table = torch.rand(17 * share, generator=generator) - (0.0 if offset else 0.3)
+    if rows % 2:
+        table = torch.arange(64) * 0.5 - (0.0 if offset else 16.0)
+    codes = torch.randint(0, len(table), shape, generator=generator, dtype=torch.uint8)
+    return ScaleCodes(codes, table, torch.rand(rows, blocks // share, generator=generator) * 0.1, offset)
 
 
 def filled(kind: type, shape: tuple[int, int], *parts: FloatCodes, **kwargs: object) -> NativeCodeWeight:
@@ -107,6 +123,9 @@ def test_every_format_with_few_and_many_tokens(values: str) -> None:
         ("e2m1", torch.float32, (1, 10_000)),
         ("e2m1", torch.float32, (1, 48)),
         ("nf4", torch.float32, (1, 64)),
+        ("nf4", torch.float16, (1, 32)),
+        ("e2m1", CODED, (1, 64)),
+        ("e4m3fn", CODED, (1, 32)),
     ],
 )
 def test_products_of_many_tokens_use_every_bit_of_the_activations(
@@ -160,7 +179,10 @@ def test_a_table_is_looked_up_and_multiplied(values: str) -> None:
     check(table.bind()(x), x, expected)
 
 
-@pytest.mark.parametrize(("values", "scale"), [("e2m1", torch.float8_e4m3fn), ("e4m3fn", torch.float32)])
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [("e2m1", torch.float8_e4m3fn), ("e4m3fn", torch.float32), ("nf4", torch.float16)],
+)
 def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> None:
     """Also if the parts have other factors."""
     weight = filled(NativeCodeWeight, (40, 64), *(codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (0, 1)))
@@ -172,7 +194,7 @@ def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> 
     weight.finish()
     check(bound(x), x, torch.cat([part.dense() for part in new]))
     with pytest.raises(ModelError, match="a reload must not change the format"):
-        weight.write(0, codes_of("nf4", scale, (1, 16), 20, 64, 0))
+        weight.write(0, codes_of("e5m2", scale, (1, 16), 20, 64, 0))
         weight.finish()
 
 
@@ -198,9 +220,10 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     def entry() -> RepackEntry:  # as when the engine starts
         return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
 
-    parts = [codes_of("nf4", torch.float32, (1, 32), 17, 96, 0), codes_of("e4m3fn", torch.float8_e8m0fnu, (1, 32), 23, 96, 1)]
-    first = filled(NativeCodeWeight, (40, 96), *parts, cache=entry())
-    second = NativeCodeWeight((40, 96), torch.float32, "cpu", cache=entry())
+    kinds: list[tuple[str, torch.dtype]] = [("nf4", torch.float32), ("e4m3fn", torch.float8_e8m0fnu), ("nf4", CODED)]
+    parts = [codes_of(values, scale, (1, 32), 15 + at, 96, at) for at, (values, scale) in enumerate(kinds)]
+    first = filled(NativeCodeWeight, (48, 96), *parts, cache=entry())
+    second = NativeCodeWeight((48, 96), torch.float32, "cpu", cache=entry())
     assert second.restore() and torch.equal(first.dense(), second.dense())
     x = torch.randn(7, 96)
     assert torch.equal(first.bind()(x), second.bind()(x))
@@ -208,12 +231,15 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(0, -1), (1, 41), (2, 5), (2, "8"), (3, 3), (4, 3), (5, 0), (5, 24), (5, 128), (7, "1"), (8, [0.0] * 15), (8, "x" * 16)],
+    [
+        *((0, -1), (1, 41), (2, 5), (2, "8"), (3, 3), (4, 6), (4, 2), (5, 0), (5, 24), (5, 128), (6, 1), (8, "1"), (9, "1")),
+        *((10, [0.0] * 15), (10, "x" * 16), (11, [0.0]), (11, 7)),
+    ],
 )
 def test_a_hostile_header_is_not_used(tmp_path: Path, field: int, value: object) -> None:
     """Such a file has right checksums: only another program of the same user can have written it."""
     cache = RepackCache(tmp_path, "sha256:1", 1 << 20)
-    run = [0, 40, 4, 0, 1, 16, 0, 1.0, [0.0] * 16]
+    run = [0, 40, 4, 0, 4, 16, 0, 0, 1.0, 0.0, [0.0] * 16, []]
     memory = memoryview(bytes(48 * 96 // 2 + 48 * 6 + 32))
     weight = NativeCodeWeight((40, 96), torch.float32, "cpu", cache=cache.entry("layers.0", {}))
     store_packed(cache.entry("layers.0", {}), NativeCodeWeight.LAYOUT, memory, {"runs": [run]})

@@ -15,24 +15,44 @@ from pegboard.ops.blocks import BlockWeight
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleCodes:
+    """Scales that are codes themselves: values[codes[r, b]] · outer[r, b // N] + offset, computed in float32.
+
+    codes: uint8 [rows / R, blocks], each less than the number of values. values: float32 [2 to 256]. outer: float16 or float32
+    [rows / R, blocks / N], the second level.
+    """
+
+    codes: Tensor
+    values: Tensor
+    outer: Tensor
+    offset: float = 0.0
+
+    def float(self) -> Tensor:
+        """Return the scales as float32 [rows / R, blocks]."""
+        outer = self.outer.float().repeat_interleave(self.codes.shape[1] // self.outer.shape[1], 1)
+        return self.values[self.codes.int()] * outer + self.offset
+
+
+@dataclass(frozen=True, slots=True)
 class FloatCodes:
     """Some rows of a matrix: W[r, c] = values[codes[r, c]] · (scale[r // R, c // C] · factor) with R, C = block.
 
     codes: uint8 [rows, columns], each less than the number of values. values: float32 [16], [64] or [256], what the codes stand
-    for. scale: [rows / R, columns / C], both rounded up, as stored: float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu.
+    for. scale: [rows / R, columns / C], both rounded up, as stored: float32, float16, bfloat16, float8_e4m3fn, float8_e8m0fnu or
+    codes.
     factor: a scale of the whole matrix. Its product with a scale is computed in double precision and rounded once, so a format
     that divides by d has the factor 1 / d.
     """
 
     codes: Tensor
     values: Tensor
-    scale: Tensor
+    scale: Tensor | ScaleCodes
     block: tuple[int, int]
     factor: float = 1.0
 
     def scales(self) -> Tensor:
         """Return scale · factor for every row, as float32 [rows, columns / C]."""
-        scale = (self.scale.to(torch.float64) * self.factor).float()
+        scale = (self.scale.float().to(torch.float64) * self.factor).float()
         return scale.repeat_interleave(self.block[0], 0)[: self.codes.shape[0]]
 
     def dense(self) -> Tensor:

@@ -24,7 +24,7 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, QuantizationSpec, WeightMethod
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks
-from pegboard.ops.float_codes import FloatCodes
+from pegboard.ops.float_codes import FloatCodes, ScaleCodes
 from pegboard_testing.authoring.catalogue import REPOSITORY, project_files
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, tensor_index
 
@@ -50,6 +50,7 @@ HEADER = "| checkpoint | config | held as | columns | also | embedding | head | 
 
 PLAIN = ("float32", "bfloat16", "float16")
 Rows = Blocks | FloatCodes | None
+TWO_LEVELS = "scales of two levels"
 """What a kernel was given for a weight; None = floats."""
 
 
@@ -179,12 +180,12 @@ def _form(rows: Rows | str, columns: int) -> tuple[str, str, str]:
     if isinstance(rows, Blocks):
         also = ["zero points"] if isinstance(rows.zero, Tensor) else ["minimums"] if rows.minimum is not None else []
         also = ["minimums"] if rows.scale.dtype == torch.uint8 else also
-        also += [] if rows.outer is None else ["scales of two levels"]
+        also += [] if rows.outer is None else [TWO_LEVELS]
         also += [] if rows.order is None else ["act order"]
         return f"{rows.bits}-bit integers", _columns((1, rows.block_size), columns), ", ".join(also)
     if isinstance(rows, FloatCodes):
         bits = (len(rows.values) - 1).bit_length()
-        return f"{bits}-bit floats", _columns(rows.block, columns), ""
+        return f"{bits}-bit floats", _columns(rows.block, columns), TWO_LEVELS if isinstance(rows.scale, ScaleCodes) else ""
     return "floats", "", ""
 
 

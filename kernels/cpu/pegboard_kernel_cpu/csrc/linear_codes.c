@@ -7,6 +7,9 @@
  * Packed W consists of groups of 16 rows. A group has one record per block of columns: 16 scales, and then the codes. With 8 bits
  * these are [column][16 rows]. With 4 bits they are [column / 8][16 rows] words of 32 bits, whose lowest bits are the first column.
  * The last block of a row may have fewer columns. The numbers of columns are multiples of 16.
+ *
+ * Scales of two levels are bytes: numbers of steps, or positions in a table. Every `outer` records are preceded by 16 floats that
+ * are multiplied with what the bytes stand for.
  */
 #include "bfloat_tiles.h"
 #include "sorted_rows.h"
@@ -23,13 +26,16 @@
 #define CHAINS 4
 
 enum { TABLE, E4M3, E5M2 };
-enum { FLOAT_SCALES, E4M3_SCALES, E8M0_SCALES };
+enum { FLOAT_SCALES, HALF_SCALES, STEP_SCALES, TABLE_SCALES, E4M3_SCALES, E8M0_SCALES };
+#define OUTER_BYTES (4 * ROWS)
 
 typedef struct {
     int32_t bits, kind; /* kind: how 8-bit codes are decoded. 4-bit codes have a table. */
     int32_t scale_kind, block_size;
-    const float *factor; /* of all scales. It is in memory, because a reload may change it. */
+    int32_t outer;       /* records that share a float of the second level; 0 = there is none */
+    const float *factor; /* of all scales, and what is added before if they have two levels. A reload may change both. */
     const float *values; /* what the 16 or 256 codes stand for; for E4M3, 2^-8 of that */
+    const float *scales; /* what the 256 codes of TABLE_SCALES stand for; for STEP_SCALES, the first number and the step */
 } CodeFormat;
 
 typedef struct {
@@ -53,10 +59,26 @@ INLINE Table load_table(const float *values) {
     return table;
 }
 
-INLINE int64_t scale_bytes(const CodeFormat *f) { return f->scale_kind == FLOAT_SCALES ? 4 * ROWS : ROWS; }
+INLINE int64_t scale_bytes(const CodeFormat *f) {
+    return f->scale_kind == FLOAT_SCALES ? 4 * ROWS : f->scale_kind == HALF_SCALES ? 2 * ROWS : ROWS;
+}
 
 INLINE int64_t group_bytes(const CodeFormat *f, int64_t columns) {
-    return (columns + f->block_size - 1) / f->block_size * scale_bytes(f) + columns * ROWS * f->bits / 8;
+    int64_t blocks = (columns + f->block_size - 1) / f->block_size;
+    return (f->outer ? blocks / f->outer * OUTER_BYTES : 0) + blocks * scale_bytes(f) + columns * ROWS * f->bits / 8;
+}
+
+/* A block of columns: its record, and the 16 floats of the second level, if there is one. */
+typedef struct {
+    const uint8_t *record;
+    const float *outer;
+} Block;
+
+INLINE Block block_at(const CodeFormat *f, const uint8_t *group, int64_t number) {
+    const int64_t bytes = scale_bytes(f) + f->block_size * ROWS * f->bits / 8;
+    if (!f->outer) return (Block){group + number * bytes, NULL};
+    const uint8_t *outer = group + number / f->outer * (OUTER_BYTES + f->outer * bytes);
+    return (Block){outer + OUTER_BYTES + number % f->outer * bytes, (const float *)outer};
 }
 
 /* 2^(code - 127). */
@@ -103,23 +125,38 @@ INLINE vfloat decode(const uint8_t *codes, int bits, int kind, int64_t column, i
     return x;
 }
 
-/* Read the scales of a record without the factor. */
-INLINE void read_stored_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
+/* Return what LANES codes of scales stand for. */
+INLINE vfloat decode_scales(const uint8_t *codes, int kind, const float *scales) {
+    if (kind == STEP_SCALES) return __builtin_convertvector(load_bytes(codes) & 0xff, vfloat) * scales[1] + scales[0];
+#if LANES == 16
+    return (vfloat)_mm512_i32gather_ps((__m512i)(load_bytes(codes) & 0xff), scales, 4);
+#else
+    vfloat x;
+    for (int i = 0; i < LANES; i++) x[i] = scales[codes[i]];
+    return x;
+#endif
+}
+
+/* Read the scales of a block without the factor. */
+INLINE void read_stored_scales(Block block, const CodeFormat *f, vfloat scale[VECTORS]) {
+    const uint8_t *record = block.record;
     for (int v = 0; v < VECTORS; v++) {
         if (f->scale_kind == FLOAT_SCALES) scale[v] = load((const float *)record + v * LANES);
+        else if (f->scale_kind == HALF_SCALES) scale[v] = load_half((const uint16_t *)record + v * LANES);
         else if (f->scale_kind == E4M3_SCALES) scale[v] = load_e4m3(record + v * LANES);
-        else scale[v] = load_e8m0(record + v * LANES);
+        else if (f->scale_kind == E8M0_SCALES) scale[v] = load_e8m0(record + v * LANES);
+        else scale[v] = decode_scales(record + v * LANES, f->scale_kind, f->scales) * load(block.outer + v * LANES) + f->factor[1];
     }
 }
 
-INLINE void read_scales(const uint8_t *record, const CodeFormat *f, vfloat scale[VECTORS]) {
-    read_stored_scales(record, f, scale);
-    for (int v = 0; v < VECTORS; v++) scale[v] *= *f->factor;
+INLINE void read_scales(Block block, const CodeFormat *f, vfloat scale[VECTORS]) {
+    read_stored_scales(block, f, scale);
+    for (int v = 0; v < VECTORS; v++) scale[v] *= f->factor[0];
 }
 
 #if FEW
 /* Compute `tokens` x 16 results. Each is the sum of several chains of additions, which need not wait for each other. */
-INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int bits, int kind) {
+INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, const uint8_t *group, int bits, int kind) {
     const CodeFormat *f = &a->format;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
     const float *x = a->x + token * a->x_stride;
@@ -127,9 +164,10 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
     vfloat sums[MOST][VECTORS];
     for (int t = 0; t < tokens; t++)
         for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
-    for (int64_t first = 0; first < a->columns; first += f->block_size) {
+    for (int64_t first = 0, number = 0; first < a->columns; first += f->block_size, number++) {
         int64_t count = a->columns - first < f->block_size ? a->columns - first : f->block_size;
-        const uint8_t *codes = record + scale_bytes(f);
+        const Block block = block_at(f, group, number);
+        const uint8_t *codes = block.record + scale_bytes(f);
         vfloat part[MOST][CHAINS][VECTORS], scale[VECTORS];
         for (int t = 0; t < tokens; t++)
             for (int i = 0; i < chains; i++)
@@ -142,13 +180,12 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
                     for (int t = 0; t < tokens; t++) part[t][j % chains][v] += splat(x[t * a->x_stride + first + c + j]) * w;
                 }
         }
-        read_scales(record, f, scale);
+        read_scales(block, f, scale);
         for (int t = 0; t < tokens; t++)
             for (int v = 0; v < VECTORS; v++) {
                 for (int i = 1; i < chains; i++) part[t][0][v] += part[t][i][v];
                 sums[t][v] += part[t][0][v] * scale[v];
             }
-        record = codes + count * ROWS * bits / 8;
     }
     int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
     for (int t = 0; t < tokens; t++) {
@@ -165,13 +202,12 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
 INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, int64_t last, int bits, int kind, float *to) {
     const CodeFormat *f = &a->format;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
-    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * bits / 8;
     while (first < last) {
         int64_t offset = first % f->block_size, count = f->block_size - offset < last - first ? f->block_size - offset : last - first;
-        const uint8_t *record = group + first / f->block_size * block_bytes;
-        const uint8_t *codes = record + scale_bytes(f) + offset * ROWS * bits / 8;
+        const Block block = block_at(f, group, first / f->block_size);
+        const uint8_t *codes = block.record + scale_bytes(f) + offset * ROWS * bits / 8;
         vfloat scale[VECTORS];
-        read_scales(record, f, scale);
+        read_scales(block, f, scale);
         for (int64_t c = 0; c < count; c += 8)
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++, to += ROWS)
@@ -194,7 +230,7 @@ static int way_of(const CodeFormat *f) {
     if (f->kind == TABLE && f->bits == 8) return NO_TILES;
     for (int i = 0; f->kind == TABLE && i < 16; i++)
         if (values[i] & dropped) return NO_TILES;
-    if (f->scale_kind != FLOAT_SCALES) return FOLDED;
+    if (f->scale_kind >= E4M3_SCALES) return FOLDED;
     return f->block_size % STEP == 0 ? PLAIN : NO_TILES;
 }
 
@@ -203,16 +239,15 @@ INLINE void expand_tiles(const LinearCodes *a, int64_t number, int64_t first, in
     const CodeFormat *f = &a->format;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
     const uint8_t *group = a->weight + number * group_bytes(f, a->columns), *codes = NULL;
-    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * bits / 8;
-    const int is_folded = f->scale_kind != FLOAT_SCALES;
+    const int is_folded = f->scale_kind >= E4M3_SCALES;
     int64_t left = 0; /* columns of the block that were not decoded yet */
     vfloat scale = splat(1);
     for (int64_t c = first; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8) {
         if (!left) {
-            const uint8_t *record = group + c / f->block_size * block_bytes;
+            const Block block = block_at(f, group, c / f->block_size);
             left = f->block_size - c % f->block_size;
-            codes = record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
-            if (is_folded) read_stored_scales(record, f, &scale);
+            codes = block.record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
+            if (is_folded) read_stored_scales(block, f, &scale);
         }
         vint *pairs = (vint *)(to + (c - first) / STEP * TILE);
 #pragma GCC unroll 16
@@ -235,8 +270,7 @@ EXPAND(e5m2, 8, E5M2)
 static void block_scale(const void *weight, int64_t group, int64_t block, vfloat *to) {
     const LinearCodes *a = weight;
     const CodeFormat *f = &a->format;
-    const int64_t block_bytes = scale_bytes(f) + f->block_size * ROWS * f->bits / 8;
-    read_scales(a->weight + group * group_bytes(f, a->columns) + block * block_bytes, f, to);
+    read_scales(block_at(f, a->weight + group * group_bytes(f, a->columns), block), f, to);
 }
 
 static void only_factor(const void *weight, int64_t group, int64_t block, vfloat *to) {
@@ -265,14 +299,14 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
 #if FEW
     if (end - start <= FEW) {
         for (int64_t g = group; g < stop; g++) {
-            const uint8_t *record = a->weight + g * bytes;
+            const uint8_t *packed = a->weight + g * bytes;
             int64_t t = start;
 #if MOST == 8
-            for (; t + 8 <= end; t += 8) few(a, 8, t, g * ROWS, record, bits, kind);
+            for (; t + 8 <= end; t += 8) few(a, 8, t, g * ROWS, packed, bits, kind);
 #endif
-            for (; t + 4 <= end; t += 4) few(a, 4, t, g * ROWS, record, bits, kind);
-            for (; t + 2 <= end; t += 2) few(a, 2, t, g * ROWS, record, bits, kind);
-            if (t < end) few(a, 1, t, g * ROWS, record, bits, kind);
+            for (; t + 4 <= end; t += 4) few(a, 4, t, g * ROWS, packed, bits, kind);
+            for (; t + 2 <= end; t += 2) few(a, 2, t, g * ROWS, packed, bits, kind);
+            if (t < end) few(a, 1, t, g * ROWS, packed, bits, kind);
         }
         return;
     }
@@ -337,22 +371,24 @@ EXPORT void experts_codes(const Step *step, Worker *worker, const void *argument
     release_tiles();
 }
 
-/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales [count][blocks]. */
-EXPORT void pack_codes(const uint8_t *codes, const uint8_t *scales, int64_t start, int64_t count, int64_t columns,
-                       const CodeFormat *f, uint8_t *packed) {
+/* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales [count][blocks]. outer:
+ * [count][blocks / f->outer], if there is a second level. */
+EXPORT void pack_codes(const uint8_t *codes, const uint8_t *scales, const float *outer, int64_t start, int64_t count,
+                       int64_t columns, const CodeFormat *f, uint8_t *packed) {
     int64_t size = scale_bytes(f) / ROWS;
     for (int64_t row = start; row < start + count; row++) {
-        uint8_t *record = packed + row / ROWS * group_bytes(f, columns), lane = (uint8_t)(row % ROWS);
-        for (int64_t first = 0; first < columns; first += f->block_size, scales += size) {
+        uint8_t *group = packed + row / ROWS * group_bytes(f, columns), lane = (uint8_t)(row % ROWS);
+        for (int64_t first = 0, number = 0; first < columns; first += f->block_size, number++, scales += size) {
             int64_t width = columns - first < f->block_size ? columns - first : f->block_size;
-            memcpy(record + lane * size, scales, size);
-            record += scale_bytes(f);
+            Block block = block_at(f, group, number);
+            uint8_t *record = (uint8_t *)block.record + scale_bytes(f);
+            if (f->outer && number % f->outer == 0) ((float *)block.outer)[lane] = *outer++;
+            memcpy((uint8_t *)block.record + lane * size, scales, size);
             for (int64_t c = 0; c < width; c++, codes++) {
                 uint8_t *at = f->bits == 8 ? record + c * ROWS + lane : record + c / 8 * (4 * ROWS) + lane * 4 + c % 8 / 2;
                 if (f->bits == 8) *at = *codes;
                 else *at = (uint8_t)(c % 2 ? (*at & 15) | *codes << 4 : (*at & 0xf0) | *codes);
             }
-            record += width * ROWS * f->bits / 8;
         }
     }
 }
@@ -366,25 +402,25 @@ typedef struct {
     CodeFormat format;
 } LookupCodes;
 
-INLINE float scale_at(const uint8_t *record, const CodeFormat *f, int64_t lane) {
+INLINE float scale_at(Block block, const CodeFormat *f, int64_t lane) {
     vfloat scale[VECTORS];
-    read_scales(record, f, scale);
+    read_scales(block, f, scale);
     return scale[lane / LANES][lane % LANES];
 }
 
 static void unpack_row(const LookupCodes *a, int64_t row, float *out) {
     const CodeFormat *f = &a->format;
     int64_t lane = row % ROWS;
-    const uint8_t *record = a->weight + row / ROWS * group_bytes(f, a->columns);
-    for (int64_t first = 0; first < a->columns; first += f->block_size) {
+    const uint8_t *group = a->weight + row / ROWS * group_bytes(f, a->columns);
+    for (int64_t first = 0, number = 0; first < a->columns; first += f->block_size, number++) {
         int64_t width = a->columns - first < f->block_size ? a->columns - first : f->block_size;
-        float scale = scale_at(record, f, lane);
-        record += scale_bytes(f);
+        const Block block = block_at(f, group, number);
+        const uint8_t *record = block.record + scale_bytes(f);
+        float scale = scale_at(block, f, lane);
         for (int64_t c = 0; c < width; c++) {
             uint8_t code = f->bits == 8 ? record[c * ROWS + lane] : record[c / 8 * (4 * ROWS) + lane * 4 + c % 8 / 2] >> c % 2 * 4 & 15;
             *out++ = f->values[code] * scale;
         }
-        record += width * ROWS * f->bits / 8;
     }
 }
 

@@ -117,6 +117,11 @@ EMULATED __m512i emulated_widen_bytes(__m128i a) {
     INTS(b[n]);
 }
 EMULATED __m512 emulated_permute(__m512i at, __m512 a) { Wide x = {at}, y = {.f = a}; FLOATS(y.s[x.d[n] & 15]); }
+EMULATED __m512 emulated_gather(__m512i at, const void *p, int size) {
+    Wide x = {at};
+    if (size != 4) __builtin_trap();
+    FLOATS(((const float *)p)[x.d[n]]);
+}
 EMULATED __m128i emulated_narrow(__m512i a) {
     Wide x = {a};
     int8_t b[16];
@@ -154,6 +159,7 @@ EMULATED __m128i emulated_narrow(__m512i a) {
 #define _mm512_cvtepu16_epi32 emulated_widen_words
 #define _mm512_cvtepi8_epi32 emulated_widen_bytes
 #define _mm512_permutexvar_ps emulated_permute
+#define _mm512_i32gather_ps emulated_gather
 #define _mm512_cvtepi32_epi8 emulated_narrow
 
 /* Tiles. As on hardware, each thread has its own tiles, has none before it configures them, and cannot use rows or columns

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pegboard.ops.float_codes import E2M1, FloatCodes
+from pegboard.ops.float_codes import E2M1, FloatCodes, ScaleCodes
 from pegboard_pack_gguf.ggml_types import BY_STORED
 
 Array = np.ndarray
@@ -26,13 +26,16 @@ CHUNK_ELEMENTS = 1 << 18
 class CodeFormat:
     """The representation of a ggml type as `FloatCodes`. columns: how many share a scale. values: what the codes stand for.
     codes, scales: turn raw blocks uint8 [n, block_bytes] into uint8 [n, block size], and into [n, block size / columns], which
-    are numbers or the bytes of `scale_type`."""
+    are numbers, or the bytes of `scale_type`, or positions in the table `steps`, for scales that are steps[position] times
+    `outer`: float16 [n, 1]."""
 
     columns: int
     values: tuple[float, ...]
     codes: Callable[[Array], Array]
     scales: Callable[[Array], Array]
     scale_type: torch.dtype | None = None
+    steps: tuple[float, ...] = ()
+    outer: Callable[[Array], Array] | None = None
 
 
 def is_codes(stored: str) -> bool:
@@ -52,9 +55,10 @@ def float_codes(data: memoryview, stored: str, shape: tuple[int, ...], factor: f
     with np.errstate(invalid="ignore", over="ignore"):  # in blocks that no converter writes
         for start in range(0, len(blocks), step):
             codes[start : start + step] = form.codes(blocks[start : start + step])
-        scales = torch.from_numpy(form.scales(blocks).copy()).view(rows, -1)
-    if form.scale_type is not None:
-        scales = scales.view(form.scale_type)
+    stored_scales = torch.from_numpy(form.scales(blocks).copy()).view(rows, -1)
+    scales: torch.Tensor | ScaleCodes = stored_scales if form.scale_type is None else stored_scales.view(form.scale_type)
+    if form.outer is not None:
+        scales = ScaleCodes(stored_scales, torch.tensor(form.steps), torch.from_numpy(form.outer(blocks).copy()).view(rows, -1))
     return FloatCodes(
         torch.from_numpy(codes.reshape(rows, columns)), torch.tensor(form.values), scales, (1, form.columns), factor
     )
@@ -88,7 +92,7 @@ def _iq4_xs_scales(blocks: Array) -> Array:
     """Six bits per scale, minus 32: four in nibbles, and two in a word of all eight."""
     low = _halves_of(blocks[:, 4:8])
     high = _words(blocks, 2, 4, np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    return _half(blocks, 0).astype(np.float32) * ((low | high.astype(np.uint8) << 4).astype(np.float32) - 32)
+    return low | high.astype(np.uint8) << 4
 
 
 def _nvfp4_scales(blocks: Array) -> Array:
@@ -165,17 +169,28 @@ def _iq1_m(blocks: Array) -> Array:
 
 
 def _iq1_m_scales(blocks: Array) -> Array:
+    return _bits(_words(blocks, 48, 56, np.uint16), 3, 4).astype(np.uint8)
+
+
+def _iq1_m_outer(blocks: Array) -> Array:
     """The scale of the block is in the upper four bits of four words."""
     words = _words(blocks, 48, 56, np.uint16)
-    outer = (words[:, 0] >> 12 | words[:, 1] >> 8 & 0xF0 | words[:, 2] >> 4 & 0xF00 | words[:, 3] & 0xF000).view(np.float16)
-    return outer[:, None].astype(np.float32) * (2 * _bits(words, 3, 4).astype(np.float32) + 1)
+    return (words[:, :1] >> 12 | words[:, 1:2] >> 8 & 0xF0 | words[:, 2:3] >> 4 & 0xF00 | words[:, 3:] & 0xF000).view(np.float16)
 
 
-def _scaled(parts: Callable[[Array], Array], step: float, first: float) -> Callable[[Array], Array]:
-    """Returns the function for scales d * (first + step * part). The terms are computed exactly, and the product is rounded."""
-    return lambda blocks: (
-        _half(blocks, 0).astype(np.float32) * (first + step * parts(blocks).astype(np.float32)).astype(np.float32)
-    )
+def _two_levels(
+    columns: int,
+    values: tuple[float, ...],
+    codes: Callable[[Array], Array],
+    scales: Callable[[Array], Array],
+    steps: tuple[float, ...],
+    outer: Callable[[Array], Array] = lambda blocks: _half(blocks, 0),
+) -> CodeFormat:
+    return CodeFormat(columns, values, codes, scales, steps=steps, outer=outer)
+
+
+def _steps(count: int, step: float, first: float) -> tuple[float, ...]:
+    return tuple(first + step * position for position in range(count))
 
 
 def _values(sizes: Sequence[float], flagged: Sequence[float]) -> tuple[float, ...]:
@@ -210,15 +225,15 @@ MXFP4 = tuple(E2M1.tolist())
 
 CODE_FORMATS = {
     "IQ4_NL": CodeFormat(32, IQ4, _nibbles(2, 18, 16), lambda blocks: _half(blocks, 0)),
-    "IQ4_XS": CodeFormat(32, IQ4, _nibbles(8, 136, 16), _iq4_xs_scales),
+    "IQ4_XS": _two_levels(32, IQ4, _nibbles(8, 136, 16), _iq4_xs_scales, _steps(64, 1.0, -32.0)),
     "MXFP4": CodeFormat(32, MXFP4, _nibbles(1, 17, 16), lambda blocks: blocks[:, :1], torch.float8_e8m0fnu),
     "NVFP4": CodeFormat(16, MXFP4, _nibbles(4, 36, 8), _nvfp4_scales, torch.float8_e4m3fn),
-    "IQ2_XXS": CodeFormat(32, IQ2, _iq2_xxs, _scaled(lambda blocks: blocks[:, 9:66:8] >> 4, 0.25, 0.125)),
-    "IQ2_XS": CodeFormat(16, IQ2, _iq2_xs, _scaled(lambda blocks: _halves_of(blocks[:, 66:]), 0.25, 0.125)),
-    "IQ2_S": CodeFormat(16, IQ2, _iq2_s, _scaled(lambda blocks: _halves_of(blocks[:, 74:]), 0.25, 0.125)),
-    "IQ3_XXS": CodeFormat(32, IQ3_XXS, _iq3_xxs, _scaled(lambda blocks: blocks[:, 69:98:4] >> 4, 0.5, 0.25)),
-    "IQ3_S": CodeFormat(32, IQ3_S, _iq3_s, _scaled(lambda blocks: _halves_of(blocks[:, 106:]), 2.0, 1.0)),
-    "IQ1_S": CodeFormat(32, IQ1, _iq1_s, _scaled(lambda blocks: blocks[:, 35:50:2] >> 4 & 7, 2.0, 1.0)),
-    "IQ1_M": CodeFormat(16, IQ1, _iq1_m, _iq1_m_scales),
+    "IQ2_XXS": _two_levels(32, IQ2, _iq2_xxs, lambda blocks: blocks[:, 9:66:8] >> 4, _steps(16, 0.25, 0.125)),
+    "IQ2_XS": _two_levels(16, IQ2, _iq2_xs, lambda blocks: _halves_of(blocks[:, 66:]), _steps(16, 0.25, 0.125)),
+    "IQ2_S": _two_levels(16, IQ2, _iq2_s, lambda blocks: _halves_of(blocks[:, 74:]), _steps(16, 0.25, 0.125)),
+    "IQ3_XXS": _two_levels(32, IQ3_XXS, _iq3_xxs, lambda blocks: blocks[:, 69:98:4] >> 4, _steps(16, 0.5, 0.25)),
+    "IQ3_S": _two_levels(32, IQ3_S, _iq3_s, lambda blocks: _halves_of(blocks[:, 106:]), _steps(16, 2.0, 1.0)),
+    "IQ1_S": _two_levels(32, IQ1, _iq1_s, lambda blocks: blocks[:, 35:50:2] >> 4 & 7, _steps(8, 2.0, 1.0)),
+    "IQ1_M": _two_levels(16, IQ1, _iq1_m, _iq1_m_scales, _steps(8, 2.0, 1.0), _iq1_m_outer),
 }
-"""The forms by stored type. Every code takes four bits. Scales that are products are float32."""
+"""The forms by stored type. Every code takes four bits."""

@@ -26,7 +26,7 @@ from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces,
 if TYPE_CHECKING:
     from torch import Tensor
 
-DECODING = "gguf 2"
+DECODING = "gguf 3"
 """Part of the keys of the repack cache. Change it whenever the same file decodes to different values."""
 
 

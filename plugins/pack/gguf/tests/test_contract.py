@@ -104,6 +104,19 @@ class TestIQ3(TestQ8):
         return [WeightPiece(part.name, self.ggml_type, tuple(values.shape), memoryview(blocks.tobytes()))], true
 
 
+class TestIQ4NL(TestIQ3):
+    ggml_type = "IQ4_NL"
+    block = 32
+
+
+class TestIQ4XS(TestIQ3):
+    ggml_type = "IQ4_XS"
+
+
+class TestIQ2(TestIQ3):
+    ggml_type = "IQ2_S"
+
+
 class TestQ2K(TestIQ3):
     ggml_type = "Q2_K"
     scales = (80, 82)

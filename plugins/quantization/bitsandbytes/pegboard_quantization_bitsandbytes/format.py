@@ -25,7 +25,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
-from pegboard.ops.float_codes import FloatCodes
+from pegboard.ops.float_codes import FloatCodes, ScaleCodes
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import block_form, grouped_rows, scales_of_rows
 from pegboard_weights.small_floats import packed_if_possible
@@ -42,7 +42,7 @@ from pegboard_weights.stored_weight import (
     tensor_of,
 )
 
-READING = "bitsandbytes 1"
+READING = "bitsandbytes 2"
 """Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
 
 ONLINE_BLOCK = 64
@@ -143,9 +143,19 @@ class FourBitReader(PlainReader):
         packed = stored.contiguous().view(torch.uint8).flatten()
         codes = torch.stack((packed >> 4, packed & 15), dim=-1).view(rows, columns)
         values = _sized(floats(pieces, f"{part.name}.quant_map"), 16, f"{part.name}.quant_map").float()
-        return _rows(codes, values, self._absmax(part, pieces, state, rows * columns), state.block)
+        absmax = self._absmax(part, pieces, state, rows * columns)
+        if isinstance(absmax, Tensor):
+            return _rows(codes, values, absmax, state.block)
+        per_row = columns // state.block
+        share = math.gcd(per_row, state.nested_block)
+        if columns % state.block or share == 1:  # a second level for every scale would be larger than the scales
+            return _rows(codes, values, absmax.float().flatten(), state.block)
+        outer = absmax.outer.view(rows, per_row)[:, ::share]
+        scales = ScaleCodes(absmax.codes.view(rows, per_row), absmax.values, outer, absmax.offset)
+        return packed_if_possible(FloatCodes(codes, values, scales, (1, state.block)))
 
-    def _absmax(self, part: Part, pieces: Pieces, state: _State, num_elements: int) -> Tensor:
+    def _absmax(self, part: Part, pieces: Pieces, state: _State, num_elements: int) -> Tensor | ScaleCodes:
+        """Return the scales of all blocks: float32 [blocks], or codes of one row, with the second level for each."""
         name = f"{part.name}.absmax"
         stored = _sized(tensor_of(pieces, name, torch.uint8, torch.float32), -(-num_elements // state.block), name)
         if stored.dtype == torch.float32:
@@ -156,8 +166,8 @@ class FourBitReader(PlainReader):
         values = _sized(floats(pieces, f"{part.name}.nested_quant_map"), 256, f"{part.name}.nested_quant_map")
         count = -(-stored.numel() // state.nested_block)
         scale = _sized(floats(pieces, f"{part.name}.nested_absmax"), count, f"{part.name}.nested_absmax").flatten()
-        scales = scale.repeat_interleave(state.nested_block)[: stored.numel()]
-        return values.flatten()[stored.flatten().int()] * scales + state.nested_offset
+        outer = scale.repeat_interleave(state.nested_block)[: stored.numel()]
+        return ScaleCodes(stored.view(1, -1), values.flatten(), outer.view(1, -1), state.nested_offset)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, 4, f"{part.name}.absmax" in pieces]
