@@ -47,6 +47,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "minicpm3",
         {**LATENT, "q_lora_rank": None, "tie_word_embeddings": False, "dim_model_base": 32, "v_head_dim": 8},
     ),
+    "longcat_flash": (
+        "longcat_flash",
+        {**LATENT, "q_lora_rank": 24, "num_layers": 2, "num_hidden_layers": None, "intermediate_size": None}
+        | {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 32, "n_routed_experts": 6, "zero_expert_num": 4, "moe_topk": 4}
+        | {"routed_scaling_factor": 1.9, "head_dim": LATENT["qk_rope_head_dim"]},
+    ),
 }
 BACKENDS = ("cpu_paged",)
 
@@ -59,8 +65,9 @@ def test_architecture(write: Any, check_parity: Any, name: str, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_preemption_and_whole_prompts(write: Any, check_parity: Any, backend: str) -> None:
-    model_type, config = ARCHITECTURES["deepseek_v3"]
+@pytest.mark.parametrize("name", ["deepseek_v3", "longcat_flash"])
+def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str, backend: str) -> None:
+    model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     own = {"attention_backend": backend, "block_size": 16}
     check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=6, max_model_len=56, **own)
@@ -68,8 +75,9 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, backend: st
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, backend: str) -> None:
-    model_type, config = ARCHITECTURES["deepseek_v2, as V2-Lite"]
+@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "longcat_flash"])
+def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str, backend: str) -> None:
+    model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     check_cached(reference, (37, 30, 17), attention_backend=backend, block_size=16)
 

@@ -26,20 +26,23 @@ class LatentDecoder(nn.Module):
     def __init__(self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool) -> None:
         super().__init__()
         base, scaling = rope_parameters(config)
-        inner, scale = build.at("model"), shape.scale(config)
+        inner, self.pairs = build.at("model"), pairs
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
         self.rope = Rope(inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
 
         def make(build: Build, index: int) -> nn.Module:
-            attention = SelfAttention(build.at("self_attn"), index, shape, scale, pairs)
-            return DecoderLayer(
-                build, shape, attention, self.feed_forward(build.at("mlp"), index, shape, config), self.residual_scale
-            )
+            return self.layer(build, index, shape, config)
 
         self.layers = LayerStack(inner.at("layers"), shape.num_layers, make)
         self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
+
+    def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+        """Return a layer of the stack. A model with other layers overrides this."""
+        attention = SelfAttention(build.at("self_attn"), index, shape, shape.scale(config), self.pairs)
+        feed_forward = self.feed_forward(build.at("mlp"), index, shape, config)
+        return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
 
     def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         """Return the feed-forward block of a layer. A model with experts overrides this."""
@@ -71,18 +74,16 @@ class DecoderLayer(nn.Module):
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
-        hidden, residual = self.post_attention_layernorm(self._scaled(self.self_attn.forward(hidden, rotation)), residual)
-        return self._scaled(self.mlp.forward(hidden)), residual
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.scale == 1.0 else x * self.scale
+        hidden, residual = self.post_attention_layernorm(scaled(self.self_attn.forward(hidden, rotation), self.scale), residual)
+        return scaled(self.mlp.forward(hidden), self.scale), residual
 
 
 class SelfAttention(nn.Module):
-    """Latent attention. With q_lora_rank, queries too are functions of a small vector."""
+    """Latent attention. With q_lora_rank, queries too are functions of a small vector. latent_scale: factor of the latent."""
 
-    def __init__(self, build: Build, index: int, shape: Shape, scale: float, pairs: bool) -> None:
+    def __init__(self, build: Build, index: int, shape: Shape, scale: float, pairs: bool, *, latent_scale: float = 1.0) -> None:
         super().__init__()
+        self.latent_scale = latent_scale
         self.rank, self.num_heads, hidden = shape.rank, shape.num_heads, shape.hidden_size
         width = shape.num_heads * (shape.nope_dim + shape.rope_dim)
         self.q_a_proj = self.q_a_layernorm = None
@@ -113,7 +114,7 @@ class SelfAttention(nn.Module):
             small = self.q_a_layernorm(self.q_a_proj(hidden))
         q = self.q_proj(small).view(hidden.shape[0], self.num_heads, -1)
         kv = self.kv_a_proj(hidden)
-        latent = self.kv_a_layernorm(kv[:, : self.rank])
+        latent = scaled(self.kv_a_layernorm(kv[:, : self.rank]), self.latent_scale)
         return self.o_proj(self.attention(q, latent, kv[:, self.rank :], rotation))
 
 
@@ -130,3 +131,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(hidden)))
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pegboard_model_deepseek.deepseek import DeepseekV2Model, DeepseekV3Model
+from pegboard_model_deepseek.longcat import LongcatFlashModel
 from pegboard_model_deepseek.minicpm import MiniCPM3Model
 
 from pegboard.errors import ModelError
@@ -30,9 +31,19 @@ CONFIG: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+LONGCAT = {
+    **CONFIG,
+    "num_layers": 2,
+    "ffn_hidden_size": 24,
+    "expert_ffn_hidden_size": 8,
+    "moe_topk": 3,
+    "zero_expert_num": 4,
+    "q_lora_rank": 4,
+}
+NAMES = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "LongcatFlashForCausalLM", "MiniCPM3ForCausalLM"]
 
 
-@pytest.mark.parametrize("name", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "MiniCPM3ForCausalLM"])
+@pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
 
@@ -73,9 +84,29 @@ def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any
         DeepseekV3Model({**CONFIG, **values}, fake_build())
 
 
-@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"q_lora_rank": None}, "no q_lora_rank"),
+        ({"zero_expert_type": "copy"}, "zero_expert_type='copy'"),
+        ({"router_bias": True}, "router_bias=True"),
+        ({"moe_topk": 13}, "moe_topk=13, but only 12 experts"),
+    ],
+)
+def test_longcat_configs_that_do_not_fit_are_model_errors(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        LongcatFlashModel({**LONGCAT, **values}, fake_build())
+
+
+def test_a_layer_of_longcat_has_two_caches() -> None:
+    build = fake_build()
+    LongcatFlashModel(LONGCAT, build)
+    assert list(build.declared.attention) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel])
 @pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
 def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:
-    for key in [*CONFIG, "q_lora_rank", "scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq"]:
+    for key in [*LONGCAT, "scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq"]:
         with contextlib.suppress(ModelError):
-            model({**CONFIG, key: value}, fake_build())
+            model({**LONGCAT, key: value}, fake_build())
