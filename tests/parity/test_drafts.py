@@ -10,7 +10,13 @@ import torch
 
 from pegboard import LLM, SamplingParams
 
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+    "adaptive_length": False,
+}
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8}
 PROMPTS = [[3, 4, 5] * 5, [*range(60, 85)], [5], [9, 8, 7, 9, 8, 7, 6, 9, 8], [*range(60, 80), 3]]
 SUMS = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
@@ -50,30 +56,34 @@ def compare(ours: list[Any], plain: list[Any]) -> None:
     ("model_type", "config", "engine"),
     [
         ("llama", {}, {"block_size": 16}),  # the forward is recorded
+        ("llama", {}, {"block_size": 16, "speculative_config": {**DRAFTS, "adaptive_length": True}}),
         ("llama", {}, {"block_size": 16, "enforce_eager": True}),
         ("llama", {}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}),
         ("llama", {}, {"num_gpu_blocks_override": 29, "enable_prefix_caching": False}),
         ("gemma3_text", WINDOWS, {"num_gpu_blocks_override": 33}),
     ],
-    ids=["recorded", "eager", "chunked", "preempted", "windows, preempted"],
+    ids=["recorded", "adaptive", "eager", "chunked", "preempted", "windows, preempted"],
 )
 def test_tokens_and_logprobs_are_those_of_plain_decoding(
     write: Callable[..., Any], open_llm: Callable[..., LLM], model_type: str, config: Any, engine: Any
 ) -> None:
     """Alone, batched, and again with cached prefixes."""
     reference = write(model_type, **config)
-    plain = run(open_llm(reference.directory, **engine), MIXED)
-    llm = open_llm(reference.directory, **engine, speculative_config=DRAFTS, disable_log_stats=False)
+    drafting = {"speculative_config": DRAFTS, "disable_log_stats": False, **engine}
+    plain = run(open_llm(reference.directory, **{name: value for name, value in engine.items() if "spec" not in name}), MIXED)
+    llm = open_llm(reference.directory, **drafting)
     compare(run(llm, MIXED), plain)
     compare(run(llm, MIXED), plain)
     compare(llm.generate([{"prompt_token_ids": PROMPTS[0]}], MIXED[0], use_tqdm=False), plain[:1])
+    one_token = [params(allowed_token_ids=[7])] * len(PROMPTS)
+    assert {token for answer in run(llm, one_token) for token in answer.outputs[0].token_ids} == {7}
     greedy = list(plain[0].outputs[0].token_ids)
     logits = reference.model(torch.tensor([PROMPTS[0] + greedy])).logits[0, len(PROMPTS[0]) - 1 : -1]
     assert logits.argmax(-1).tolist() == greedy
 
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     drafts, proposed, accepted, by_place = (metrics[f"vllm:spec_decode_num_{name}"] for name in SUMS)
-    assert 0 < accepted.value < proposed.value <= 3 * drafts.value
+    assert 0 < accepted.value <= proposed.value <= 3 * drafts.value
     assert sum(by_place.values) == accepted.value and sorted(by_place.values, reverse=True) == by_place.values
     is_preempted = "num_gpu_blocks_override" in engine
     assert (metrics["vllm:num_preemptions"].value > 0) == is_preempted

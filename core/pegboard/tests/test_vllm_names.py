@@ -107,6 +107,11 @@ def test_short_forms():
             {"draft.m": {"prompt_lookup_max": 4}},
         ),
         (
+            ["-sc", '{"method": "m", "num_speculative_tokens": 3, "disable_by_batch_size": 4, "adaptive_length": false}'],
+            {"spec_method": "m", "spec_tokens": 3, "spec_max_rows": 4, "spec_adaptive": False},
+            {},
+        ),
+        (
             ["--kv-transfer-config", '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": 1},'
              ' "kv_load_failure_policy": "fail"}'],
             {"kv_connectors": ["C"], "kv_load_failure_policy": "fail"},

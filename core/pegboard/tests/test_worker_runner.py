@@ -119,7 +119,7 @@ def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewReques
     return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (block_ids,))
 
 
-def make_runner(max_drafts: int) -> ModelRunner:
+def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
     spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
     plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
     views = allocate(plan, lambda size: torch.zeros(size, dtype=torch.uint8))
@@ -132,7 +132,9 @@ def make_runner(max_drafts: int) -> ModelRunner:
             views=views,
             sampler=GreedySampler(),
             device="cpu",
-            limits=fake_limits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=60, max_drafts=max_drafts),
+            limits=fake_limits(
+                max_num_seqs=3, max_num_batched_tokens=64, max_model_len=60, max_drafts=max_drafts, adaptive_drafts=adaptive
+            ),
             draft=RepeatDraft() if max_drafts else None,
         )  # fmt: skip
     )
@@ -142,12 +144,13 @@ def make_runner(max_drafts: int) -> ModelRunner:
 @given(
     prompts=st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=3),
     max_drafts=st.sampled_from([0, 0, 1, 3]),
+    adaptive=st.booleans(),
     data=st.data(),
 )
 def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
-    prompts: list[list[int]], max_drafts: int, data: st.DataObject
+    prompts: list[list[int]], max_drafts: int, adaptive: bool, data: st.DataObject
 ) -> None:
-    runner = make_runner(max_drafts)
+    runner = make_runner(max_drafts, adaptive)
     outputs: list[list[int]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
     drafts: list[list[int]] = [[] for _ in prompts]

@@ -113,6 +113,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None
     spec_tokens: Annotated[int, doc("Maximum number of draft tokens per step and request")] = 0
+    spec_adaptive: Annotated[bool, doc("Verify fewer draft tokens where they are seldom right")] = True
+    spec_max_rows: Annotated[int | None, doc("No drafts in steps with more requests; default: no limit")] = None
     structured_outputs_config: Annotated[
         dict[str, Any],
         doc(
@@ -123,9 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_loras: Annotated[int, doc("Maximum number of different adapters in one step; 0 = LoRA off")] = 0
     max_lora_rank: Annotated[int, doc("Largest adapter rank")] = 16
     max_cpu_loras: Annotated[int | None, doc("Number of adapters kept in memory; default: max_loras")] = None
-    lora_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"], doc("Type that adapters are stored in; auto = dtype")
-    ] = "auto"
+    lora_dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], doc("Type of adapters; auto = dtype")] = "auto"
     kv_connectors: Annotated[list[str] | None, doc("KV connector plugins, in order")] = None
     kv_load_failure_policy: Annotated[Literal["recompute", "fail"], doc("What to do when a KV load fails")] = "recompute"
     # output
@@ -331,7 +331,7 @@ def check_engine(config: EngineConfig) -> None:
     positive = ("max_model_len", "block_size", "mamba_block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight",
                 "num_threads", "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size",
                 "pipeline_parallel_size", "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills",
-                "max_num_queued_reqs")  # fmt: skip
+                "max_num_queued_reqs", "spec_max_rows")  # fmt: skip
     _check_positive(config, positive)
     if config.dtype not in DTYPES:
         raise ConfigError(

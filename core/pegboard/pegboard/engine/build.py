@@ -176,6 +176,8 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         enable_prefix_caching=config.enable_prefix_caching,
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,
+        adaptive_drafts=config.spec_adaptive,
+        max_draft_rows=config.spec_max_rows or NO_LIMIT,
         max_loras=config.max_loras,
         max_cpu_loras=config.max_cpu_loras or config.max_loras,
         kv_load_failure_policy=config.kv_load_failure_policy,
@@ -238,12 +240,11 @@ def _structured_output_plugins(registry: Registry, engine: EngineConfig) -> list
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """Return how many steps may be in flight. It is one if a chosen plugin needs each new token on the host; the log says so."""
-    chosen = [("draft", config.spec_method)] if config.spec_method else []
-    chosen += [("logits_processor", name) for name in config.logits_processors or ()]
+    """Return how many steps may be in flight. It is one if a logits processor needs each new token on the host; the log says
+    so."""
     wanted = config.max_in_flight or 1
-    for kind, name in chosen:
-        entry = registry.find(kind, str(name))
+    for name in config.logits_processors or ():
+        entry = registry.find("logits_processor", name)
         if wanted > 1 and "host_tokens" in registry.spec(entry).flags:
             log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
             return 1

@@ -7,8 +7,8 @@
                  3. the plan becomes a Batch (batch_builder.py)
     update():    tokens are appended, ended requests are found, full blocks become findable, and deltas are added to the queues
 
-Several steps may be in flight. Each sampling step adds one token that is not known yet. A row with a sampling step in flight is
-scheduled ahead only if drafts are off, because the next step depends on how many drafts were accepted.
+Several steps may be in flight. Each sampling step adds one token that is not known yet. While a request has
+drafts, no step is scheduled ahead, because the next step depends on how many of them are accepted.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only KV transfers are open: the
         step then polls for their reports."""
+        if self._steps and any(request.draft_token_ids for request in self._queues.running):
+            return None
         load = self._load()
         policy = self._queues.policy
         budget = expect(policy.budget(load), StepBudget, policy, "budget")
@@ -133,12 +135,10 @@ class Scheduler:
         limits = self._limits
         if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
             num_pending = computed - num_tokens + 1
-            room = request.output_room(limits.max_model_len) - num_pending
-            return (1, 0) if room > 0 and limits.max_drafts == 0 else (0, 0)
-        drafts = request.draft_token_ids
-        if not drafts or request.num_in_flight_steps:
+            return (1, 0) if request.output_room(limits.max_model_len) > num_pending else (0, 0)
+        if not request.draft_token_ids or request.num_in_flight_steps:
             return 1, 0
-        return 1, max(0, min(len(drafts), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
+        return 1, max(0, min(len(request.draft_token_ids), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
     def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int]:
         """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts further."""

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(Spec):
-    """supports: `max_drafts` (AtMost). flags: "host_tokens" (reads each new token on the host, which makes the engine
-    synchronous)."""
-
-    FLAGS = frozenset({"host_tokens"})
+    """supports: `max_drafts` (AtMost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,8 @@ class DraftSetup:
 @dataclass(slots=True)
 class DraftStep:
     """rows: [B], the rows that may draft. history: one host array of token ids per row. max_drafts: [B], the limit of each
-    row."""
+    row. The worker asks for fewer where drafts are seldom right, and compares a proposal with the next token before it asks for
+    more."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"

@@ -20,6 +20,7 @@ from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Replay
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.attention_groups import StateGroup
+from pegboard.worker.draft_lengths import DraftLengths
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.prompt_embeds import PromptRows
@@ -63,6 +64,7 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
         )
+        self.lengths = DraftLengths(limits, fixed_tokens=2 if parts.copies is None else 64)
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
         self.prompts = PromptRows(parts.device)
@@ -178,6 +180,7 @@ class ModelRunner:
         self.sampler.add(new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids)
         if self.draft is not None:
             self.draft.add(new.row, new.token_ids)
+            self.lengths.add(new.row)
 
     def _copy_blocks(self, copies: np.ndarray) -> None:
         for index, group in enumerate(self.parts.plan.groups):
@@ -214,6 +217,8 @@ class ModelRunner:
         if broken is not None and broken.any():  # one of the logits rows of a row
             flat[np.repeat(np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1]), counts)] = BAD_LOGITS
         output.token_ids = CSR(flat, offsets)
+        if self.draft is not None:
+            self.lengths.observe(inputs.sample_rows.tolist(), inputs.offsets, tokens, counts)
         self.state.append_tokens(inputs.sample_rows, tokens, counts)
         return lambda: output
 
@@ -234,17 +239,13 @@ class ModelRunner:
 
     def _propose(self, inputs: StepInputs) -> CSR:
         """Ask the draft plugin for the next step's proposals, and keep them."""
-        state, rows = self.state, inputs.sample_rows
+        state, rows, numbers = self.state, inputs.sample_rows, inputs.sample_rows.tolist()
         room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
-        step = DraftStep(
-            rows=rows,
-            history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
-            max_drafts=np.clip(room, 0, self.parts.limits.max_drafts),
-        )
+        history = [state.token_ids[row, : state.num_tokens[row]] for row in rows]
+        step = DraftStep(rows, history, np.clip(room, 0, self.lengths.ask(numbers)))
         assert self.draft is not None
-        proposals = expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids
-        for row, proposal in zip(rows.tolist(), proposals, strict=True):
-            state.drafts[row] = proposal
+        proposals = self.lengths.cut(numbers, expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids)
+        state.drafts.update(zip(numbers, proposals, strict=True))
         return CSR.of(proposals)
 
     def _empty(self, batch: Batch) -> StepOutput:

@@ -10,5 +10,4 @@ NGRAM = DraftSpec(
     implementation="pegboard_draft_ngram.proposer:NGramProposer",
     options="pegboard_draft_ngram.options:NGramOptions",
     supports={"max_drafts": AtMost(128)},
-    flags=frozenset({"host_tokens"}),
 )

@@ -1,0 +1,77 @@
+"""How many drafts each row verifies in the next step.
+
+A row has an estimate p of the probability that its next draft token is right. The k-th draft token of a step is then accepted
+with probability p^k. It is worth its place if that is at least the number of output tokens that the time for one more token would
+give elsewhere. If a step of n tokens takes as long as F + n tokens alone, that number is B / (F + B) in a batch of B rows: the
+larger the batch, the better drafts must be.
+
+A row that verifies nothing still gets one proposal, which the host compares with the next token. So its estimate rises as soon as
+the text repeats itself, and until then its steps are plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+import numpy as np
+
+from pegboard.config.limits import Limits
+
+FIRST_RATE = 0.2
+WEIGHT = 0.2
+"""The weight of the newest draft token in the estimate."""
+MIXED_TOKENS = 4
+"""What a step of several rows takes in addition if it has drafts, in tokens. It no longer has one token per row."""
+LOWEST_RATE, HIGHEST_RATE = 0.01, 0.995
+
+
+class DraftLengths:
+    """The estimates of all rows. fixed_tokens: F above, the time of a step that does not depend on its tokens, in tokens."""
+
+    def __init__(self, limits: Limits, fixed_tokens: float) -> None:
+        self._limits, self._fixed_tokens = limits, fixed_tokens
+        self._rates = [FIRST_RATE] * limits.max_num_seqs
+        self._next: list[int | None] = [None] * limits.max_num_seqs
+
+    def add(self, row: int) -> None:
+        """A request in this row starts or resumes."""
+        self._rates[row], self._next[row] = FIRST_RATE, None
+
+    def ask(self, rows: Sequence[int]) -> list[int]:
+        """Return how many drafts to propose for each row."""
+        limits = self._limits
+        if len(rows) > limits.max_draft_rows:
+            return [0] * len(rows)
+        if not limits.adaptive_drafts:
+            return [limits.max_drafts] * len(rows)
+        worth = log(self._worth(rows))
+        return [max(1, min(limits.max_drafts, int(worth / log(self._rates[row])))) for row in rows]
+
+    def _worth(self, rows: Sequence[int]) -> float:
+        return len(rows) / (self._fixed_tokens + len(rows))
+
+    def cut(self, rows: Sequence[int], proposals: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the part of each row's proposals that is worth verifying."""
+        if not self._limits.adaptive_drafts:
+            return proposals
+        worth, gain, kept = self._worth(rows), 0.0, []
+        for row, proposal in zip(rows, proposals, strict=True):
+            self._next[row] = int(proposal[0]) if len(proposal) else None
+            rate = self._rates[row]
+            count = len(proposal) if rate >= worth else 0
+            gain += rate * (1 - rate**count) / (1 - rate) - worth * count
+            kept.append(proposal[:count])
+        if len(rows) > 1 and gain < worth * MIXED_TOKENS:
+            return [proposal[:0] for proposal in proposals]
+        return kept
+
+    def observe(self, rows: Sequence[int], offsets: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
+        """Update the estimates. offsets, tokens, counts: what the sampler got and returned (see `SampleStep` and `Sampled`)."""
+        drafts, first = (np.diff(offsets) - 1).tolist(), tokens[:, 0].tolist()
+        for row, tried, token, count in zip(rows, drafts, first, counts.tolist(), strict=True):
+            right, wrong = count - 1, count <= tried
+            if not tried and (shown := self._next[row]) is not None:
+                right, wrong = int(token == shown), token != shown
+            rate = 1 - (1 - self._rates[row]) * (1 - WEIGHT) ** right
+            self._rates[row] = min(max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE)
