@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pegboard import SamplingParams
 from pegboard.errors import ConfigError, PegboardError
@@ -54,6 +57,19 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"routed_scaling_factor": 1.9, "head_dim": LATENT["qk_rope_head_dim"]},
     ),
 }
+KIMI = {
+    **LATENT,
+    "rms_norm_eps": 0.1,  # queries, keys and results are normalized: this keeps what is near zero from magnifying errors
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_heads": 3,
+    "linear_head_dim": 12,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+}
 BACKENDS = ("cpu_paged",)
 
 
@@ -80,6 +96,40 @@ def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: st
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     check_cached(reference, (37, 30, 17), attention_backend=backend, block_size=16)
+
+
+@pytest.fixture
+def write_kimi(write: Any) -> Any:
+    """Write Kimi Linear under the names of the published checkpoints. Transformers reads them, but writes some others."""
+
+    def make(**values: Any) -> Any:
+        reference = write("kimi_linear", **{**KIMI, **values})
+        path = reference.directory / "model.safetensors"
+        dense = re.compile(r"block_sparse_moe\.(\w+_proj)")
+        save_file({dense.sub(r"mlp.\1", name): tensor for name, tensor in load_file(path).items()}, path)
+        path = reference.directory / "config.json"
+        config = json.loads(path.read_text())
+        kinds, blocks = config.pop("layer_types"), config.pop("mlp_layer_types")
+        own = {"head_dim": config.pop("linear_head_dim"), "num_heads": config.pop("linear_num_heads")}
+        own["short_conv_kernel_size"] = config.pop("linear_conv_kernel_dim")
+        for name, kind in (("kda_layers", "linear_attention"), ("full_attn_layers", "full_attention")):
+            own[name] = [index + 1 for index in range(len(kinds)) if kinds[index] == kind]
+        config |= {"linear_attn_config": own, "first_k_dense_replace": blocks.count("dense"), "mla_use_nope": True}
+        path.write_text(json.dumps(config))
+        return reference
+
+    return make
+
+
+@pytest.mark.parametrize("values", [{}, {"q_lora_rank": 24, "mlp_layer_types": ["sparse"] * 3, "n_group": 1, "topk_group": 1}])
+def test_kimi_linear(write_kimi: Any, check_parity: Any, values: dict[str, Any]) -> None:
+    check_parity(write_kimi(**values), mamba_block_size=8)
+
+
+def test_kimi_linear_with_few_blocks_and_cached_prefixes(write_kimi: Any, check_parity: Any, check_cached: Any) -> None:
+    reference = write_kimi()
+    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=12, max_model_len=56, mamba_block_size=8)
+    check_cached(reference, (56, 52, 48), mamba_block_size=8)
 
 
 def logprobs(llm: Any, prompts: list[list[int]]) -> torch.Tensor:

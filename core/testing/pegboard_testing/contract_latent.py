@@ -24,8 +24,10 @@ from pegboard.interfaces.attention import (
     AttentionLayer,
     AttentionSetup,
     AttentionSpec,
+    KVCacheSpec,
     KVGroup,
     KVPlan,
+    KVTensor,
     Latent,
 )
 from pegboard.interfaces.spec import unmet
@@ -63,10 +65,11 @@ def rounded(latent: np.ndarray, rope: np.ndarray, stored: str) -> tuple[np.ndarr
 
 class LatentTrial(Trial):
     """A backend whose new cache contains garbage, and rows of random queries and latents. The expected result is computed from
-    expanded keys and values in float64."""
+    expanded keys and values in float64. is_shared: the pool also has larger blocks, of another group, so that there are bytes
+    between the latents of two blocks."""
 
     def __init__(self, contract: LatentContract, layer: AttentionLayer, block_size: int, lengths: Sequence[int], seed: int,
-                 stored: str = "float32") -> None:  # fmt: skip
+                 stored: str = "float32", is_shared: bool = False) -> None:  # fmt: skip
         self.layers, self.block_size, self.lengths, self.device = (layer,), block_size, lengths, "cpu"
         random, rank = torch.Generator().manual_seed(seed), layer.value_dim or 0
         blocks_of = [-(-length // block_size) for length in lengths]
@@ -85,9 +88,12 @@ class LatentTrial(Trial):
         limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
         self.backend = contract.backend(AttentionSetup(self.layers, "float32", "cpu", limits, torch.get_num_threads()))
         spec = self.backend.kv_spec(layer, stored)
-        plan = KVPlan(
-            (KVGroup((layer.layer_index,), spec, block_size),), self.num_blocks, spec.slot_bytes() * block_size, block_size
-        )
+        block_bytes, groups = spec.slot_bytes() * block_size, (KVGroup((layer.layer_index,), spec, block_size),)
+        if is_shared:
+            block_bytes += 8
+            other = KVCacheSpec(tensors=(KVTensor("other", (block_bytes,), "uint8"),))
+            groups = *groups, KVGroup((layer.layer_index + 1,), other, 1)
+        plan = KVPlan(groups, self.num_blocks, block_bytes, block_size)
         self.views = memory.allocate(plan, self._zeros)
         for view in self.views[layer.layer_index].values():
             view.copy_((torch.randn(view.shape, generator=random) * 9).to(view.dtype))
@@ -145,7 +151,8 @@ class LatentContract:
     def test_absorbed_and_expanded_are_the_definition(
         self, layer: AttentionLayer, stored: str, data: st.DataObject, lengths: list[int], seed: int
     ) -> None:
-        trial = LatentTrial(self, layer, data.draw(st.sampled_from(self.block_sizes)), lengths, seed, stored)
+        block_size, is_shared = data.draw(st.sampled_from(self.block_sizes)), data.draw(st.booleans())
+        trial = LatentTrial(self, layer, block_size, lengths, seed, stored, is_shared)
         for pieces in random_steps(np.random.default_rng(seed), lengths):
             self.check(trial, pieces)
 

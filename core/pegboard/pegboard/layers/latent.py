@@ -17,7 +17,8 @@ from pegboard.layers.rope import Rotation
 
 
 class LatentAttention(Layer):
-    """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of q, and k_rope, are rotated.
+    """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of q, and k_rope, are rotated,
+    unless the rotation is None.
 
     The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N other channels of every head's
     keys, and its values. The weight has two uses that need different layouts, and backends multiply it head by head. So it is
@@ -84,10 +85,12 @@ class LatentAttention(Layer):
         attend, rotate = self.build.attention[self.layer_index], self.build.kernels["rope"]
         nope, pairs = self.nope_dim, self.pairs
 
-        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation) -> Tensor:
-            cos, sin = rotation
-            k_turned = rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
-            out: Tensor = attend(q[..., :nope], rotate(q[..., nope:], cos, sin, pairs), latent, k_turned)
+        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation | None) -> Tensor:
+            turned = q[..., nope:]
+            if rotation is not None:
+                cos, sin = rotation
+                turned, k_rope = rotate(turned, cos, sin, pairs), rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
+            out: Tensor = attend(q[..., :nope], turned, latent, k_rope)
             return out
 
         self.forward = forward

@@ -14,7 +14,15 @@ log = get_logger(__name__)
 
 FALLBACK_MAX_MODEL_LEN = 2048
 
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+)
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

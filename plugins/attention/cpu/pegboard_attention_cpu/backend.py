@@ -99,7 +99,7 @@ class CPUPagedAttention:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         if layer.latent is not None:
             cache = self.views[layer.layer_index]["latent"]
-            return LatentLayer(layer, cache, self._planned, attention_of(layer), self.key_scratch.gather)
+            return LatentLayer(layer, cache, writer(cache), self._planned, attention_of(layer), self.key_scratch.gather)
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
         stored, write_k, write_v = k_cache.dtype, writer(k_cache), writer(v_cache)

@@ -16,6 +16,7 @@ from pegboard_attention_cpu.plan import Bucket, Chunk, Plan
 FLOAT8 = torch.float8_e4m3fn
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
 Gather = Callable[[Tensor, Tensor], Tensor]
+Write = Callable[[Tensor, Tensor], object]
 
 
 def pack(latent: Tensor, rope: Tensor) -> Tensor:
@@ -39,15 +40,17 @@ def unpack(stored: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
 class LatentLayer:
     """One bound layer: (q [T, H, N], rotated part of q [T, H, R], latent [T, C], rotated part of the key [T, R]) → [T, H·V].
 
-    cache: [blocks, block_size, width], of floats, or bytes in the layout fp8_ds_mla. plan: returns the step's plan. attend: see
-    `backend.attention_of`. gather: returns cache[blocks], valid until the next call.
+    cache: [blocks, block_size, width], of floats, or bytes in the layout fp8_ds_mla. write: see `backend.writer`. plan: returns
+    the step's plan. attend: see `backend.attention_of`. gather: returns cache[blocks], valid until the next call.
     """
 
-    def __init__(self, layer: AttentionLayer, cache: Tensor, plan: Callable[[], Plan], attend: Attend, gather: Gather) -> None:
+    def __init__(
+        self, layer: AttentionLayer, cache: Tensor, write: Write, plan: Callable[[], Plan], attend: Attend, gather: Gather
+    ) -> None:
         assert layer.latent is not None and layer.value_dim is not None
         self.up_k, self.up_v = layer.latent.matrices()
         self.rank, self.num_heads = layer.value_dim, layer.num_heads
-        self.cache, self.slots, self.plan, self.attend, self.gather = cache, cache.flatten(0, 1), plan, attend, gather
+        self.cache, self.write, self.plan, self.attend, self.gather = cache, write, plan, attend, gather
         self.is_packed = cache.dtype == torch.uint8
 
     def __call__(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ class LatentLayer:
         if plan.stored is not None:
             latent, k_rope = latent[plan.stored], k_rope[plan.stored]
         new = pack(latent, k_rope) if self.is_packed else torch.cat((latent, k_rope), 1).to(self.cache.dtype)
-        self.slots.index_copy_(0, plan.slots, new)
+        self.write(plan.slots, new)
         out = torch.empty(q.shape[0], self.num_heads * self.up_v.shape[2], dtype=q.dtype)
         for bucket in plan.buckets:
             tokens = slice(bucket.num_rows) if bucket.tokens is None else bucket.tokens

@@ -18,17 +18,20 @@ LATENT_EPS = 1e-6
 class LatentDecoder(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
 
-    pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of what each block adds.
+    pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of what each block adds. rotates:
+    whether the attention has rotary embeddings.
     """
 
-    residual_scale = 1.0
+    residual_scale, rotates = 1.0, True
 
     def __init__(self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool) -> None:
         super().__init__()
-        base, scaling = rope_parameters(config)
         inner, self.pairs = build.at("model"), pairs
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope = Rope(inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+        self.rope: Rope | None = None
+        if self.rotates:
+            base, scaling = rope_parameters(config)
+            self.rope = Rope(inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
 
         def make(build: Build, index: int) -> nn.Module:
             return self.layer(build, index, shape, config)
@@ -52,7 +55,7 @@ class LatentDecoder(nn.Module):
         return self.embed_tokens(input_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden, residual = self.layers(hidden, self.rope(positions))
+        hidden, residual = self.layers(hidden, None if self.rope is None else self.rope(positions))
         hidden, _ = self.norm(hidden, residual)
         return hidden
 
@@ -69,7 +72,7 @@ class DecoderLayer(nn.Module):
         self.self_attn, self.mlp, self.scale = attention, feed_forward, scale
         self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         if residual is None:
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:
@@ -108,7 +111,7 @@ class SelfAttention(nn.Module):
         )
         self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias)
 
-    def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         small = hidden
         if self.q_a_proj is not None and self.q_a_layernorm is not None:
             small = self.q_a_layernorm(self.q_a_proj(hidden))

@@ -30,26 +30,8 @@ class DeepseekModel(LatentDecoder):
         num_experts, every = read(config, "n_routed_experts", int), read(config, "moe_layer_freq", int) or 1
         if not num_experts or index < (read(config, "first_k_dense_replace", int) or 0) or index % every:
             return FeedForward(build, shape)
-        return ExpertsBlock(build, shape, config, num_experts, self.rule(config, num_experts))
-
-    def rule(self, config: Mapping[str, Any], num_experts: int) -> RouterRule:
-        """Return how experts are chosen. Raises ModelError if the config names a method that is not known."""
-        score, method = read(config, "scoring_func", str) or self.score, read(config, "topk_method", str) or self.method
-        best = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}.get(method)
-        if best is None or score not in ("softmax", "sigmoid"):
-            told = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
-            raise ModelError(f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; expected {told}")
-        num_groups = (read(config, "n_group", int) or 1) if best else 1
-        if num_groups > 1 and (num_experts % num_groups or num_experts // num_groups < best):
-            raise ModelError(f"{num_experts} experts do not form n_group={num_groups} groups of at least {best}")
-        return RouterRule(
-            top_k=size_of(config, "num_experts_per_tok"),
-            score=score,  # type: ignore[arg-type]
-            renormalize=bool(read(config, "norm_topk_prob", bool)),
-            scale=read(config, "routed_scaling_factor", float) or 1.0,
-            num_groups=num_groups,
-            top_groups=read(config, "topk_group", int) or num_groups,
-            group_best=best or 1,
+        return ExpertsBlock(
+            build, shape, config, num_experts, router_rule(config, num_experts, score=self.score, method=self.method)
         )
 
 
@@ -61,10 +43,41 @@ class DeepseekV3Model(DeepseekModel):
     score, method = "sigmoid", "noaux_tc"
 
 
-class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token."""
+def router_rule(config: Mapping[str, Any], num_experts: int, *, score: str, method: str) -> RouterRule:
+    """Return how experts are chosen. score, method: if the config does not say it. Raises ModelError if the config names a method
+    that is not known."""
+    score, method = read(config, "scoring_func", str) or score, read(config, "topk_method", str) or method
+    best = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}.get(method)
+    if best is None or score not in ("softmax", "sigmoid"):
+        told = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
+        raise ModelError(f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; expected {told}")
+    num_groups = (read(config, "n_group", int) or 1) if best else 1
+    if num_groups > 1 and (num_experts % num_groups or num_experts // num_groups < best):
+        raise ModelError(f"{num_experts} experts do not form n_group={num_groups} groups of at least {best}")
+    return RouterRule(
+        top_k=size_of(config, "num_experts_per_tok"),
+        score=score,  # type: ignore[arg-type]
+        renormalize=bool(read(config, "norm_topk_prob", bool)),
+        scale=read(config, "routed_scaling_factor", float) or 1.0,
+        num_groups=num_groups,
+        top_groups=read(config, "topk_group", int) or num_groups,
+        group_best=best or 1,
+    )
 
-    def __init__(self, build: Build, shape: Shape, config: Mapping[str, Any], num_experts: int, rule: RouterRule) -> None:
+
+class ExpertsBlock(nn.Module):
+    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token. names: of gate, up and down."""
+
+    def __init__(
+        self,
+        build: Build,
+        shape: Shape,
+        config: Mapping[str, Any],
+        num_experts: int,
+        rule: RouterRule,
+        *,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         super().__init__()
         width, num_shared = size_of(config, "moe_intermediate_size"), read(config, "n_shared_experts", int) or 0
         gate = build.at("gate")
@@ -77,6 +90,7 @@ class ExpertsBlock(nn.Module):
             width,
             rule=rule,
             activation=shape.activation,
+            names=names,
             correction=correction,
         )
         self.shared = FeedForward(build.at("shared_experts"), shape, width * num_shared) if num_shared else None

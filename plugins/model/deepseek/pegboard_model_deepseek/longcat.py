@@ -55,7 +55,7 @@ class ShortcutLayer(nn.Module):
         self.mlps = [FeedForward(build.at(f"mlps.{half}"), shape) for half in (0, 1)]
         self.experts = ZeroExpertsBlock(build.at("mlp"), shape, config)
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         if residual is None:
             residual, hidden = hidden, self.before[0](hidden)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pegboard_model_deepseek.deepseek import DeepseekV2Model, DeepseekV3Model
+from pegboard_model_deepseek.kimi import KimiLinearModel
 from pegboard_model_deepseek.longcat import LongcatFlashModel
 from pegboard_model_deepseek.minicpm import MiniCPM3Model
 
@@ -40,7 +41,26 @@ LONGCAT = {
     "zero_expert_num": 4,
     "q_lora_rank": 4,
 }
-NAMES = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "LongcatFlashForCausalLM", "MiniCPM3ForCausalLM"]
+KIMI = {
+    **{name: value for name, value in CONFIG.items() if name not in ("n_routed_experts", "num_experts_per_tok")},
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "model_max_length": 64,
+    "linear_attn_config": {
+        "kda_layers": [1],
+        "full_attn_layers": [2],
+        "num_heads": 2,
+        "head_dim": 8,
+        "short_conv_kernel_size": 4,
+    },
+}
+NAMES = [
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "KimiLinearForCausalLM",
+    "LongcatFlashForCausalLM",
+    "MiniCPM3ForCausalLM",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,15 +118,39 @@ def test_longcat_configs_that_do_not_fit_are_model_errors(values: dict[str, Any]
         LongcatFlashModel({**LONGCAT, **values}, fake_build())
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope=False"),
+        ({"linear_attn_config": 3}, "linear_attn_config=3"),
+        ({"linear_attn_config": {**KIMI["linear_attn_config"], "kda_layers": [2]}}, "each of them once in kda_layers"),
+        ({"linear_attn_config": {**KIMI["linear_attn_config"], "short_conv_kernel_size": 1}}, "short_conv_kernel_size=1"),
+        ({"linear_attn_config": None}, "layer_types=None"),
+        ({"mlp_layer_types": ["dense", "wide"]}, "expected 'dense' or 'sparse' for each of 2 layers"),
+        ({"num_expert_group": 3}, "do not form n_group=3"),
+    ],
+)
+def test_kimi_configs_that_do_not_fit_are_model_errors(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        KimiLinearModel({**KIMI, **values}, fake_build())
+
+
+def test_kimi_has_states_and_latents_and_no_rotary_table() -> None:
+    build = fake_build()
+    model = KimiLinearModel(KIMI, build)
+    assert list(build.declared.states) == [0] and list(build.declared.attention) == [1] and model.rope is None
+
+
 def test_a_layer_of_longcat_has_two_caches() -> None:
     build = fake_build()
     LongcatFlashModel(LONGCAT, build)
     assert list(build.declared.attention) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel])
+@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel])
 @pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
 def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:
-    for key in [*LONGCAT, "scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq"]:
+    more = ["scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq", "layer_types"]
+    for key in [*LONGCAT, *KIMI, *more]:
         with contextlib.suppress(ModelError):
-            model({**LONGCAT, key: value}, fake_build())
+            model({**LONGCAT, **KIMI, key: value}, fake_build())

@@ -1,0 +1,152 @@
+"""Kimi Linear (Kimi Team 2025): Kimi delta attention in most layers, latent attention without rotation in the others, and the
+experts of DeepSeek-V3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.attention import KVTensor
+from pegboard.layers import Build, Linear, Norm, Parameters, ShortConv, StateLayer, read, size_of
+from pegboard_model_deepseek.decoder import DecoderLayer, FeedForward, LatentDecoder, SelfAttention
+from pegboard_model_deepseek.deepseek import ExpertsBlock, router_rule
+from pegboard_model_deepseek.shape import Shape
+
+NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "scoring_func": "moe_router_activation_func",
+    "n_group": "num_expert_group",
+}
+"""What this architecture calls values of DeepSeek-V3's config."""
+
+
+class KimiLinearModel(LatentDecoder):
+    rotates = False
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        if read(config, "mla_use_nope", bool) is False:
+            raise ModelError("the checkpoint's config has mla_use_nope=False; this architecture is served without rotation only")
+        config = {**config, **{name: config[own] for name, own in NAMES.items() if own in config}}
+        shape = Shape(config)
+        self.is_linear = linear_layers(config, shape.num_layers)
+        self.is_sparse = sparse_layers(config, shape.num_layers)
+        super().__init__(config, build, shape, pairs=True)
+
+    def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+        attention: nn.Module
+        if self.is_linear[index]:
+            attention = DeltaAttention(build.at("self_attn"), index, shape, config)
+        else:
+            attention = SelfAttention(build.at("self_attn"), index, shape, shape.scale(config), self.pairs)
+        feed_forward: nn.Module
+        if self.is_sparse[index]:
+            num_experts, own = size_of(config, "n_routed_experts"), build.at("block_sparse_moe")
+            rule = router_rule(config, num_experts, score="sigmoid", method="noaux_tc")
+            feed_forward = ExpertsBlock(own, shape, config, num_experts, rule, names=("w1", "w3", "w2"))
+        else:
+            feed_forward = FeedForward(build.at("mlp"), shape)
+        return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
+
+
+class DeltaAttention(nn.Module):
+    """[T, hidden] → [T, hidden]: the delta rule with a decay per channel, over convolved queries, keys and values (section 3).
+    The decays and the gate of the result come from small vectors."""
+
+    def __init__(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden, eps = shape.hidden_size, shape.eps
+        self.heads, self.size, width = delta_sizes(config)
+        inner = self.heads * self.size
+        names = ("q", "k", "v")
+        parts = {f"{name}_proj": inner for name in names}
+        self.qkv_proj = Linear(build, hidden, 3 * inner, parts=parts)
+        self.convs = [ShortConv(build.at(f"{name}_conv1d"), inner, width, bias=False, activates=True) for name in names]
+        self.decay_down, self.decay_up = (
+            Linear(build.at("f_a_proj"), hidden, self.size),
+            Linear(build.at("f_b_proj"), self.size, inner),
+        )
+        self.gate_down, self.gate_up = (
+            Linear(build.at("g_a_proj"), hidden, self.size),
+            Linear(build.at("g_b_proj"), self.size, inner),
+        )
+        self.beta_proj = Linear(build.at("b_proj"), hidden, self.heads)
+        self.own = Parameters(build, {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,)}, "float32")
+        self.norm, self.o_proj = Norm(build.at("o_norm"), self.size, eps), Linear(build.at("o_proj"), inner, hidden)
+        self.rule = build.kernels["gated_delta_rule"]
+        state = KVTensor("state", (self.heads, self.size, self.size), "float32")
+        inputs = [KVTensor(f"conv_{name}", (inner, width - 1), build.dtype) for name in names]
+        self.states = StateLayer(build, index, state, *inputs)
+
+    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
+        states, rows = self.states()
+        past = [states[name] for name in ("conv_q", "conv_k", "conv_v")]
+        mixed = self.qkv_proj(hidden).chunk(3, 1)
+        q, k, v = (self._heads(conv(x, state, rows)) for conv, x, state in zip(self.convs, mixed, past, strict=True))
+        steps = self._heads(self.decay_up(self.decay_down(hidden)))
+        bias, a_log = self.own["dt_bias"].view(self.heads, self.size), self.own["A_log"].flatten()
+        y = self.rule(q, k, v, steps, bias, a_log, self.beta_proj(hidden), states["state"], rows)
+        gate = self.gate_up(self.gate_down(hidden)).sigmoid()
+        out: Tensor = self.o_proj(self.norm(y).flatten(1) * gate)
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.heads, self.size))
+
+
+def delta_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the heads of Kimi delta attention, their channels, and the width of its convolutions."""
+    own = linear_config(config)
+    names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    if own is not None:
+        config, names = own, ("num_heads", "head_dim", "short_conv_kernel_size")
+    heads, size, width = (size_of(config, name) for name in names)
+    if min(heads, size) < 1 or width < 2:
+        told = f"{names[0]}={heads}, {names[1]}={size} and {names[2]}={width}"
+        raise ModelError(f"the checkpoint's config has {told}; expected positive numbers, and a width of at least 2")
+    return heads, size, width
+
+
+def linear_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the part of the config on Kimi delta attention, or None if it has none."""
+    own = config.get("linear_attn_config")
+    if own is not None and not isinstance(own, Mapping):
+        raise ModelError(f"the checkpoint's config has linear_attn_config={own!r}; this architecture needs names with values")
+    return own
+
+
+def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Return which layers have Kimi delta attention. `linear_attn_config` counts layers from 1."""
+    own = linear_config(config)
+    if own is None:
+        return kinds(config, "layer_types", num_layers, "full_attention", "linear_attention")
+    listed: list[Any] = [read(own, name, list[str]) or [] for name in ("kda_layers", "full_attn_layers")]
+    found = [tuple(index in layers for layers in listed) for index in range(1, num_layers + 1)]
+    if any(is_linear == is_full for is_linear, is_full in found):
+        told = "kda_layers and full_attn_layers of linear_attn_config"
+        raise ModelError(f"the checkpoint's config has {num_layers} layers; expected each of them once in {told}, counted from 1")
+    return [is_linear for is_linear, _ in found]
+
+
+def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Return which layers have experts."""
+    if config.get("mlp_layer_types") is not None:
+        return kinds(config, "mlp_layer_types", num_layers, "dense", "sparse")
+    first, every = read(config, "first_k_dense_replace", int) or 0, read(config, "moe_layer_freq", int) or 1
+    return [index >= first and index % every == 0 for index in range(num_layers)]
+
+
+def kinds(config: Mapping[str, Any], name: str, num_layers: int, no: str, yes: str) -> list[bool]:
+    """Return which layers are `yes` in the list `name` of the config, which has `no` or `yes` for each layer."""
+    found = read(config, name, list[str])
+    if found is None or len(found) != num_layers or any(kind not in (no, yes) for kind in found):
+        raise ModelError(
+            f"the checkpoint's config has {name}={found}; expected {no!r} or {yes!r} for each of {num_layers} layers"
+        )
+    return [kind == yes for kind in found]
