@@ -17,6 +17,7 @@ VOCAB_SIZE = 131
 SCALING = 0.5
 RANKS = (1, 8, 3)
 """One adapter for each. Two of them have a slot at the same time."""
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 Weights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -34,6 +35,22 @@ def random_adapter(model: Any, rank: int, seed: int) -> Weights:
     return found
 
 
+def random_expert_adapter(model: Any, rank: int, seed: int) -> Weights:
+    """The same for each expert. The first adapter changes every linear layer too, and the third some experts only."""
+    generator, found = torch.Generator().manual_seed(seed), random_adapter(model, rank, seed) if seed == 1 else Weights()
+    for name, parameter in model.named_parameters():
+        path, _, kind = name.rpartition(".")
+        if not path.endswith(".experts"):
+            continue
+        modules = {"gate_proj": (0, 2), "up_proj": (1, 2)} if kind == "gate_up_proj" else {kind: (0, 1)}
+        for expert, (out, columns) in enumerate([parameter.shape[1:]] * len(parameter)):
+            for module, (_, parts) in modules.items():
+                if seed < 3 or (expert % 2 and module != "up_proj"):
+                    a = torch.randn(rank, columns, generator=generator) * columns**-0.5
+                    found[f"{path}.{expert}.{module}"] = a, torch.randn(out // parts, rank, generator=generator)
+    return found
+
+
 def merged(model: Any, weights: Weights) -> Any:
     """Return a copy of the model with the adapter in its weights."""
     model = copy.deepcopy(model)
@@ -41,6 +58,13 @@ def merged(model: Any, weights: Weights) -> Any:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
         for name, (a, b) in weights.items():
+            path, _, kind = name.rpartition(".")
+            if (stack := path.rpartition("."))[0].endswith(".experts"):
+                experts = model.get_submodule(stack[0])
+                rows = experts.down_proj if kind == "down_proj" else experts.gate_up_proj
+                half = 0 if kind != "up_proj" else len(b)
+                rows[int(stack[2]), half : half + len(b)] += SCALING * b @ a
+                continue
             module = model.get_submodule(name)
             change = SCALING * b @ a
             module.weight += change if isinstance(module, torch.nn.Linear) else change.T
@@ -77,8 +101,18 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
         ("qwen2", {}, {"num_gpu_blocks_override": 18, "enable_prefix_caching": False}),
         ("olmo2", {}, {}),
         ("gemma", {"head_dim": 8}, {"max_num_batched_tokens": 64}),
+        ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {}),
+        ("olmoe", EXPERTS, {"max_num_batched_tokens": 64}),
+        (
+            "qwen3_moe",
+            {"head_dim": 8, **EXPERTS},
+            {"enforce_eager": True, "num_gpu_blocks_override": 18, "enable_prefix_caching": False},
+        ),
     ],
-    ids=["llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"],
+    ids=[
+        *("llama", "llama, tied, eager", "qwen2, preempted", "fallback", "fallback, tied"),
+        *("experts", "experts, chunked", "experts, eager, preempted"),
+    ],
 )
 def test_a_mixed_batch_equals_merged_models(
     write: Any, open_llm: Any, adapters: dict[str, Weights], model_type: str, config: Any, settings: Any
@@ -87,7 +121,7 @@ def test_a_mixed_batch_equals_merged_models(
     models, requests = [reference.model], [None]
     for number, rank in enumerate(RANKS, 1):
         path = f"/adapter{number}"
-        adapters[path] = random_adapter(reference.model, rank, number)
+        adapters[path] = (random_expert_adapter if "num_experts" in config else random_adapter)(reference.model, rank, number)
         models.append(merged(reference.model, adapters[path]))
         requests.append(LoRARequest(f"adapter{number}", number, path))
     generator = torch.Generator().manual_seed(3)

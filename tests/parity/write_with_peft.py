@@ -34,6 +34,8 @@ SIZES = {
 }
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+PARAMETERS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 COMMON = {"r": 4, "lora_alpha": 8}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: (model type, config of the model, LoraConfig)
@@ -62,6 +64,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied embeddings": ("qwen2", {"tie_word_embeddings": True}, {**COMMON, "target_modules": ["embed_tokens", "q_proj"]}),
     "merged in the checkpoint": ("phi3", {}, {**COMMON, "target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
     "gemma": ("gemma", {"head_dim": 8}, {**COMMON, "target_modules": "all-linear"}),
+    "experts": ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {**COMMON, "target_modules": ["q_proj", "gate"], **PARAMETERS}),
+    "experts' output": (
+        "qwen3_moe",
+        {"head_dim": 8, **EXPERTS},
+        {**COMMON, "use_rslora": True, "target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
+    ),
+    "interleaved experts": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention"] * 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        {**COMMON, "target_modules": ["v_proj"], **PARAMETERS},
+    ),
     "fallback": ("olmo2", {}, {**COMMON, "target_modules": "all-linear"}),
 }
 
@@ -85,7 +104,7 @@ def write(folder: Path, model_type: str, config: dict[str, Any], lora: dict[str,
     changed = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **lora)).eval()
     for name, parameter in changed.named_parameters():
         if "lora_" in name:  # B is zero at the start
-            parameter.copy_(torch.randn(parameter.shape) * (1.0 if "embedding_A" in name else parameter.shape[-1] ** -0.5))
+            parameter.copy_(torch.randn(parameter.shape) * (1.0 if "embedding_A" in name else 0.5 * parameter.shape[-1] ** -0.5))
     found["adapter"] = changed(tokens[None]).logits[0].log_softmax(-1)
     changed.save_pretrained(folder / "adapter")
     save_file({name: values.contiguous() for name, values in found.items()}, folder / "expected.safetensors")

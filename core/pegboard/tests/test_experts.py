@@ -13,7 +13,8 @@ from torch import Tensor
 from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.layers import Experts, RouterRule
-from pegboard_testing.fake_build import fake_build, load_layers
+from pegboard.layers.build import LoRALimits
+from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
 
 E, HIDDEN, WIDTH = 6, 8, 4
 
@@ -165,6 +166,37 @@ def test_routing_of_deepseek_v3_in_the_layer() -> None:
     weights = torch.tensor([list(choice.values()) for choice in chosen], dtype=torch.float32)
     expected = expected_of(held, x, weights, ids, bias=False, clamped=False, on_input=False)
     torch.testing.assert_close(layer(x, logits), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["modules", "merged"])
+def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
+    """PEFT's layout: the delta of expert e is B.view(out, rank, E)[:, :, e] @ A.view(E, rank, in)[e]."""
+    held, generator, rank = weights_of(), torch.Generator().manual_seed(2), 3
+    pairs = {
+        name: (torch.randn(E * rank, columns, generator=generator), torch.randn(rows, E * rank, generator=generator))
+        for name, rows, columns in (("e.base_layer", 2 * WIDTH, HIDDEN), ("e", HIDDEN, WIDTH))
+    }
+    first, down = (torch.einsum("ore,eri->eoi", b.view(len(b), rank, E), a.view(E, rank, -1)) * 0.5 for a, b in pairs.values())
+    changed = {"gate": held["gate"] + first[:, :WIDTH], "up": held["up"] + first[:, WIDTH:], "down": held["down"] + down}
+    if layout == "merged":
+        tensors = {"e.gate_up_proj": torch.cat((held["gate"], held["up"]), 1), "e.down_proj": held["down"]}
+    else:
+        tensors = {f"e.{e}.{name}_proj.weight": held[name][e] for e in range(E) for name in ("gate", "up", "down")}
+    slots, rule = [0, 2, 1, 2, 2, 0, 1], RouterRule(2)
+    build = fake_build(path="e", lora=LoRALimits(2, 4, "float32"), lora_rows=lambda: adapter_rows(slots, 2))
+    layer = Experts(build, E, HIDDEN, WIDTH, rule=rule)
+    load_layers([layer], tensors)
+    unstacked = layer.unstacked(pairs)
+    for part in layer.adapters:
+        part.load(2, part.fitted(unstacked, 0.5))
+    x, logits = torch.randn(7, HIDDEN, generator=generator), torch.randn(7, E, generator=generator)
+    weights, ids = ops.route(logits, rule)
+    base, other = (expected_of(w, x, weights, ids, bias=False, clamped=False, on_input=False) for w in (held, changed))
+    uses = torch.tensor(slots).unsqueeze(1) == 2
+    torch.testing.assert_close(layer(x, logits), torch.where(uses, other, base), atol=1e-4, rtol=1e-4)
+    assert (other - base)[1].abs().max() > 0.01
+    with pytest.raises(ModelError, match=r"shapes of e do not fit 6 experts with 8 and 4 channels: A \[3, 4\], B \[8, 3\]"):
+        layer.unstacked({"e": (torch.ones(3, 4), torch.ones(8, 3))})
 
 
 def test_a_stack_that_does_not_fit_is_named() -> None:

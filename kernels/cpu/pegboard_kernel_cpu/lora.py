@@ -53,6 +53,41 @@ class LoRAExpand(Structure):
     )
 
 
+class ExpertAdapterRows(Structure):
+    _fields_ = (
+        ("places", c_void_p),
+        ("experts", c_void_p),
+        ("order", c_void_p),
+        ("starts", c_void_p),
+        ("to_order", c_void_p),
+        ("to_starts", c_void_p),
+        ("slots", c_int64),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
+    )
+
+
+def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> AdapterRows:
+    """See `pegboard.ops.expert_adapter_rows`. When recorded, `rows` is read at every replay, and the results keep their
+    addresses."""
+    slots, num_experts = len(rows.starts) - 2, starts.shape[0] - 1
+    found = AdapterRows(
+        torch.zeros(places.shape[0] * places.shape[1], dtype=torch.int32),
+        torch.zeros(slots * num_experts + 3, dtype=torch.int32),
+    )
+    arguments = ExpertAdapterRows(
+        order=rows.order.data_ptr(),
+        starts=rows.starts.data_ptr(),
+        to_order=found.order.data_ptr(),
+        to_starts=found.starts.data_ptr(),
+        slots=slots,
+        num_experts=num_experts,
+        top_k=places.shape[1],
+    )
+    submit(places, Call("expert_adapter_rows", arguments, {"places": places, "experts": starts}, {}, (rows, found)))
+    return found._replace(starts=found.starts[:-1])
+
+
 def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
     """See `pegboard.ops.lora_add`. When recorded, `rows` is read at every replay."""
     parts = len(bounds) - 1

@@ -88,7 +88,10 @@ def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> 
         assert isinstance(call, NativeExperts) == (kind in TOGETHER)
         owners = torch.repeat_interleave(torch.arange(E), torch.tensor(counts))
         expected = torch.einsum("nc,nrc->nr", x, dense[owners]) + (0 if given_bias is None else given_bias[owners])
-        allowed = 0.02 * float(expected.abs().max()) if isinstance(weight, NativeBlockWeight) else 1e-3
+        rounding = float(
+            x.abs().max() / 127 * dense.norm(dim=-1).max()
+        )  # activations become bytes; twice that is seven deviations
+        allowed = 2 * rounding if isinstance(weight, NativeBlockWeight) else 1e-3
         torch.testing.assert_close(call(x, starts), expected, atol=allowed, rtol=1e-4)
 
 

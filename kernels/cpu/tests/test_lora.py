@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pegboard_kernel_cpu.lora import lora_add
+from hypothesis import given
+from hypothesis import strategies as st
+from pegboard_kernel_cpu.lora import expert_adapter_rows, lora_add
 
 from pegboard import ops
 from pegboard_testing.fake_build import adapter_rows
@@ -35,3 +37,20 @@ def test_any_mix_of_adapters(dtype: torch.dtype, bounds: tuple[int, ...], is_loo
         for i in range(num_rows):
             alone = lora_add(y[i : i + 1].clone(), x[i : i + 1], *matrices, adapter_rows(slots[i : i + 1], len(RANKS)))
             assert torch.equal(found[i : i + 1], alone), "a row gets the same bits in every batch"
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 40), st.integers(0, 99))
+def test_rows_of_experts(num_slots: int, num_experts: int, top_k: int, num_tokens: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = adapter_rows(torch.randint(0, num_slots + 1, (num_tokens,), generator=generator).tolist(), num_slots)
+    ids = torch.randint(0, num_experts, (num_tokens, top_k), generator=generator, dtype=torch.int32)
+    _, places, starts = ops.sort_by_expert(torch.zeros(num_tokens, 1), ids, num_experts)
+    found, expected = (op(rows, places, starts) for op in (expert_adapter_rows, ops.expert_adapter_rows))
+    assert torch.equal(found.starts, expected.starts)
+    for first, last in zip(expected.starts, expected.starts[1:], strict=False):
+        assert sorted(found.order[first:last].tolist()) == expected.order[first:last].tolist()
+    for token in range(num_tokens):
+        for choice in range(top_k):
+            slot = next(s for s in range(num_slots + 1) if token in rows.order[rows.starts[s] : rows.starts[s + 1]])
+            own = 0 if slot == 0 else 1 + (slot - 1) * num_experts + int(ids[token, choice])
+            assert places[token, choice] in expected.order[expected.starts[own] : expected.starts[own + 1]]

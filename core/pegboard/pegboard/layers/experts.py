@@ -14,6 +14,7 @@ from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Build, Layer, PlainTensor
+from pegboard.layers.lora import AdapterSlots, Weights
 from pegboard.ops.experts import RouterRule
 
 
@@ -62,7 +63,9 @@ class Experts(Layer):
         self.is_transposed, self.is_interleaved = is_transposed, is_interleaved
         self.correction: PlainTensor | None = None
         self.methods: list[WeightMethod] = []
+        self.linears: list[LinearLayer] = []
         self.biases: list[PlainTensor] = []
+        self.adapters: list[AdapterSlots] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         own = {name: entry for name, entry in available.items() if name.startswith(f"{self.build.path}.")}
@@ -73,12 +76,13 @@ class Experts(Layer):
         width = self.intermediate_size
         first = {self.merged: 2 * width} if self.is_merged else dict.fromkeys(before, width)
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
-        self.methods, self.biases = [], []
+        self.methods, self.linears, self.biases = [], [], []
         wanted: dict[str, WantedWeight] = {}
         for inputs, modules in ((self.hidden_size, first), (width, {down: self.hidden_size})):
             layer = self._linear(inputs, modules)
             method = self.build.method("linear", layer)
             self.methods.append(method)
+            self.linears.append(layer)
             declared: list[tuple[WantedWeight, Any]] = [(weight, method) for weight in method.declare(own)]
             if self.wants_bias:
                 rows = {part.name.removesuffix("weight") + "bias": part.rows for part in layer.parts}
@@ -163,10 +167,21 @@ class Experts(Layer):
             activation = partial(kernels["clamped_swiglu"], alpha=alpha, limit=limit, interleaved=alternates)
         sort, add_up = kernels["sort_by_expert"], kernels["sum_experts"]
         correction, weighs_input = None if self.correction is None else self.correction.data, self.weighs_input
+        step_rows = self.build.lora_rows if self.build.lora is not None else None
+        if step_rows is not None:
+            self.adapters = self.adapters or [
+                AdapterSlots(self.build, linear.parts, linear.in_features, step_rows, num_experts) for linear in self.linears
+            ]
+            adapter_rows, (add_first, add_down) = kernels["expert_adapter_rows"], (slots.product() for slots in self.adapters)
 
         def compute(x: Tensor, weights: Tensor, ids: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
             rows, places, starts = sort(x, ids, num_experts, weights if weighs_input else None)
-            rows = down(activation(first(rows, starts)), starts)
+            if step_rows is None or (used := step_rows()) is None:
+                rows = down(activation(first(rows, starts)), starts)
+            else:
+                used = adapter_rows(used, places, starts)
+                hidden = activation(add_first(first(rows, starts), rows, used))
+                rows = add_down(down(hidden, starts), hidden, used)
             found: Tensor = add_up(rows, places, None if weighs_input else weights, shared, gate)
             return found
 
@@ -179,6 +194,21 @@ class Experts(Layer):
                 return compute(x, weights, ids, shared, gate)
 
             self.forward = forward
+
+    def unstacked(self, weights: Weights) -> Weights:
+        """Return an adapter with the matrices of each expert in place of those of all (see `AdapterSlots.unstacked`). PEFT names
+        these like the experts, or their base layer. Raises ModelError if the shapes do not fit."""
+        found = dict(weights)
+        for name in (self.build.path, f"{self.build.path}.base_layer"):
+            if (pair := found.pop(name, None)) is not None:
+                own = next((own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None), None)
+                if own is None:
+                    raise ModelError(
+                        f"the shapes of {name} do not fit {self.num_experts} experts with {self.hidden_size} and "
+                        f"{self.intermediate_size} channels: A {list(pair[0].shape)}, B {list(pair[1].shape)}"
+                    )
+                found |= own
+        return found
 
 
 def squared_relu(x: Tensor) -> Tensor:

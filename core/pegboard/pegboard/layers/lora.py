@@ -15,6 +15,9 @@ from pegboard.ops import AdapterRows
 LANES = 16
 """The ranks of each part are padded to a multiple of this."""
 
+Weights = Mapping[str, tuple[Tensor, Tensor]]
+"""The matrices of an adapter: module path → A [rank, in] and B [out, rank]."""
+
 Fitted = list[tuple[int, Tensor, Tensor]]
 """The matrices of one adapter in one layer: number of the part, A transposed, and B times the scaling, transposed."""
 
@@ -22,23 +25,31 @@ Fitted = list[tuple[int, Tensor, Tensor]]
 class AdapterSlots:
     """The matrices A [slots, in, parts · rank] and B [slots, rank, out] of one layer (see `ops.lora_add`). Adapters are copied in
     place, so the addresses that recordings use stay valid. rows: returns the rows of the step's adapters; None = there are none.
+    num_experts: the parts are those of each expert, one expert after the other, and each adapter has as many slots.
     """
 
     def __init__(
-        self, build: Build, parts: Sequence[Part], in_features: int, rows: Callable[[], AdapterRows | None] | None
+        self,
+        build: Build,
+        parts: Sequence[Part],
+        in_features: int,
+        rows: Callable[[], AdapterRows | None] | None,
+        num_experts: int = 1,
     ) -> None:
         limits = build.lora
         assert limits is not None and rows is not None
         self.rows, self.kernels, self.max_rank = rows, build.kernels, limits.max_rank
         self.modules = {part.name.removesuffix(".weight"): part for part in parts}
-        self.bounds = (0, *(part.rows[1] for part in parts))
+        self.num_experts, self.num_parts = num_experts, len(parts) // num_experts
+        self.bounds = (0, *(part.rows[1] for part in parts[: self.num_parts]))
         self.width = -(-limits.max_rank // LANES) * LANES
         options = {"dtype": getattr(torch, limits.dtype), "device": build.device}
-        self.a = torch.zeros(limits.num_slots, in_features, self.width * len(parts), **options)
-        self.b = torch.zeros(limits.num_slots, limits.max_rank, self.bounds[-1], **options)
-        self.ranks = torch.zeros(limits.num_slots, dtype=torch.int32, device=build.device)
+        num_slots = limits.num_slots * num_experts
+        self.a = torch.zeros(num_slots, in_features, self.width * self.num_parts, **options)
+        self.b = torch.zeros(num_slots, limits.max_rank, self.bounds[-1], **options)
+        self.ranks = torch.zeros(num_slots, dtype=torch.int32, device=build.device)
 
-    def fitted(self, weights: Mapping[str, tuple[Tensor, Tensor]], scaling: float) -> Fitted:
+    def fitted(self, weights: Weights, scaling: float) -> Fitted:
         """Return an adapter's matrices for this layer as they are stored. weights: module path → (A [rank, in], B [out, rank]).
         Raises ModelError if the rank is too large, a shape does not fit or a value is not finite."""
         found = []
@@ -59,22 +70,43 @@ class AdapterSlots:
 
     def load(self, slot: int, fitted: Fitted) -> None:
         """Copy an adapter into a slot, from 1 on. Modules that the adapter does not change get zeros."""
-        a, b = self.a[slot - 1], self.b[slot - 1]
-        if self.ranks[slot - 1]:
+        own = slice((slot - 1) * self.num_experts, slot * self.num_experts)
+        a, b, ranks = self.a[own], self.b[own], self.ranks[own]
+        if ranks.any():
             a.zero_()
             b.zero_()
+            ranks.zero_()
         for index, own_a, own_b in fitted:
-            first, rank = index * self.width, own_a.shape[1]
-            a[:, first : first + rank].copy_(own_a)
-            b[:rank, self.bounds[index] : self.bounds[index + 1]].copy_(own_b)
-        self.ranks[slot - 1] = max((own.shape[1] for _, own, _ in fitted), default=0)
+            expert, part = divmod(index, self.num_parts)
+            first, rank = part * self.width, own_a.shape[1]
+            a[expert, :, first : first + rank].copy_(own_a)
+            b[expert, :rank, self.bounds[part] : self.bounds[part + 1]].copy_(own_b)
+            ranks[expert] = max(rank, int(ranks[expert]))
+
+    def unstacked(self, a: Tensor, b: Tensor) -> Weights | None:
+        """Return the adapters of the modules from one that changes the matrices of all experts (PEFT's `target_parameters`):
+        A [E · rank, in] and B [out, rank · E]. None if these do not have the shapes of this layer."""
+        num_experts, bounds = self.num_experts, self.bounds
+        if a.shape[1:] != self.a.shape[1:2] or a.shape[0] % num_experts or b.shape != (bounds[-1], a.shape[0]):
+            return None
+        each_a, each_b = a.view(num_experts, -1, a.shape[1]), b.view(bounds[-1], -1, num_experts)
+        found = {}
+        for index, name in enumerate(self.modules):
+            expert, part = divmod(index, self.num_parts)
+            found[name] = each_a[expert], each_b[bounds[part] : bounds[part + 1], :, expert]
+        return found
+
+    def product(self) -> Callable[[Tensor, Tensor, AdapterRows], Tensor]:
+        """Return what adds the products of the adapters to y, for the input x: (y [T, out], x [T, in], rows) → y."""
+        add, a, b, ranks, bounds = self.kernels["lora_add"], self.a, self.b, self.ranks, self.bounds
+        return lambda y, x, rows: add(y, x, a, b, ranks, bounds, rows)
 
     def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `call` plus the products of the adapters. A step without adapters only calls `call`."""
-        add, rows_of_step, a, b, ranks, bounds = self.kernels["lora_add"], self.rows, self.a, self.b, self.ranks, self.bounds
+        add, rows_of_step = self.product(), self.rows
 
         def forward(x: Tensor) -> Tensor:
             y, rows = call(x), rows_of_step()
-            return y if rows is None else add(y, x, a, b, ranks, bounds, rows)
+            return y if rows is None else add(y, x, rows)
 
         return forward

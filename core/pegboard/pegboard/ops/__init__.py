@@ -14,7 +14,7 @@ from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.experts import clamped_swiglu, route, sort_by_expert, sum_experts
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
-from pegboard.ops.lora import AdapterRows, lora_add
+from pegboard.ops.lora import AdapterRows, expert_adapter_rows, lora_add
 from pegboard.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
@@ -35,6 +35,7 @@ OPS: dict[str, Callable[..., Any]] = {
         sort_by_expert,
         sum_experts,
         lora_add,
+        expert_adapter_rows,
         sample_tokens,
         causal_conv,
         selective_scan,

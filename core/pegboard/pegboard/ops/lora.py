@@ -17,6 +17,23 @@ class AdapterRows(NamedTuple):
     starts: Tensor
 
 
+def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> AdapterRows:
+    """Return which of the rows sorted by expert use which adapter, where each adapter has a slot for each of the E experts: that
+    of expert e and slot s is 1 + (s - 1) · E + e.
+
+    rows: of the tokens. places: int32 [T, k]; starts: int32 [E + 1] (see `ops.sort_by_expert`).
+    """
+    num_experts, num_slots = len(starts) - 1, len(rows.starts) - 2
+    of_tokens = torch.arange(num_slots + 1).repeat_interleave(rows.starts.diff())
+    of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(0, rows.order[: len(of_tokens)].long(), of_tokens)
+    slots = torch.empty(places.numel(), dtype=torch.int64)
+    slots[places.flatten().long()] = of_tokens.repeat_interleave(places.shape[1])
+    experts = torch.arange(num_experts).repeat_interleave(starts.diff())
+    slots = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
+    counts = torch.bincount(slots, minlength=num_slots * num_experts + 1)
+    return AdapterRows(slots.argsort(stable=True).int(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int())
+
+
 def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
     """Add the products of the adapters to y [T, out] in place, and return y.
 

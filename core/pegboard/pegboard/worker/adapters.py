@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-from torch import Tensor
 
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ModelError, PegboardError
-from pegboard.layers import Layer
-from pegboard.layers.lora import AdapterSlots, Fitted
-
-Weights = Mapping[str, tuple[Tensor, Tensor]]
-"""Module path → A [rank, in] and B [out, rank]."""
+from pegboard.layers import Experts, Layer
+from pegboard.layers.lora import AdapterSlots, Fitted, Weights
 
 NUM_THREADS = 2
 """Adapters that are read at the same time, so that one slow disk does not hold up the others."""
@@ -26,8 +22,11 @@ class Adapters:
     engine's ticket."""
 
     def __init__(self, layers: Iterable[Layer], read: Callable[[LoRARequest], tuple[float, Weights]]) -> None:
+        layers = list(layers)
+        self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         found = [getattr(layer, "adapters", None) for layer in layers]
         self._slots = [slots for slots in found if isinstance(slots, AdapterSlots)]
+        self._slots += [slots for layer in self._experts for slots in layer.adapters]
         self._read = read
         self._threads = ThreadPoolExecutor(NUM_THREADS, "pegboard-adapters")
         self._adapters: dict[int, Future[tuple[str, list[Fitted]]]] = {}
@@ -64,10 +63,13 @@ class Adapters:
     def _fitted(self, lora: LoRARequest) -> tuple[str, list[Fitted]]:
         """Read an adapter. Return its digest, and its weights as each layer stores them. Raises ModelError if it does not fit."""
         scaling, weights = self._read(lora)
-        known = {name for layer in self._slots for name in layer.modules}
+        digest = digest_of(scaling, weights)
+        for layer in self._experts:
+            weights = layer.unstacked(weights)
+        known = {name for slots in self._slots for name in slots.modules}
         if unknown := sorted(weights.keys() - known):
             raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
-        return digest_of(scaling, weights), [layer.fitted(weights, scaling) for layer in self._slots]
+        return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 
 
 def digest_of(scaling: float, weights: Weights) -> str:

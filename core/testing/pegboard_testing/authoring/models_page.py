@@ -22,7 +22,7 @@ CPU such a model is recorded and replayed as one program, unless the table says 
 modules on Pegboard's attention and linear layers (`pegboard-model-transformers`), which also takes architectures that are not
 listed here.
 *Not yet*: refused, with this reason. Adapters (LoRA) and quantized weights work with all models that run, except adapters of
-experts and of latent attention's `kv_b_proj`. Models whose checkpoints merge projections in groups of heads (InternLM 2,
+latent attention's `kv_b_proj`. Models whose checkpoints merge projections in groups of heads (InternLM 2,
 TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights and no adapters."""
 HEADER = "| architecture | runs through | remark |\n|---|---|---|"
 

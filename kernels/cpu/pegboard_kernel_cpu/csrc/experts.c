@@ -179,6 +179,49 @@ EXPORT void clamped_swiglu(const Step *step, Worker *worker, const void *argumen
     }
 }
 
+/* Which of the rows sorted by expert use which adapter. Each adapter has a slot for each expert; slot 0 is the base model. */
+typedef struct {
+    const int32_t *places;      /* [tokens][top_k] */
+    const int32_t *experts;     /* [num_experts + 1], the rows of each expert */
+    const int32_t *order;       /* [tokens], by adapter */
+    const int32_t *starts;      /* [slots + 2], the tokens of each adapter in `order` */
+    int32_t *to_order;          /* [tokens · top_k] */
+    int32_t *to_starts;         /* [slots · num_experts + 3], of which the last is not a result */
+    int64_t slots, num_experts, top_k;
+} ExpertAdapterRows;
+
+/* The slot of a row that belongs to a token of adapter s. */
+INLINE int64_t slot_of_row(const ExpertAdapterRows *a, int64_t s, int32_t row) {
+    int64_t low = 0, high = a->num_experts; /* experts[low] <= row < experts[high] */
+    if (!s) return 0;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (a->experts[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return 1 + (s - 1) * a->num_experts + low;
+}
+
+EXPORT void expert_adapter_rows(const Step *step, Worker *worker, const void *arguments) {
+    (void)step;
+    const ExpertAdapterRows *a = arguments;
+    int64_t count = a->slots * a->num_experts + 1;
+    for (int64_t task; (task = next_task(worker, 1)) < 1;) {
+        memset(a->to_starts, 0, (count + 2) * sizeof *a->to_starts);
+        for (int pass = 0; pass < 2; pass++) { /* first count, two places on; then fill, which moves the starts to their places */
+            for (int64_t s = 0; s <= a->slots; s++)
+                for (int64_t i = a->starts[s]; i < a->starts[s + 1]; i++)
+                    for (int64_t k = 0; k < a->top_k; k++) {
+                        int32_t row = a->places[a->order[i] * a->top_k + k];
+                        int64_t slot = slot_of_row(a, s, row);
+                        if (pass) a->to_order[a->to_starts[slot + 1]++] = row;
+                        else a->to_starts[slot + 2]++;
+                    }
+            for (int64_t slot = 0; !pass && slot < count; slot++) a->to_starts[slot + 2] += a->to_starts[slot + 1];
+        }
+    }
+}
+
 /* A kernel whose rows are `copies` times the tokens of the step. */
 typedef struct {
     Kernel kernel;

@@ -30,7 +30,6 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "use_bdlora": ((None, False), "BD-LoRA is not supported"),
     "modules_to_save": ((None, []), "an adapter with whole modules is not supported; merge these into the base model"),
     "trainable_token_indices": ((None, [], {}), "an adapter with new token embeddings is not supported"),
-    "target_parameters": ((None, []), "adapters of single parameters, such as the weights of experts, are not supported"),
     "layer_replication": ((None, []), "repeated layers are not supported"),
     "alora_invocation_tokens": ((None,), "adapters that work from certain tokens on (aLoRA) are not supported"),
     "arrow_config": ((None,), "routing between adapters (Arrow) is not supported"),
@@ -54,10 +53,13 @@ class Scaling:
     alphas: Mapping[str, float]
     ranks: Mapping[str, int]
 
+    def rank_of(self, module: str) -> int:
+        """Return the rank that the config gives a module."""
+        return int(_for_module(self.ranks, module) or self.rank)
+
     def of(self, module: str, rank: int) -> float:
         """Return the factor of a module whose matrices have this rank. Raises ModelError if the config gives another rank."""
-        expected = _for_module(self.ranks, module) or self.rank
-        if expected != rank:
+        if (expected := self.rank_of(module)) != rank:
             raise ModelError(f"the matrices of {module} have rank {rank}, and adapter_config.json says {expected}")
         alpha = _for_module(self.alphas, module)
         return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.uses_root else rank)

@@ -1,8 +1,10 @@
 """Reads a LoRA adapter in PEFT's layout: adapter_config.json next to adapter_model.safetensors.
 
 The tensors of a linear layer are base_model.model.<module path>.lora_A.weight [rank, in] and ….lora_B.weight [out, rank]. An
-embedding has ….lora_embedding_A [rank, vocab] and ….lora_embedding_B [hidden, rank]. If embeddings or the head are changed, PEFT
-also writes the weights of the base model, as ….base_layer.weight. They are not read.
+embedding has ….lora_embedding_A [rank, vocab] and ….lora_embedding_B [hidden, rank]. The experts of a layer have such matrices
+one by one, or together (`target_parameters`): A [experts · rank, in] and B [out, rank · experts] with the names ….experts and
+….experts.base_layer. If embeddings or the head are changed, PEFT also writes the weights of the base model, as
+….base_layer.weight. They are not read.
 """
 
 from __future__ import annotations
@@ -59,6 +61,12 @@ def _factor(path: Path, module: str, pair: tuple[TensorEntry, TensorEntry], scal
         raise ModelError(
             f"{path}: A of {module} has the shape {list(a.shape)}, and B has {list(b.shape)}; expected [rank, in] and [out, rank]"
         )
+    experts = module.removesuffix(".base_layer")
+    if experts.endswith(".experts"):  # the matrices of all experts
+        rank = scaling.rank_of(experts)
+        if a.shape[0] % rank:
+            raise ModelError(f"{path}: A of {module} has {a.shape[0]} rows, which are not a multiple of the rank {rank}")
+        return scaling.of(experts, rank)
     return scaling.of(module, a.shape[0])
 
 
@@ -79,8 +87,6 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
         module = name.removesuffix(ending or "").removeprefix(PREFIX)
         if ending is None or entry.stored not in TYPES or len(module) > MAX_PATH:
             raise ModelError(f"{path}: {name[:MAX_PATH]} ({entry.stored}) is not supported{_reason(name)}")
-        if ".experts." in f".{module}.":
-            raise ModelError(f"{path}: {name} changes an expert; adapters of experts are not supported")
         if pairs.setdefault(module, {}).setdefault(ENDINGS[ending], entry) is not entry:
             raise ModelError(f"{path}: {module} has the matrix {'AB'[ENDINGS[ending]]} twice")
     for module, pair in pairs.items():

@@ -141,7 +141,12 @@ def test_rows_of_queries_and_keys_follow_the_order_of_the_base_model(tmp_path: P
         (
             CONFIG,
             {f"mlp.experts.3.up_proj.lora_{part}.weight": torch.ones(2, 2) for part in "AB"},
-            "adapters of experts",
+            "does not have: mlp.experts.3.up_proj",
+        ),
+        (
+            CONFIG,
+            {f"mlp.experts.lora_{part}.weight": torch.ones(3, 3) for part in "AB"},
+            "A of mlp.experts has 3 rows, which are not a multiple of the rank 2",
         ),
         (CONFIG | {"peft_type": "LOHA"}, None, "peft_type is 'LOHA'; only LORA"),
         (CONFIG | {"peft_type": ["LORA"]}, None, "only LORA"),
@@ -150,7 +155,6 @@ def test_rows_of_queries_and_keys_follow_the_order_of_the_base_model(tmp_path: P
         (CONFIG | {"use_dora": True}, None, "use_dora is True: DoRA is not supported"),
         (CONFIG | {"modules_to_save": ["lm_head", "embed_tokens"]}, None, r"modules_to_save is \['lm_head', 'embed_tokens'\]"),
         (CONFIG | {"trainable_token_indices": [1]}, None, "new token embeddings"),
-        (CONFIG | {"target_parameters": ["mlp.experts.gate_up_proj"]}, None, "target_parameters .*experts"),
         (CONFIG | {"layer_replication": [[0, 4], [2, 5]]}, None, "repeated layers"),
         (CONFIG | {"alora_invocation_tokens": [1, 2]}, None, "aLoRA"),
         (CONFIG | {"init_lora_weights": "pissa_niter_4"}, None, "fits only a base model that was changed"),
