@@ -45,6 +45,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
     ),
     "deepseek_v3, halves, dense": ("deepseek_v3", {**LATENT, "rope_interleave": False, "first_k_dense_replace": 3}),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {**LATENT, **EXPERTS, **GROUPS, "q_lora_rank": 24, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+        | {"index_n_heads": 12, "index_head_dim": 16, "index_topk": 7}
+        | {"rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 1.0}},
+    ),
     "minicpm3": ("minicpm3", {**LATENT, "q_lora_rank": 24, "dim_model_base": 16, "rope_parameters": LONGROPE}),
     "minicpm3, plain": (
         "minicpm3",
@@ -81,7 +87,7 @@ def test_architecture(write: Any, check_parity: Any, name: str, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["deepseek_v3", "longcat_flash"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "longcat_flash"])
 def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str, backend: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
@@ -91,7 +97,7 @@ def test_preemption_and_whole_prompts(write: Any, check_parity: Any, name: str, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "longcat_flash"])
+@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash"])
 def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str, backend: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)

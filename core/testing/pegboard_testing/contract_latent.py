@@ -29,6 +29,7 @@ from pegboard.interfaces.attention import (
     KVPlan,
     KVTensor,
     Latent,
+    SparseIndex,
 )
 from pegboard.interfaces.spec import unmet
 from pegboard.worker import memory
@@ -39,13 +40,14 @@ STORED = ("float32", "bfloat16", "float16", "fp8_ds_mla")
 TOLERANCE = 5e-5
 
 
-def latent_layer(heads: int = 3, rank: int = 32, nope: int = 8, rope: int = 8, value: int = 12, **more: Any) -> AttentionLayer:
+def latent_layer(heads: int = 3, rank: int = 32, nope: int = 8, rope: int = 8, value: int = 12,
+                 index: SparseIndex | None = None, **more: Any) -> AttentionLayer:  # fmt: skip
     """Return a layer with random up-projections, as core hands it over."""
     random = torch.Generator().manual_seed(heads + rank)
     up_k, up_v = (torch.randn(heads, *shape, generator=random) / 4 for shape in ((nope, rank), (rank, value)))
     fields = {"layer_index": 0, "scale": (nope + rope) ** -0.5, **more}
     return AttentionLayer(
-        num_heads=heads, num_kv_heads=1, head_dim=rank + rope, value_dim=rank, latent=Latent(up_k, up_v), **fields
+        num_heads=heads, num_kv_heads=1, head_dim=rank + rope, value_dim=rank, latent=Latent(up_k, up_v, index), **fields
     )
 
 
@@ -81,6 +83,11 @@ class LatentTrial(Trial):
         widths = {"q": (layer.num_heads, self.up_k.shape[1]), "q_rope": (layer.num_heads, layer.head_dim - rank),
                   "latent": (rank,), "k_rope": (layer.head_dim - rank,)}  # fmt: skip
         self.rows = {name: [torch.randn(n, *shape, generator=random) for n in lengths] for name, shape in widths.items()}
+        if layer.latent.index is not None:
+            heads, size = layer.latent.index.num_heads, layer.latent.index.head_dim
+            more = {"vectors": (heads, size), "weights": (heads,), "index": (size,)}
+            own = {name: [torch.randn(n, *shape, generator=random) for n in lengths] for name, shape in more.items()}
+            self.rows |= own | {"index": [keys.bfloat16().float() for keys in own["index"]]}  # all types store them exactly
         self.kept = [
             [torch.from_numpy(x).double() for x in rounded(latent.numpy(), rope.numpy(), stored)]
             for latent, rope in zip(self.rows["latent"], self.rows["k_rope"], strict=True)
@@ -120,9 +127,20 @@ class LatentTrial(Trial):
             queries = torch.cat([self.rows[name][piece.row][piece.start : piece.stop] for name in ("q", "q_rope")], -1).double()
             scores = torch.einsum("qhd,htd->hqt", queries, keys) * layer.scale
             hidden = torch.arange(piece.stop) > torch.arange(piece.start, piece.stop)[:, None]
+            if layer.latent is not None and layer.latent.index is not None:
+                hidden = hidden | ~self._chosen(layer.latent.index.top_k, piece, hidden)
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             outputs.append(torch.einsum("hqt,htv->qhv", weights, values).flatten(1))
         return torch.cat(outputs).float()
+
+    def _chosen(self, top_k: int, piece: Piece, hidden: Tensor) -> Tensor:
+        """Return which keys have the best scores: bool [queries, keys]."""
+        vectors, weights = (self.rows[name][piece.row][piece.start : piece.stop].double() for name in ("vectors", "weights"))
+        keys = self.rows["index"][piece.row][: piece.stop].double()
+        scores = torch.einsum("qhd,td->qht", vectors, keys).clamp(min=0)
+        scores = torch.einsum("qh,qht->qt", weights, scores).masked_fill(hidden, float("-inf"))
+        rank = scores.argsort(-1, descending=True).argsort(-1)
+        return rank < top_k
 
 
 @st.composite
@@ -162,6 +180,17 @@ class LatentContract:
         lengths = [2, 17, 33, 260, 700, 16, 1]
         trial = LatentTrial(self, latent_layer(6, 128, 16, 16, 24), self.block_sizes[0], lengths, 11, stored)
         self.check(trial, [Piece(row, 0, length - 1) for row, length in enumerate(lengths) if length > 1])
+        self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
+
+    @pytest.mark.parametrize("stored", STORED)
+    def test_an_index_chooses_the_keys(self, stored: str) -> None:
+        """Prompts in pieces, then decodes, of rows with fewer and more keys than a query attends to."""
+        if unmet(self.spec.supports, {"sparse": True}):
+            pytest.skip("this backend takes no index")
+        lengths = [2, 17, 33, 70]
+        trial = LatentTrial(self, latent_layer(index=SparseIndex(16, 8, 12)), self.block_sizes[0], lengths, 3, stored)
+        self.check(trial, [Piece(row, 0, length // 2) for row, length in enumerate(lengths)])
+        self.check(trial, [Piece(row, length // 2, length - 1) for row, length in enumerate(lengths) if length > 2])
         self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
 
     def test_only_latents_are_stored_in_the_documented_layout(self) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class AttentionSpec(Spec):
     """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window, chunk, sinks and soft_cap are True if the backend
     can do them (see `AttentionLayer`).
-    latent: the types in which it can store the latents of latent attention, where kv_dtype does not count.
+    latent: the types in which it can store the latents of latent attention, where kv_dtype does not count. sparse: True if it can
+    choose keys by an index (see `SparseIndex`).
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
     `plan` fills in place.
@@ -47,6 +48,7 @@ class AttentionNeed(Need):
     chunk: bool = False
     sinks: bool = False
     soft_cap: bool = False
+    sparse: bool = False
     block_size: int | None = None
 
 
@@ -135,6 +137,17 @@ class KVPlan(msgspec.Struct, frozen=True):
 # --- the layer, the views and the step ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class SparseIndex:
+    """How a layer with latent attention chooses the keys that a query attends to (DeepSeek-AI 2025, "DeepSeek-V3.2"). Each token
+    also stores an index key i [head_dim]. A query has index vectors x_h [head_dim] of num_heads heads, and their weights w_h. A
+    key's score is the sum of w_h max(0, x_h · i). The query attends to the top_k visible keys with the best scores."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
 @dataclass(eq=False, slots=True)
 class Latent:
     """The up-projections of a layer with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). They are set when weights are
@@ -142,11 +155,13 @@ class Latent:
 
     A token stores one latent c [C] and one part of its keys r [R], which all H heads share. The key of head h is (up_k[h] c, r)
     and its value is up_v[h]ᵀ c. A backend may compute them (*expanded*), or multiply the queries with up_k and the results with
-    up_v (*absorbed*); then (c, r) is the only key and c the only value. up_k: [H, N, C]. up_v: [H, C, V].
+    up_v (*absorbed*); then (c, r) is the only key and c the only value. up_k: [H, N, C]. up_v: [H, C, V]. index: None = a query
+    attends to all visible keys.
     """
 
     up_k: "Tensor | None" = None
     up_v: "Tensor | None" = None
+    index: SparseIndex | None = None
 
     def matrices(self) -> "tuple[Tensor, Tensor]":
         """Return (up_k, up_v)."""
@@ -264,7 +279,8 @@ class AttentionBackend(Protocol):
         """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It writes k and v to the cache and
         then attends under the current plan. k and v are None if the layer shares another layer's cache. Hot: it is called for
         every layer in every step. For latent attention, the callable is (q [T, H, N], rotated part of q [T, H, R], latent [T, C],
-        rotated part of the key [T, R]) → [T, H * V], and writes the last two."""
+        rotated part of the key [T, R]) → [T, H * V], and writes the last two. With an index, it also takes the index vectors
+        [T, num_heads, head_dim], their weights float32 [T, num_heads], and the index key [T, head_dim], and writes the last."""
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Derive what all layers of the group share. Called once per step, before the forward. `inputs` stays valid until the

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.attention import AttentionLayer, Latent
+from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
 from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers.build import Build, Layer
@@ -18,14 +18,14 @@ from pegboard.layers.rope import Rotation
 
 class LatentAttention(Layer):
     """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of q, and k_rope, are rotated,
-    unless the rotation is None.
+    unless the rotation is None. With an index, it also takes what the backend's callable then takes more.
 
     The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N other channels of every head's
     keys, and its values. The weight has two uses that need different layouts, and backends multiply it head by head. So it is
     dequantized once and kept in the compute type: it is a small part of a model.
 
     layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale: factor of q·k. pairs: the
-    rotated channels are neighbors (DeepSeek); otherwise halves (MiniCPM3).
+    rotated channels are neighbors (DeepSeek); otherwise halves (MiniCPM3). index: how keys are chosen; None = all.
     """
 
     def __init__(
@@ -40,11 +40,12 @@ class LatentAttention(Layer):
         value_dim: int,
         scale: float,
         pairs: bool = True,
+        index: SparseIndex | None = None,
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
             raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
-        self.latent, self.pairs = Latent(), pairs
+        self.latent, self.pairs = Latent(index=index), pairs
         self.num_heads, self.rank, self.nope_dim, self.value_dim = num_heads, rank, nope_dim, value_dim
         self.layer_index = layer_index
         self.method: WeightMethod | None = None
@@ -85,12 +86,12 @@ class LatentAttention(Layer):
         attend, rotate = self.build.attention[self.layer_index], self.build.kernels["rope"]
         nope, pairs = self.nope_dim, self.pairs
 
-        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation | None) -> Tensor:
+        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation | None, *index: Tensor) -> Tensor:
             turned = q[..., nope:]
             if rotation is not None:
                 cos, sin = rotation
                 turned, k_rope = rotate(turned, cos, sin, pairs), rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
-            out: Tensor = attend(q[..., :nope], turned, latent, k_rope)
+            out: Tensor = attend(q[..., :nope], turned, latent, k_rope, *index)
             return out
 
         self.forward = forward

@@ -91,6 +91,7 @@ class AttentionGroups:
             chunk=layer.chunk is not None,
             sinks=layer.sinks is not None,
             soft_cap=layer.soft_cap is not None,
+            sparse=layer.latent is not None and layer.latent.index is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())
         decision = self.registry.decisions.get(("attention", key))

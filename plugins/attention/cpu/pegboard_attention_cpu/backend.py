@@ -19,6 +19,7 @@ from pegboard.interfaces.attention import (
 )
 from pegboard_attention_cpu.latent import LatentLayer
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
+from pegboard_attention_cpu.sparse import Chooser, index_tensors
 
 
 def rounded(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
@@ -75,7 +76,7 @@ class CPUPagedAttention:
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
         if layer.latent is not None:
-            return KVCacheSpec(tensors=(latent_tensor(layer, dtype),))
+            return KVCacheSpec(tensors=(latent_tensor(layer, dtype), *index_tensors(layer, dtype)))
         value_dim = layer.value_dim or layer.head_dim
         return KVCacheSpec(
             tensors=(
@@ -98,8 +99,12 @@ class CPUPagedAttention:
     def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         if layer.latent is not None:
-            cache = self.views[layer.layer_index]["latent"]
-            return LatentLayer(layer, cache, writer(cache), self._planned, attention_of(layer), self.key_scratch.gather)
+            view = self.views[layer.layer_index]
+            cache, chooser = view["latent"], None
+            if layer.latent.index is not None:
+                chooser = Chooser(layer.latent.index, view["index"], writer(view["index"]), self.value_scratch.gather)
+            gather = self.key_scratch.gather
+            return LatentLayer(layer, cache, writer(cache), self._planned, attention_of(layer), gather, chooser)
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
         stored, write_k, write_v = k_cache.dtype, writer(k_cache), writer(v_cache)

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from pegboard.interfaces.attention import LATENT_TILE, AttentionLayer, Full
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan
+from pegboard_attention_cpu.sparse import Chooser, Gather, Write
 
 FLOAT8 = torch.float8_e4m3fn
+
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
-Gather = Callable[[Tensor, Tensor], Tensor]
-Write = Callable[[Tensor, Tensor], object]
 
 
 def pack(latent: Tensor, rope: Tensor) -> Tensor:
@@ -41,20 +41,31 @@ class LatentLayer:
     """One bound layer: (q [T, H, N], rotated part of q [T, H, R], latent [T, C], rotated part of the key [T, R]) → [T, H·V].
 
     cache: [blocks, block_size, width], of floats, or bytes in the layout fp8_ds_mla. write: see `backend.writer`. plan: returns
-    the step's plan. attend: see `backend.attention_of`. gather: returns cache[blocks], valid until the next call.
+    the step's plan. attend: see `backend.attention_of`. gather: returns cache[blocks], valid until the next call. chooser: of the
+    keys, if the layer has an index; the callable then takes its three tensors too.
     """
 
     def __init__(
-        self, layer: AttentionLayer, cache: Tensor, write: Write, plan: Callable[[], Plan], attend: Attend, gather: Gather
+        self,
+        layer: AttentionLayer,
+        cache: Tensor,
+        write: Write,
+        plan: Callable[[], Plan],
+        attend: Attend,
+        gather: Gather,
+        chooser: Chooser | None = None,
     ) -> None:
         assert layer.latent is not None and layer.value_dim is not None
         self.up_k, self.up_v = layer.latent.matrices()
         self.rank, self.num_heads = layer.value_dim, layer.num_heads
         self.cache, self.write, self.plan, self.attend, self.gather = cache, write, plan, attend, gather
+        self.chooser = chooser
         self.is_packed = cache.dtype == torch.uint8
 
-    def __call__(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor) -> Tensor:
         plan = self.plan()
+        if self.chooser is not None:
+            self.chooser.store(plan, *index)
         if plan.stored is not None:
             latent, k_rope = latent[plan.stored], k_rope[plan.stored]
         new = pack(latent, k_rope) if self.is_packed else torch.cat((latent, k_rope), 1).to(self.cache.dtype)
@@ -76,10 +87,12 @@ class LatentLayer:
     def _absorbed(self, q: Tensor, q_rope: Tensor, bucket: Bucket) -> Tensor:
         """One query for each row. All heads have the same keys, so they are queries of one head."""
         queries = torch.cat((torch.bmm(q.transpose(0, 1), self.up_k).transpose(0, 1), q_rope), -1)
-        keys = self._read(bucket.blocks, q.dtype).view(bucket.num_rows, 1, bucket.num_keys, -1)
+        keys, bias = self._read(bucket.blocks, q.dtype).view(bucket.num_rows, 1, bucket.num_keys, -1), bucket.bias[Full()]
         if self.is_packed:  # what unused slots contain may mean NaN, and 0 · NaN is not 0
-            keys = keys.masked_fill(bucket.bias[Full()].isinf().transpose(-1, -2), 0)
-        sums = self.attend(queries.unsqueeze(1), keys, keys[..., : self.rank], bucket.bias[Full()].to(q.dtype), False)
+            keys = keys.masked_fill(bias.isinf().transpose(-1, -2), 0)
+        if self.chooser is not None:
+            bias = self.chooser.of_bucket(bucket, bias)
+        sums = self.attend(queries.unsqueeze(1), keys, keys[..., : self.rank], bias.to(q.dtype), False)
         return torch.bmm(sums[:, 0].transpose(0, 1), self.up_v).transpose(0, 1).flatten(1)
 
     def _expanded(self, q: Tensor, q_rope: Tensor, chunk: Chunk) -> Tensor:
@@ -87,6 +100,8 @@ class LatentLayer:
         latent, rope = self._read(chunk.blocks, q.dtype)[: chunk.num_keys].split((self.rank, q_rope.shape[-1]), 1)
         keys = torch.cat((latent @ self.up_k.transpose(1, 2), rope.expand(self.num_heads, -1, -1)), -1)
         queries, bias = torch.cat((q, q_rope), -1).transpose(0, 1), chunk.bias[Full()]
+        if self.chooser is not None:
+            bias = self.chooser.of_chunk(chunk, bias)
         bias = bias if bias is None else bias.to(q.dtype)
         return (
             self.attend(queries[None], keys[None], (latent @ self.up_v)[None], bias, bias is None)[0].transpose(0, 1).flatten(1)

@@ -15,6 +15,7 @@ CPU_PAGED = AttentionSpec(
         "chunk": True,
         "sinks": True,
         "soft_cap": True,
+        "sparse": True,
         "block_size": True,
     },
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pegboard.interfaces.attention import SparseIndex
 from pegboard.layers import Activation, Build, Embedding, Head, LatentAttention, LayerStack, Linear, Norm, Rope, Rotation
 from pegboard.layers.rope import rope_parameters
 from pegboard_model_deepseek.shape import Shape
@@ -82,9 +83,20 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Latent attention. With q_lora_rank, queries too are functions of a small vector. latent_scale: factor of the latent."""
+    """Latent attention. With q_lora_rank, queries too are functions of a small vector. latent_scale: factor of the latent.
+    choice: how keys are chosen (see `deepseek_v32`)."""
 
-    def __init__(self, build: Build, index: int, shape: Shape, scale: float, pairs: bool, *, latent_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        build: Build,
+        index: int,
+        shape: Shape,
+        scale: float,
+        pairs: bool,
+        *,
+        latent_scale: float = 1.0,
+        choice: SparseIndex | None = None,
+    ) -> None:
         super().__init__()
         self.latent_scale = latent_scale
         self.rank, self.num_heads, hidden = shape.rank, shape.num_heads, shape.hidden_size
@@ -108,6 +120,7 @@ class SelfAttention(nn.Module):
             value_dim=shape.value_dim,
             scale=scale,
             pairs=pairs,
+            index=choice,
         )
         self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias)
 
@@ -118,7 +131,11 @@ class SelfAttention(nn.Module):
         q = self.q_proj(small).view(hidden.shape[0], self.num_heads, -1)
         kv = self.kv_a_proj(hidden)
         latent = scaled(self.kv_a_layernorm(kv[:, : self.rank]), self.latent_scale)
-        return self.o_proj(self.attention(q, latent, kv[:, self.rank :], rotation))
+        return self.o_proj(self.attention(q, latent, kv[:, self.rank :], rotation, *self.indexed(hidden, small, rotation)))
+
+    def indexed(self, hidden: Tensor, small: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
+        """Return what the choice of keys needs of each token. small: the vector that queries are functions of."""
+        return ()
 
 
 class FeedForward(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Linear, RouterRule, read, size_of
 from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder
-from pegboard_model_deepseek.shape import Shape
+from pegboard_model_deepseek.shape import Shape, sparse_layers
 
 
 class DeepseekModel(LatentDecoder):
@@ -27,8 +27,8 @@ class DeepseekModel(LatentDecoder):
         super().__init__(config, build, Shape(config), pairs=pairs)
 
     def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
-        num_experts, every = read(config, "n_routed_experts", int), read(config, "moe_layer_freq", int) or 1
-        if not num_experts or index < (read(config, "first_k_dense_replace", int) or 0) or index % every:
+        num_experts = read(config, "n_routed_experts", int)
+        if not num_experts or not sparse_layers(config, shape.num_layers)[index]:
             return FeedForward(build, shape)
         return ExpertsBlock(
             build, shape, config, num_experts, router_rule(config, num_experts, score=self.score, method=self.method)

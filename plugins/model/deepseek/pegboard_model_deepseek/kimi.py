@@ -13,7 +13,7 @@ from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, Parameters, ShortConv, StateLayer, read, size_of
 from pegboard_model_deepseek.decoder import DecoderLayer, FeedForward, LatentDecoder, SelfAttention
 from pegboard_model_deepseek.deepseek import ExpertsBlock, router_rule
-from pegboard_model_deepseek.shape import Shape
+from pegboard_model_deepseek.shape import Shape, kinds, sparse_layers
 
 NAMES = {
     "max_position_embeddings": "model_max_length",
@@ -132,21 +132,3 @@ def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
         told = "kda_layers and full_attn_layers of linear_attn_config"
         raise ModelError(f"the checkpoint's config has {num_layers} layers; expected each of them once in {told}, counted from 1")
     return [is_linear for is_linear, _ in found]
-
-
-def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Return which layers have experts."""
-    if config.get("mlp_layer_types") is not None:
-        return kinds(config, "mlp_layer_types", num_layers, "dense", "sparse")
-    first, every = read(config, "first_k_dense_replace", int) or 0, read(config, "moe_layer_freq", int) or 1
-    return [index >= first and index % every == 0 for index in range(num_layers)]
-
-
-def kinds(config: Mapping[str, Any], name: str, num_layers: int, no: str, yes: str) -> list[bool]:
-    """Return which layers are `yes` in the list `name` of the config, which has `no` or `yes` for each layer."""
-    found = read(config, name, list[str])
-    if found is None or len(found) != num_layers or any(kind not in (no, yes) for kind in found):
-        raise ModelError(
-            f"the checkpoint's config has {name}={found}; expected {no!r} or {yes!r} for each of {num_layers} layers"
-        )
-    return [kind == yes for kind in found]

@@ -10,5 +10,6 @@ def _on_cpu(implementation: str) -> ModelSpec:
 DEEPSEEK_V2 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV2Model")
 DEEPSEEK_V3 = _on_cpu("pegboard_model_deepseek.deepseek:DeepseekV3Model")
 MINICPM3 = _on_cpu("pegboard_model_deepseek.minicpm:MiniCPM3Model")
+DEEPSEEK_V32 = _on_cpu("pegboard_model_deepseek.deepseek_v32:DeepseekV32Model")
 KIMI_LINEAR = _on_cpu("pegboard_model_deepseek.kimi:KimiLinearModel")
 LONGCAT_FLASH = _on_cpu("pegboard_model_deepseek.longcat:LongcatFlashModel")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pegboard_model_deepseek.deepseek import DeepseekV2Model, DeepseekV3Model
+from pegboard_model_deepseek.deepseek_v32 import DeepseekV32Model
 from pegboard_model_deepseek.kimi import KimiLinearModel
 from pegboard_model_deepseek.longcat import LongcatFlashModel
 from pegboard_model_deepseek.minicpm import MiniCPM3Model
@@ -54,9 +55,11 @@ KIMI = {
         "short_conv_kernel_size": 4,
     },
 }
+INDEX = {"index_n_heads": 3, "index_head_dim": 6, "index_topk": 5}
 NAMES = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
     "KimiLinearForCausalLM",
     "LongcatFlashForCausalLM",
     "MiniCPM3ForCausalLM",
@@ -141,16 +144,30 @@ def test_kimi_has_states_and_latents_and_no_rotary_table() -> None:
     assert list(build.declared.states) == [0] and list(build.declared.attention) == [1] and model.rope is None
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"q_lora_rank": None}, "q_lora_rank=None"),
+        ({"index_topk": 0}, "index_topk=0"),
+        ({"index_topk": None}, "index_topk=None"),
+        ({"index_head_dim": 2}, "an index_head_dim of at least qk_rope_head_dim=4"),
+    ],
+)
+def test_indexes_that_do_not_fit_are_model_errors(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        DeepseekV32Model({**LONGCAT, **INDEX, **values}, fake_build())
+
+
 def test_a_layer_of_longcat_has_two_caches() -> None:
     build = fake_build()
     LongcatFlashModel(LONGCAT, build)
     assert list(build.declared.attention) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel])
+@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel, DeepseekV32Model])
 @pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
 def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:
     more = ["scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq", "layer_types"]
-    for key in [*LONGCAT, *KIMI, *more]:
+    for key in [*LONGCAT, *KIMI, *INDEX, *more]:
         with contextlib.suppress(ModelError):
-            model({**LONGCAT, **KIMI, key: value}, fake_build())
+            model({**LONGCAT, **KIMI, **INDEX, key: value}, fake_build())
