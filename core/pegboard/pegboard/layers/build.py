@@ -106,6 +106,10 @@ class Layer(nn.Module):
     def bind(self) -> None:
         """Compose `self.forward`."""
 
+    def holders(self) -> list[Any]:
+        """Return the objects that hold the weights. Their memory is released while the engine sleeps."""
+        return [item for item in vars(self).values() if isinstance(item, PlainTensor)]
+
 
 class PlainTensor:
     """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A reload writes to the same
@@ -143,3 +147,6 @@ class WeightLayer(Layer):
     def finish(self) -> None:
         if self.method is not None:
             self.method.finish()
+
+    def holders(self) -> list[Any]:
+        return [self.method, *super().holders()]

@@ -195,6 +195,9 @@ class Experts(Layer):
 
             self.forward = forward
 
+    def holders(self) -> list[Any]:
+        return [*self.methods, *self.biases, *super().holders()]
+
     def unstacked(self, weights: Weights) -> Weights:
         """Return an adapter with the matrices of each expert in place of those of all (see `AdapterSlots.unstacked`). PEFT names
         these like the experts, or their base layer. Raises ModelError if the shapes do not fit."""

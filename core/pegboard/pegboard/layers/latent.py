@@ -49,6 +49,7 @@ class LatentAttention(Layer):
         self.num_heads, self.rank, self.nope_dim, self.value_dim = num_heads, rank, nope_dim, value_dim
         self.layer_index = layer_index
         self.method: WeightMethod | None = None
+        self.available: Mapping[str, Any] = {}
         build.declared.attention[layer_index] = AttentionLayer(
             layer_index=layer_index,
             num_heads=num_heads,
@@ -62,10 +63,12 @@ class LatentAttention(Layer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path, rows = f"{self.build.path}.kv_b_proj", self.num_heads * (self.nope_dim + self.value_dim)
         layer = LinearLayer(path, self.rank, rows, (Part(f"{path}.weight", (0, rows)),))
-        self.method = self.build.method("linear", layer)
+        self.method, self.available = self.build.method("linear", layer), available
         return self.method.declare(available)
 
     def accept(self, piece: WeightPiece) -> None:
+        if self.method is None:
+            self.declare(self.available)
         assert self.method is not None
         self.method.accept(piece)
 
@@ -81,6 +84,9 @@ class LatentAttention(Layer):
         self.latent.up_k.copy_(up_k)
         self.latent.up_v.copy_(up_v)
         self.method = None
+
+    def holders(self) -> list[Any]:
+        return [self.latent]
 
     def bind(self) -> None:
         attend, rotate = self.build.attention[self.layer_index], self.build.kernels["rope"]

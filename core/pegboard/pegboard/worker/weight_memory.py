@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers import Layer
-from pegboard.layers.build import Build, PlainTensor, WeightLayer
+from pegboard.layers.build import Build
 
 
 class WeightMemory:
@@ -29,11 +29,7 @@ class WeightMemory:
 
     def tensors(self) -> list[Tensor]:
         """Return one uint8 tensor [bytes] per memory area that a weight or a small tensor of a layer uses."""
-        roots: list[Any] = []
-        for layer in self._layers:
-            owned = [item for item in vars(layer).values() if isinstance(item, PlainTensor)]
-            roots += [layer.method, *owned] if isinstance(layer, WeightLayer) else owned
-        return list(_areas(roots))
+        return list(_areas(root for layer in self._layers for root in layer.holders()))
 
     def sleep(self, level: int) -> None:
         """Release the memory. level 1: the weights are saved before; 2: they are not."""
