@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from pegboard_model_deepseek.pangu import NAMES
 from safetensors.torch import load_file, save_file
 
 from pegboard import SamplingParams
@@ -136,6 +138,41 @@ def test_kimi_linear_with_few_blocks_and_cached_prefixes(write_kimi: Any, check_
     reference = write_kimi()
     check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=12, max_model_len=56, mamba_block_size=8)
     check_cached(reference, (56, 52, 48), mamba_block_size=8)
+
+
+@pytest.mark.parametrize("sandwich", [True, False])
+def test_pangu_ultra_moe(write: Any, check_parity: Any, sandwich: bool) -> None:
+    """Transformers does not have this architecture. The reference is its DeepSeek-V3 without corrections, with the norms of the
+    published definition."""
+    groups = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-3}
+    reference = write("deepseek_v3", **LATENT, **EXPERTS, **groups, q_lora_rank=24, first_k_dense_replace=1)
+    path = reference.directory / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if not name.endswith("correction_bias")}
+    for name, buffer in reference.model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.zero_()
+    if sandwich:
+        for index, layer in enumerate(reference.model.model.layers):
+            norms = [type(layer.input_layernorm)(32, eps=1e-3) for _ in range(2)]
+            for name, norm in zip(("pre_mlp", "post_mlp"), norms, strict=True):
+                norm.weight.data.normal_(1, 0.3)
+                tensors[f"model.layers.{index}.{name}_layernorm.weight"] = norm.weight.data
+            layer.forward = partial(sandwiched, layer, *norms)
+    save_file(tensors, path)
+    path = reference.directory / "config.json"
+    config = json.loads(path.read_text())
+    config |= {own: config.pop(name, None) for name, own in NAMES.items()} | {"num_dense_layers": 1, "sandwich_norm": sandwich}
+    for name in ("mlp_layer_types", "n_group", "topk_group", "rope_interleave"):
+        config.pop(name, None)
+    path.write_text(json.dumps({**config, "model_type": "pangu_ultra_moe", "architectures": ["PanguUltraMoEForCausalLM"]}))
+    check_parity(reference, block_size=16)
+
+
+def sandwiched(layer: Any, before: Any, after: Any, hidden: torch.Tensor, **step: Any) -> torch.Tensor:
+    """Run a layer of transformers' DeepSeek-V3 with a norm of each block's result."""
+    hidden = hidden + layer.post_attention_layernorm(layer.self_attn(layer.input_layernorm(hidden), **step)[0])
+    found: torch.Tensor = hidden + after(layer.mlp(before(hidden)))
+    return found
 
 
 def logprobs(llm: Any, prompts: list[list[int]]) -> torch.Tensor:

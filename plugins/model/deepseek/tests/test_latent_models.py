@@ -11,6 +11,8 @@ from pegboard_model_deepseek.deepseek_v32 import DeepseekV32Model
 from pegboard_model_deepseek.kimi import KimiLinearModel
 from pegboard_model_deepseek.longcat import LongcatFlashModel
 from pegboard_model_deepseek.minicpm import MiniCPM3Model
+from pegboard_model_deepseek.pangu import NAMES as PANGU_NAMES
+from pegboard_model_deepseek.pangu import PanguUltraMoEModel
 
 from pegboard.errors import ModelError
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -63,7 +65,9 @@ NAMES = [
     "KimiLinearForCausalLM",
     "LongcatFlashForCausalLM",
     "MiniCPM3ForCausalLM",
+    "PanguUltraMoEForCausalLM",
 ]
+MODELS = [DeepseekV3Model, DeepseekV32Model, KimiLinearModel, LongcatFlashModel, MiniCPM3Model, PanguUltraMoEModel]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,10 +168,20 @@ def test_a_layer_of_longcat_has_two_caches() -> None:
     assert list(build.declared.attention) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel, DeepseekV32Model])
+@pytest.mark.parametrize(
+    "model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel, DeepseekV32Model, PanguUltraMoEModel]
+)
 @pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
 def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:
-    more = ["scale_depth", "scale_emb", "dim_model_base", "first_k_dense_replace", "moe_layer_freq", "layer_types"]
-    for key in [*LONGCAT, *KIMI, *INDEX, *more]:
+    more = [
+        "scale_depth",
+        "scale_emb",
+        "dim_model_base",
+        "first_k_dense_replace",
+        "moe_layer_freq",
+        "layer_types",
+        "sandwich_norm",
+    ]
+    for key in [*LONGCAT, *KIMI, *INDEX, *PANGU_NAMES.values(), "sandwich_norm", *more]:
         with contextlib.suppress(ModelError):
             model({**LONGCAT, **KIMI, **INDEX, key: value}, fake_build())
