@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers.models.falcon import modeling_falcon
 
 TYPES = ["sliding_attention", "full_attention"] * 2
@@ -73,6 +74,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere, scaled logits": ("cohere", {"logit_scale": 0.25, "use_qk_norm": True}),
     "cohere2, windows": ("cohere2", {**FOUR, "attention_bias": True}),
     "olmo": ("olmo", {}),
+    "gpt2": ("gpt2", {**GPT, "n_positions": 64}),
+    "gpt2, scaled by layer": ("gpt2", {**GPT, "n_positions": 64, "scale_attn_by_inverse_layer_idx": True, "n_inner": 48}),
+    "gpt_bigcode, one head of keys": ("gpt_bigcode", {**GPT, "n_positions": 64}),
+    "gpt_bigcode": ("gpt_bigcode", {**GPT, "n_positions": 64, "multi_query": False}),
+    "gpt_neox": ("gpt_neox", {"num_key_value_heads": None}),
+    "gpt_neox, blocks in turn": (
+        "gpt_neox",
+        {"num_key_value_heads": None, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new"},
+    ),
+    "persimmon": ("persimmon", {"num_key_value_heads": None}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "intermediate_size": None, "num_key_value_heads": None}),
     "olmo, limited queries": ("olmo", {"clip_qkv": 0.5}),
     "arcee": ("arcee", {"mlp_bias": True}),
     "hunyuan_v1_dense, a longer base": (
@@ -98,13 +110,21 @@ def test_architecture(write: Any, check_parity: Any, monkeypatch: pytest.MonkeyP
     check_parity(reference)
 
 
-@pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom"])
+@pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom", "gpt2"])
 def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached: Any, name: str) -> None:
     """The memory is enough for one request and a half. Repeated prompts are in the prefix cache."""
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
     check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=27, max_model_len=56)
     check_cached(reference, (37, 30, 13))
+
+
+def test_a_checkpoint_of_the_base_model(write: Any, check_parity: Any) -> None:
+    """The names of GPT-2 on the hub: without the part that the model with a head adds."""
+    reference = write("gpt2", **ARCHITECTURES["gpt2"][1])
+    path = reference.directory / "model.safetensors"
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}, path)
+    check_parity(reference)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +151,11 @@ def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached:
         "cohere2, windows",
         "olmo, limited queries",
         "arcee",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "persimmon",
+        "opt",
     ],
 )
 def test_recorded(write: Any, check_recorded: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

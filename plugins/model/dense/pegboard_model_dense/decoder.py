@@ -21,6 +21,7 @@ from pegboard_model_dense.parts import (
     LayerNorm,
     NormalizedHead,
     Places,
+    Positions,
     Rotate,
     Rows,
     Scale,
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         self.embedding_norm = None
         if names.embedding_norm:
             self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, "layer")
+        self.positions = Positions(build.at(names.positions), traits) if names.positions else None
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
@@ -87,6 +89,8 @@ class Decoder(nn.Module):
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
         if self.places is not None:
             step: Step = (self.places(positions),)
         else:
@@ -115,7 +119,8 @@ def make_layer(build: Build, index: int, traits: Traits, ropes: list[Rope], taps
     if own.experts is not None:
         feed_forward = ExpertsBlock(build, traits, own.experts)
     elif own.width:
-        feed_forward = FeedForward(build.at(traits.names.mlp), traits, own.width)
+        names = traits.names
+        feed_forward = FeedForward(build.at(names.mlp) if names.mlp else build, traits, own.width)
     blocks: Any = (
         SelfAttention(build.at(traits.names.attention), index, traits, own, ropes) if own.num_kv_heads else None,
         feed_forward,

@@ -8,6 +8,10 @@ StarCoder 2       windows (Lozhkov et al. 2024)
 Nemotron, JAIS 2  squared ReLU; Nemotron stores the weights of norms minus 1 (Parmar et al. 2024, Inception 2025)
 Cohere            parallel blocks, scaled logits; the second version has windows and layers without rotation (Cohere 2024, 2025)
 OLMo 1            norms without weights (Groeneveld et al. 2024)
+GPT-NeoX          parallel blocks with two norms (Black et al. 2022)
+Persimmon         normalized queries and keys, squared ReLU (Elsen et al. 2023)
+GPT-2, BigCode    learned positions; BigCode has one head of keys (Radford et al. 2019, Allal et al. 2023)
+OPT               learned positions, ReLU (Zhang et al. 2022)
 MPT, Bloom, JAIS  position biases (MosaicML 2023, Le Scao et al. 2022, Sengupta et al. 2023)
 """
 
@@ -246,3 +250,74 @@ class Jais(Decoder):
             embedding_scale=read(config, "mup_embeddings_scale", float) or 1.0,
             logits_scale=(read(config, "mup_output_alpha", float) or 1.0) * (read(config, "mup_width_scale", float) or 1.0),
         )
+
+
+class GPTNeoX(Decoder):
+    """Also Pythia. Blocks may follow each other."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        own = {"hidden_act": "gelu", **renamed(config, partial_rotary_factor="rotary_pct", rope_theta="rotary_emb_base")}
+        own["rms_norm_eps"] = read(config, "layer_norm_eps", float) or 1e-5
+        names = replace(BLOOM, embedding="gpt_neox.embed_in", layers="gpt_neox.layers", norm="gpt_neox.final_layer_norm",
+                        head="embed_out", attention="attention")  # fmt: skip
+        bias = read(config, "attention_bias", bool) is not False
+        is_parallel = read(config, "use_parallel_residual", bool) is not False
+        return common(own, names=names, norm="layer", gated=False, order="parallel" if is_parallel else "before", partial=0.25,
+                      row_order="groups", qkv_bias=bias, out_bias=bias, up_bias=True, down_bias=True)  # fmt: skip
+
+
+class Persimmon(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        own = {"hidden_act": "relu2", **config, "rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5}
+        names = Names(norm="model.final_layernorm", qkv=("query_key_value",), out="dense", q_norm="q_layernorm",
+                      k_norm="k_layernorm", up=("dense_h_to_4h",), down="dense_4h_to_h")  # fmt: skip
+        return common(own, names=names, norm="layer", gated=False, partial=0.5, row_order="groups", qkv_bias=True, out_bias=True,
+                      up_bias=True, down_bias=True,
+                      qk_norm="" if read(config, "qk_layernorm", bool) is False else "heads")  # fmt: skip
+
+
+class GPT2(Decoder):
+    """Also BigCode (SantaCoder, StarCoder 1), whose matrices are not transposed."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        is_code = config.get("model_type") == "gpt_bigcode"
+        refuse(config, {"scale_attn_weights": True, "add_cross_attention": False})
+        own = renamed(config, hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
+                      intermediate_size="n_inner", max_position_embeddings="n_positions",
+                      rms_norm_eps="layer_norm_epsilon")  # fmt: skip
+        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(own, "hidden_size")
+        is_single = is_code and read(config, "multi_query", bool) is not False
+        own |= {
+            "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
+            "num_key_value_heads": 1 if is_single else size_of(own, "num_attention_heads"),
+            "hidden_act": read(config, "activation_function", str) or "gelu_new",
+        }
+        traits = common({"rms_norm_eps": 1e-5, **own}, names=replace(GPT, positions="transformer.wpe"), norm="layer", gated=False,
+                        transposed=not is_code, row_order="groups" if is_code and not is_single else "parts", qkv_bias=True,
+                        out_bias=True, up_bias=True, down_bias=True)  # fmt: skip
+        layers = tuple(replace(each, rope=None) for each in traits.layers)
+        if read(config, "scale_attn_by_inverse_layer_idx", bool) and not is_code:
+            layers = tuple(replace(each, scale=traits.head_dim**-0.5 / (i + 1)) for i, each in enumerate(layers))
+        return replace(traits, ropes=(), layers=layers)
+
+
+class OPT(Decoder):
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        hidden = size_of(config, "hidden_size")
+        refuse(config, {"do_layer_norm_before": True, "word_embed_proj_dim": hidden, "_remove_final_layer_norm": False,
+                        "layer_norm_elementwise_affine": True})  # fmt: skip
+        own = {"hidden_act": "relu", "rms_norm_eps": 1e-5, **renamed(config, intermediate_size="ffn_dim",
+                                                                    hidden_act="activation_function")}  # fmt: skip
+        own["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
+        names = Names(embedding="model.decoder.embed_tokens", positions="model.decoder.embed_positions",
+                      layers="model.decoder.layers", norm="model.decoder.final_layer_norm",
+                      before_attention="self_attn_layer_norm", before_mlp="final_layer_norm", out="out_proj", mlp="",
+                      up=("fc1",), down="fc2")  # fmt: skip
+        bias = read(config, "enable_bias", bool) is not False
+        traits = common(own, names=names, norm="layer", gated=False, first_position=2, qkv_bias=bias, out_bias=bias,
+                        up_bias=bias, down_bias=bias)  # fmt: skip
+        return replace(traits, ropes=(), layers=tuple(replace(each, rope=None) for each in traits.layers))

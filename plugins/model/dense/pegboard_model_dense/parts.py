@@ -307,6 +307,26 @@ class NormalizedHead(Head):
         super().accept(replace(piece, data=functional.normalize(piece.data.float())))
 
 
+class Positions(Layer):
+    """(positions [T]) → [T, hidden], a learned vector for each position."""
+
+    def __init__(self, build: Build, traits: Traits) -> None:
+        super().__init__(build)
+        self.first, self.shape = traits.first_position, (traits.first_position + traits.max_positions, traits.hidden_size)
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        name = f"{self.build.path}.weight"
+        self.table = PlainTensor({name: (0, self.shape[0])}, self.shape, self.build)
+        return [WantedWeight(name, self.shape)]
+
+    def accept(self, piece: WeightPiece) -> None:
+        self.table.accept(piece)
+
+    def bind(self) -> None:
+        table = self.table.data[self.first :]
+        self.forward = lambda positions: table[positions]
+
+
 class Places(Layer):
     """(positions [T]) → [T, 4], what keys and queries with position biases hold: the position's whole multiples of 256, the rest,
     1 and 0. Taken from a table, so that it can be recorded."""

@@ -14,12 +14,14 @@ from pegboard.layers.rope import rope_parameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """Where tensors are in a checkpoint. Those of a layer are relative to the layer, those of its attention (qkv, out, q_norm,
-    k_norm) and its feed-forward block (up, down) to these. up: gate and up, one merged module, or the only one if there is no
-    gate. after_attention, after_mlp: norms of the results of the two blocks, "" = they are not normalized. embedding_norm: a norm
-    after the embedding, "" = none.
+    k_norm) and its feed-forward block (up, down) to these. mlp: "" = the tensors of that block are in the layer itself. up: gate
+    and up, one merged module, or the only one if there is no gate. after_attention, after_mlp: norms of the results of the two
+    blocks, "" = they are not normalized. embedding_norm: a norm after the embedding, positions: a vector for each position that
+    is added to it, "" = none.
     """
 
     embedding: str = "model.embed_tokens"
+    positions: str = ""
     embedding_norm: str = ""
     layers: str = "model.layers"
     norm: str = "model.norm"
@@ -97,6 +99,7 @@ class Traits:
     transposed: matrices are stored [in, out].
     embedding_scale, residual_scale (of each block's result), logits_scale: factors. logits_cap: soft cap; soft_cap: of scores.
     alibi: slope of each head (Press et al. 2022); () = none.
+    first_position: the row of the first position's vector (see `Names.positions`).
     skips: (from, to, share): the input of layer `to` is share · (the input of layer `from`) + (1 - share) · its own.
     """
 
@@ -130,6 +133,7 @@ class Traits:
     soft_cap: float | None = None
     logits_cap: float | None = None
     alibi: tuple[float, ...] = ()
+    first_position: int = 0
     skips: tuple[tuple[int, int, float], ...] = ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_INDEX_BYTES = 64 * 1024 * 1024
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+BASE_MODELS = {"layers.0.": "model.", "h.0.": "transformer."}
+"""How a tensor of the first layer is named in the checkpoint of a base model, and what is before it in that of a whole model."""
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -46,6 +49,7 @@ class SafetensorsLoader:
         directory = files.root if files.root.is_dir() else files.root.parent
         config = read_config(directory)
         headers, tensors = _read_index(files.root)
+        tensors = _of_whole_model(tensors)
         check_config(directory / "config.json", config, tensors.values())
         return Checkpoint(
             format="safetensors",
@@ -69,11 +73,22 @@ class SafetensorsLoader:
             path = checkpoint.path / file
             try:
                 with safe_open(path, framework="pt") as opened:
+                    names = set(opened.keys())
                     for entry in entries:
-                        data = opened.get_tensor(entry.name)
+                        data = opened.get_tensor(entry.name if entry.name in names else entry.name.partition(".")[2])
                         yield WeightPiece(entry.name, entry.stored, tuple(data.shape), data)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} has changed since it was described, or is damaged: {error}") from error
+
+
+def _of_whole_model(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Return the tensors under the names that a model with a head has. Some checkpoints were saved from the model without its
+    head (GPT-2, Qwen3-Embedding), whose names lack the first part."""
+    for first, prefix in BASE_MODELS.items():
+        if any(name.startswith(first) for name in tensors):
+            names = {name: name if name.startswith("lm_head.") else prefix + name for name in tensors}
+            return {full: replace(tensors[name], name=full) for name, full in names.items()}
+    return dict(tensors)
 
 
 def _by_file(checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> dict[str, list[TensorEntry]]:
