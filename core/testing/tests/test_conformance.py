@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from pegboard.cli.main import main
+from pegboard.config.sources import plugin_config
 from pegboard.plugins.discovery import Entry
+from pegboard.plugins.importing import import_spec
+from pegboard.plugins.registry import Registry
+from pegboard_testing.authoring.conformance import serve
 from pegboard_testing.authoring.scaffold import write_package
 from pegboard_testing.contract_source import check_imports, difference
 from pegboard_testing.fake_distributions import FakeDistributions
@@ -47,6 +51,7 @@ def test_a_new_plugin_conforms(tmp_path: Path) -> None:
     assert (status, found["conforms"], found["plugin"], found["version"]) == (0, True, "draft:mine", "1.0")
     assert {one["status"] for one in checks.values()} == {"passed"}, checks
     assert "tests are of the contract of draft" in checks["contract"]["reason"]
+    assert checks["a request"]["reason"] == "48 tokens of 3 requests on a tiny model"
 
 
 def test_each_defect_is_named(tmp_path: Path) -> None:
@@ -59,11 +64,19 @@ def test_each_defect_is_named(tmp_path: Path) -> None:
     status, found, checks = run(folder)
     assert (status, found["conforms"]) == (1, False)
     failed = {name: one["reason"] for name, one in checks.items() if one["status"] == "failed"}
-    assert failed.keys() == {"the spec is light and has no side effects", "signatures", "imports", "tests", "contract"}
+    assert failed.keys() == {
+        "the spec is light and has no side effects",
+        "signatures",
+        "imports",
+        "tests",
+        "contract",
+        "a request",
+    }
     assert "imports pydantic" in failed["the spec is light and has no side effects"]
     assert "add takes (self, row: int, text: str, token_ids" in failed["signatures"].replace("'", "")
     assert "proposer.py:8 imports pegboard.engine.scheduler; plugins may import" in failed["imports"]
     assert "pegboard_testing.contract_draft" in failed["contract"]
+    assert "add() missing 1 required positional argument" in failed["a request"]
 
 
 @pytest.mark.parametrize(
@@ -128,3 +141,19 @@ def test_wrong_usage_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "expected KIND:NAME" in capsys.readouterr().err
     assert main(["plugins", "test", "draft:ngram", "--tests", str(tmp_path / "none")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+    assert main(["plugins", "test", "draft:ngram", "--options", "path=/tmp"]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+    assert main(["plugins", "test", "draft:ngram", "--options", "[]"]) == 2
+    assert "expected a JSON object" in capsys.readouterr().err
+
+
+def test_a_request_needs_options_and_a_kind_that_serves() -> None:
+    def served(kind: str, name: str, options: dict[str, Any]) -> tuple[str, str]:
+        entry = Registry.discover(plugin_config()).find(kind, name)
+        result = serve(entry, import_spec(entry), options)
+        return result.status, result.reason
+
+    status, reason = served("kv_connector", "shared_storage", {})
+    assert status == "none" and "shared_storage_path; give them with --options" in reason
+    assert served("tool_parser", "hermes", {})[0] == "none"
+    assert served("kv_connector", "shared_storage", {"shared_storage_path": "/dev/null/folder"})[0] == "failed"

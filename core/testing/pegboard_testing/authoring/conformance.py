@@ -1,4 +1,4 @@
-"""`pegboard plugins test KIND:NAME`: the generic checks, and the plugin's own tests with the contract of its kind."""
+"""`pegboard plugins test KIND:NAME`: the generic checks, the plugin's own tests with the contract of its kind, and a request."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from pegboard.errors import PluginError, UsageError
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.importing import import_spec
+from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.registry import Registry
 from pegboard_testing import contract_generic, contract_source
+from pegboard_testing.authoring.one_request import SETTINGS, serve_one
 
 CONTRACTS = {
     "tool_parser": ("contract_output_parser",),
@@ -53,12 +54,15 @@ class Conformance:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
             prog="pegboard plugins test",
-            description="Test one installed plugin: generic checks, then its own tests with the contract of its kind. The exit "
-            "status is 1 if anything failed.",
+            description="Test one installed plugin: generic checks, its own tests with the contract of its kind, and a request "
+            "that a tiny model answers with it. The exit status is 1 if anything failed.",
         )
         self._parser.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
         self._parser.add_argument(
             "--tests", type=Path, metavar="FOLDER", help="the plugin's tests (default: tests/ next to its package)"
+        )
+        self._parser.add_argument(
+            "--options", default="{}", metavar="JSON", help="the plugin's options for the request, as a JSON object"
         )
         self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output: conformance.json")
 
@@ -69,9 +73,10 @@ class Conformance:
             raise UsageError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes'")
         if arguments.tests is not None and not arguments.tests.is_dir():
             raise UsageError(f"--tests {arguments.tests}: there is no such folder")
+        options = _options(arguments.options)
         entry = Registry.discover(plugin_config()).find(kind, name)
         results = []
-        for result in examine(entry, arguments.tests):
+        for result in examine(entry, arguments.tests, options):
             results.append(result)
             if not arguments.as_json:
                 print(f"{result.status:<7} {result.check}{f': {result.reason}' if result.reason else ''}", flush=True)
@@ -83,14 +88,25 @@ class Conformance:
         return 0 if conforms else 1
 
 
+def _options(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--options {text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f'--options {text!r}: expected a JSON object, as in {{"path": "blocks"}}')
+    return found
+
+
 def report(entry: Entry, results: Sequence[Result], conforms: bool) -> dict[str, Any]:
     """Return the content of conformance.json."""
     about = {"plugin": f"{entry.kind}:{entry.name}", "distribution": entry.distribution, "version": entry.version}
     return {**about, "pegboard": __version__, "conforms": conforms, "checks": [asdict(result) for result in results]}
 
 
-def examine(entry: Entry, tests: Path | None) -> Iterator[Result]:
-    """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to be found."""
+def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any]) -> Iterator[Result]:
+    """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to be found. request_options: the
+    plugin's options for the request on a tiny model."""
     yield _checked("metadata", partial(contract_generic.check_metadata, entry))
     yield _checked("the spec is light and has no side effects", partial(contract_generic.check_spec_import, entry))
     try:
@@ -109,6 +125,7 @@ def examine(entry: Entry, tests: Path | None) -> Iterator[Result]:
         yield _checked(name, partial(check, entry, spec))
     yield _checked("imports", partial(contract_source.check_imports, entry))
     yield from _tested(entry, tests or _find_tests(entry))
+    yield serve(entry, spec, request_options)
 
 
 def _checked(name: str, check: Callable[[], None]) -> Result:
@@ -119,6 +136,18 @@ def _checked(name: str, check: Callable[[], None]) -> Result:
     except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
         return Result(name, "failed", f"{type(error).__name__}: {error}")
     return Result(name, "passed")
+
+
+def serve(entry: Entry, spec: Spec, options: dict[str, Any]) -> Result:
+    """Send requests to a tiny model that uses the plugin."""
+    if entry.kind not in SETTINGS:
+        return Result("a request", "none", f"the tiny model does not use the kind {entry.kind}")
+    if spec.options is not None:
+        fields = import_part(entry, spec.options, "options").model_fields
+        missing = [name for name, field in fields.items() if field.is_required() and name not in options]
+        if missing:
+            return Result("a request", "none", f"options without a default: {', '.join(missing)}; give them with --options")
+    return Result("a request", *serve_one(entry.kind, entry.name, options))
 
 
 def _find_tests(entry: Entry) -> Path | None:

@@ -1,0 +1,113 @@
+"""One request on a tiny model, answered with a plugin: python -m pegboard_testing.authoring.one_request KIND NAME OPTIONS.
+
+OPTIONS is a JSON object with the plugin's options. The model is a Llama with two layers and random weights. It needs no files
+except a config, so only kinds that work with any model are served. The program runs in an interpreter of its own, so that a
+plugin that hangs or crashes cannot stop `pegboard plugins test`. It prints a line of JSON:
+{"status": "passed", "failed" or "none", "reason": "..."}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pegboard.errors import PegboardError, PluginNotFound, PluginUnsuitable
+
+Status = Literal["passed", "failed", "none"]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "attention": lambda name: {"attention_backend": name},
+    "draft": lambda name: {"speculative_config": {"method": name, "num_speculative_tokens": 3}},
+    "executor": lambda name: {"distributed_executor_backend": name},
+    "kv_connector": lambda name: {"kv_connectors": [name]},
+    "logits_processor": lambda name: {"logits_processors": [name]},
+    "sampler": lambda name: {"sampler": name},
+    "scheduling_policy": lambda name: {"scheduling_policy": name},
+}
+"""Kind → the settings with which the tiny model uses the plugin."""
+SAME_TOKENS = frozenset({"draft", "executor", "kv_connector", "scheduling_policy"})
+"""Kinds whose plugins never change a token of a greedy request."""
+PROMPTS = [[1, 2, 3, 4] * 6, [7, 5, 9] * 10, [11]]
+MAX_TOKENS = 16
+TIMEOUT_S = 120
+
+
+def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
+    """Run the program. Return the status and the reason of its last line. kind: a key of SETTINGS. options: the plugin's."""
+    words = [sys.executable, "-m", __name__, kind, name, json.dumps(options)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment)
+    except subprocess.TimeoutExpired:
+        return "failed", f"the request was not answered within {TIMEOUT_S} s"
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"status":')]  # the plugin may print lines too
+    if ended.returncode or not lines:
+        return "failed", f"the program ended with status {ended.returncode}\n{ended.stderr[-2000:]}"
+    found = json.loads(lines[-1])
+    return found["status"], found["reason"]
+
+
+def tokens(folder: Path, settings: dict[str, Any]) -> list[list[int]]:
+    """Return the greedy output of each prompt. settings: fields that `LLM` takes, beside those of the tiny model."""
+    from pegboard import LLM, SamplingParams
+
+    (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, detokenize=False)
+    own: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "num_gpu_blocks_override": 64}
+    with LLM(str(folder), **own, **settings) as llm:
+        found = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in found]
+
+
+def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
+    """Serve the prompts without the plugin and with it. Return the status and its reason."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        try:
+            plain = tokens(folder, {})
+        except PegboardError as error:
+            return "none", f"the tiny model does not run here: {error}"
+        settings = SETTINGS[kind](name)
+        if options:
+            settings["plugin_options"] = {f"{kind}.{name}": options}
+        try:
+            found = tokens(folder, settings)
+        except (PluginUnsuitable, PluginNotFound) as error:
+            return "none", f"the plugin does not suit the tiny model or this machine: {error}"
+        except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
+            return "failed", f"{type(error).__name__}: {error}"
+    if not all(found) or (kind in SAME_TOKENS and found != plain):
+        return "failed", f"expected the tokens without the plugin, {plain}, found {found}"
+    return "passed", f"{sum(map(len, found))} tokens of {len(found)} requests on a tiny model"
+
+
+def main(words: Sequence[str]) -> None:
+    kind, name, options = words
+    status, reason = judge(kind, name, json.loads(options))
+    print(json.dumps({"status": status, "reason": reason}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
