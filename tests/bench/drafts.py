@@ -27,22 +27,30 @@ MAX_TOKENS = 128
 BATCHES = (1, 8)
 
 
+def answer_length(tokenizer: Any, task: Task) -> int:
+    """Return the largest number of tokens of an answer. An answer that repeats a text ends where the text does."""
+    if not task["answer"]:
+        return MAX_TOKENS
+    text = task["task"].partition("\n")[2]
+    return len(tokenizer.encode(text)) - len(tokenizer.encode(task["answer"]))
+
+
 class Answers:
     """The answers of one engine to a list of tasks, and the seconds that decoding took."""
 
     def __init__(self, llm: LLM, tasks: list[Task], batch: int) -> None:
         self.token_ids: list[list[int]] = []
         self.decode_s = 0.0
-        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
         for first in range(0, len(tasks), batch):
-            self._answer(llm, tasks[first : first + batch], params)
+            self._answer(llm, tasks[first : first + batch])
 
-    def _answer(self, llm: LLM, tasks: list[Task], params: SamplingParams) -> None:
+    def _answer(self, llm: LLM, tasks: list[Task]) -> None:
         """Answer these tasks together. The time counts from the first tokens of all of them."""
         engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
         for number, task in enumerate(tasks):
             messages = [{"role": "user", "content": task["task"]}]
             prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + task["answer"]
+            params = SamplingParams(max_tokens=answer_length(tokenizer, task), temperature=0, stop="```")
             engine.add_request(str(number), {"prompt_token_ids": tokenizer.encode(prompt)}, params)
         done: dict[str, list[int]] = {}
         started: set[str] = set()

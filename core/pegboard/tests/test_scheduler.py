@@ -12,6 +12,7 @@ from pegboard.data.batch import Batch
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import Full, State, Window
+from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard_testing.fake_engine import FakeEngine, scored_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -293,6 +294,30 @@ def test_drafts_never_reach_beyond_the_last_token_that_may_come() -> None:
     assert [len(results[name, 0].token_ids) for name in "ab"] == [7, 13]
     for batch in engine.executor.batches:
         assert (batch.num_computed_tokens + batch.num_scheduled_tokens <= 19).all()
+
+
+class LateDraft:
+    """Proposes one token after 12 tokens, and none before."""
+
+    def __init__(self, setup: DraftSetup) -> None: ...
+
+    def add(self, row: int, token_ids: np.ndarray) -> None: ...
+
+    def remove(self, rows: np.ndarray) -> None: ...
+
+    def propose(self, step: DraftStep) -> Drafts:
+        return Drafts([np.full(int(len(history) > 12), 1, np.int32) for history in step.history])
+
+
+def test_steps_are_scheduled_ahead_only_while_no_request_has_drafts() -> None:
+    engine = FakeEngine(max_drafts=3, draft=LateDraft, max_in_flight=2)
+    engine.add("a", range(5), greedy(16))
+    in_flight = dict[int, int]()
+    while not (deltas := engine.step()) or deltas[-1].finish_reason is None:
+        in_flight[len(in_flight)] = engine.engine.stats()["num_steps_in_flight"]
+    assert max(list(in_flight.values())[:7]) == 1 and set(list(in_flight.values())[9:]) == {0}
+    verifying = [bool(batch.num_draft_tokens.any()) for batch in engine.executor.batches]
+    assert not any(verifying[:8]) and all(verifying[10:-1])
 
 
 # --- adapters -----------------------------------------------------------------------------------------------------------------

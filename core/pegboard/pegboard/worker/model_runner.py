@@ -64,7 +64,7 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
         )
-        self.lengths = DraftLengths(limits, fixed_tokens=2 if parts.copies is None else 64)
+        self.lengths = DraftLengths(limits, fixed_tokens=1 if parts.copies is None else 64)
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
         self.prompts = PromptRows(parts.device)
