@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.worker.worker import Worker
@@ -94,7 +96,7 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "config", "settings"),
+    ("model_type", "config", "engine"),
     [
         ("llama", {}, {}),
         ("llama", {"attention_bias": True, "tie_word_embeddings": True}, {"enforce_eager": True}),
@@ -115,7 +117,7 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
-    write: Any, open_llm: Any, adapters: dict[str, Weights], model_type: str, config: Any, settings: Any
+    write: Any, open_llm: Any, adapters: dict[str, Weights], model_type: str, config: Any, engine: Any
 ) -> None:
     reference = write(model_type, **config)
     models, requests = [reference.model], [None]
@@ -133,7 +135,7 @@ def test_a_mixed_batch_equals_merged_models(
     greedy = {"max_tokens": 9, "temperature": 0, "logprobs": -1, "ignore_eos": True, "detokenize": False}
     prompts = [{"prompt_token_ids": prompt} for _, prompt in asked]
     loras = [requests[which] for which, _ in asked]
-    with open_llm(reference.directory, enable_lora=True, max_loras=2, max_cpu_loras=2, max_lora_rank=8, **settings) as llm:
+    with open_llm(reference.directory, enable_lora=True, max_loras=2, max_cpu_loras=2, max_lora_rank=8, **engine) as llm:
         for prompt_logprobs in (-1, None):  # the second time, prefixes come from the cache
             params = SamplingParams(**greedy, prompt_logprobs=prompt_logprobs)
             outputs = llm.generate(prompts, params, lora_request=loras, use_tqdm=False)
@@ -141,7 +143,7 @@ def test_a_mixed_batch_equals_merged_models(
                 check(models[which], prompt, output)
         stats = llm.llm_engine.engine.stats()
         assert stats["num_free_blocks"] == stats["num_blocks"] - 1
-        if settings.get("enable_prefix_caching", True):
+        if engine.get("enable_prefix_caching", True):
             assert any(output.num_cached_tokens for output in outputs)
         else:
             assert stats["num_preemptions_total"]
@@ -161,3 +163,45 @@ def test_several_answers_from_one_prompt(write: Any, open_llm: Any, adapters: di
         for position, row in enumerate(completion.logprobs, len(prompt) - 1):
             values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
             assert (values - expected[position]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_drafts_change_no_token_of_requests_with_adapters(
+    write: Any, open_llm: Any, adapters: dict[str, Weights], adaptive: bool
+) -> None:
+    """In mixed batches of an engine with so few blocks that requests may be preempted."""
+    reference = write("llama")
+    requests: list[LoRARequest | None] = [None]
+    for number, rank in enumerate(RANKS, 1):
+        adapters[f"/{number}"] = random_adapter(reference.model, rank, number)
+        requests.append(LoRARequest(f"adapter{number}", number, f"/{number}"))
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    loras = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_gpu_blocks_override": 20}
+    plain = open_llm(reference.directory, **loras)
+    drafts = open_llm(
+        reference.directory, **loras, speculative_config={**config, "adaptive_length": adaptive}, disable_log_stats=False
+    )
+    tokens = st.lists(st.integers(3, 6), min_size=1, max_size=20)
+    samplings = st.fixed_dictionaries(
+        {"max_tokens": st.integers(1, 24), "temperature": st.sampled_from([0, 0, 0.8])},
+        optional={"repetition_penalty": st.just(1.3), "allowed_token_ids": st.just([3, 4]), "stop_token_ids": st.just([5])},
+    )
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.lists(st.tuples(tokens, st.sampled_from(requests), samplings), min_size=1, max_size=5))
+    def compare(asked: list[tuple[list[int], LoRARequest | None, dict[str, Any]]]) -> None:
+        prompts = [{"prompt_token_ids": prompt} for prompt, _, _ in asked]
+        params = [SamplingParams(seed=4, ignore_eos=True, detokenize=False, **sampling) for _, _, sampling in asked]
+        found, wanted = (
+            llm.generate(prompts, params, lora_request=[lora for _, lora, _ in asked], use_tqdm=False) for llm in (drafts, plain)
+        )
+        for one, other in zip(found, wanted, strict=True):
+            assert list(one.outputs[0].token_ids) == list(other.outputs[0].token_ids)
+
+    with plain, drafts:
+        compare()
+        values = {metric.name: metric.value for metric in drafts.get_metrics() if metric.name.endswith("_num_accepted_tokens")}
+        assert values["vllm:spec_decode_num_accepted_tokens"] > 0
+        for llm in (plain, drafts):
+            stats = llm.llm_engine.engine.stats()
+            assert stats["num_free_blocks"] == stats["num_blocks"] - 1

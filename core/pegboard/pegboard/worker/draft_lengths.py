@@ -23,8 +23,9 @@ WEIGHT = 0.3
 """The weight of the newest draft token in the estimate."""
 DRAFT_COST = 0.6
 """C above, as measured on a CPU. It is below 1 because matrix products of more rows are faster."""
-MIXED_TOKENS = 3
-"""What a step of several rows takes in addition if it has drafts, in output tokens. It no longer has one token per row."""
+MIXED_COST, MOST_MIXED_COST = 0.5, 4.0
+"""What a step of several rows takes in addition if it has drafts, because it no longer has one token per row: so many decoded tokens
+per row, up to a limit. Measured on a CPU."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE, HIGHEST_RATE = 0.01, 0.995
@@ -66,7 +67,7 @@ class DraftLengths:
             count = len(proposal) if rate >= worth else 0
             gain += rate * (1 - rate**count) / (1 - rate) - worth * count
             kept.append(proposal[:count])
-        if len(rows) > 1 and gain < MIXED_TOKENS:
+        if len(rows) > 1 and gain < min(MIXED_COST * len(rows), MOST_MIXED_COST):
             return [proposal[:0] for proposal in proposals]
         return kept
 
