@@ -23,9 +23,9 @@ WEIGHT = 0.3
 """The weight of the newest draft token in the estimate."""
 DRAFT_COST = 0.6
 """C above, as measured on a CPU. It is below 1 because matrix products of more rows are faster."""
-MIXED_COST, MOST_MIXED_COST = 0.5, 4.0
-"""What a step of several rows takes in addition if it has drafts, because it no longer has one token per row: so many decoded tokens
-per row, up to a limit. Measured on a CPU."""
+MIXED_COST, MOST_MIXED_COST = 0.75, 6.0
+"""What a step of several rows takes in addition if it has drafts: so many decoded tokens per row, up to a limit. It no longer has
+one token per row (0.5, up to 4, as measured on a CPU), and no step is scheduled ahead."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE, HIGHEST_RATE = 0.01, 0.995
