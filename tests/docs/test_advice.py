@@ -24,7 +24,10 @@ GAP = "\N{REPLACEMENT CHARACTER}"
 SOURCES = [path for project in PROJECTS for path in sorted(project.parent.glob("pegboard*/**/*.py"))]
 DATA = [path for project in PROJECTS for path in sorted(project.parent.glob("pegboard*/**/*.toml"))]
 
-ACTIONS = {"plugins": {"list", "show", "why", "doctor", "new", "test"}, "bench": {"latency", "throughput", "serve", "startup"}}
+ACTIONS = {
+    "plugins": {"list", "show", "why", "doctor", "new", "test", "compat"},
+    "bench": {"latency", "throughput", "serve", "startup"},
+}
 """Commands that are followed by a second word."""
 
 FOREIGN = {

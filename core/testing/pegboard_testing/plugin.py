@@ -7,3 +7,5 @@ from pegboard.interfaces.command import CommandSpec
 NEW = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.scaffold:New")
 
 TEST = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.conformance:Conformance")
+
+COMPAT = CommandSpec(api="1.0", implementation="pegboard_testing.authoring.compat:Compat")
