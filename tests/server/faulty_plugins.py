@@ -25,7 +25,7 @@ RELEASE = threading.Event()
 """Set: whoever hangs goes on."""
 
 SAYS = []
-"""Texts that the model writes instead of the next tokens."""
+"""Texts that the model writes at the end of the next messages."""
 
 def fault(here, call=lambda: None):
     """Make a call, which fails if it is meant to."""
@@ -145,7 +145,10 @@ from pegboard_testing.fake_client import ByteStream
 
 class Stream(ByteStream):
     def push(self, token_ids):
-        return fault("tokenizer/push", lambda: SAYS.pop() if SAYS else super(Stream, self).push(token_ids))
+        return fault("tokenizer/push", lambda: super(Stream, self).push(token_ids))
+
+    def flush(self):
+        return SAYS.pop() if SAYS else super().flush()
 """,
     "kv_connector": """
 from pegboard.data.batch import TransferReport

@@ -94,7 +94,12 @@ CALL = '<call calc_add>{"x": 1, "y": 2}</call>'
 REQUESTS: dict[str, dict[str, Any]] = {
     "tool_parser": {**WORDS, "tools": [TOOL]},
     "tokenizer/encode": {"path": "/v1/completions", "prompt": "Hi", "max_tokens": 2},
-    "builtin_tool": {"path": "/v1/responses", "input": "Hi", "tools": [{"type": "mcp", "server_label": "calc"}]},
+    "builtin_tool": {
+        "path": "/v1/responses",
+        "input": "Hi",
+        "tools": [{"type": "mcp", "server_label": "calc"}],
+        "logit_bias": {"1": 100},  # the end token: calls are run only in a message that has ended
+    },
     "api": {"path": "/probe/stats"},
 }
 

@@ -70,9 +70,12 @@ def test_every_setting_has_a_flag_that_sets_it(setting, style):
     value, words = example(setting)
     words = [words[0].replace("_", style), *words[1:]]
     needed = all_settings().get(NEEDS.get(setting.name, ""))
+    drafts = ["--spec-method", "x", "--spec-tokens", "1"]
     more = {
-        "spec_method": ["--spec-tokens", "1"],
-        "spec_tokens": ["--spec-method", "x"],
+        "spec_method": drafts[2:],
+        "spec_tokens": drafts[:2],
+        "spec_adaptive": drafts,
+        "spec_max_rows": drafts,
         "target_itl_ms": [],
         "max_long_partial_prefills": ["--max-num-partial-prefills", "7"],
     }.get(setting.name, [] if needed is None else example(needed)[1])
