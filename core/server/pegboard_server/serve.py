@@ -57,20 +57,38 @@ class Serve:
         if arguments.verbose:
             env.log_everything()
         set_up_logging(env.log_level())
-        before = signal.signal(signal.SIGTERM, _on_terminate)
+        termination = Termination()
+        before = signal.signal(signal.SIGTERM, termination)
         try:
-            return serve(settings)
+            return serve(settings, termination.repeat)
+        except Exception:
+            termination.repeat()  # the exit may have turned into an error
+            raise
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
-def _on_terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle SIGTERM during startup: exit through the `finally` clauses, so that the engine process ends too."""
-    sys.exit(128 + signum)
+class Termination:
+    """The handler of SIGTERM during startup. It exits through the `finally` clauses, so that the engine process ends too.
+
+    The exception is raised in whatever code runs, and some code drops it or turns it into another one: the creation of a class,
+    a callback from C, a plugin that catches everything. Therefore `repeat` is called when startup is over or has failed."""
+
+    _signum: int | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> NoReturn:
+        self._signum = signum
+        sys.exit(128 + signum)
+
+    def repeat(self) -> None:
+        """Raise SIGTERM again if it has come."""
+        if self._signum is not None:
+            signal.raise_signal(self._signum)
 
 
-def serve(settings: "Settings") -> int:
-    """Serve in this process. The caller has already set the handler of SIGTERM."""
+def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None) -> int:
+    """Serve in this process. The caller has already set the handler of SIGTERM. on_started: called once connections are
+    accepted."""
     from pegboard_server.watchdog import WatchedEngine
 
     engine = WatchedEngine()  # started first: its imports take seconds
@@ -88,8 +106,8 @@ def serve(settings: "Settings") -> int:
             loading.open()
         try:
             if settings.server.api_server_count == 1:
-                return _serve_here(settings, engine, listener, loading.close)
-            return _serve_in_children(settings, engine, listener, loading.close)
+                return _serve_here(settings, engine, listener, loading.close, on_started)
+            return _serve_in_children(settings, engine, listener, loading.close, on_started)
         finally:
             loading.close()
             listener.close()
@@ -97,18 +115,29 @@ def serve(settings: "Settings") -> int:
         engine.stop()
 
 
-def _serve_here(settings: "Settings", engine: "EngineProcess", listener: "socket.socket", on_loaded: Callable[[], None]) -> int:
+def _serve_here(
+    settings: "Settings",
+    engine: "EngineProcess",
+    listener: "socket.socket",
+    on_loaded: Callable[[], None],
+    on_started: Callable[[], object],
+) -> int:
     from pegboard.front.async_llm import AsyncLLM
     from pegboard_server.api_process import serve_client
     from pegboard_server.http_metrics import HTTP_METRICS
 
     with _watched(settings):
         client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
-    return asyncio.run(serve_client(client, listener, engine, on_ready=partial(_announce, client.plan), on_loaded=on_loaded))
+    on_ready = partial(_announce, client.plan, on_started)
+    return asyncio.run(serve_client(client, listener, engine, on_ready=on_ready, on_loaded=on_loaded))
 
 
 def _serve_in_children(
-    settings: "Settings", engine: "EngineProcess", listener: "socket.socket", on_loaded: Callable[[], None]
+    settings: "Settings",
+    engine: "EngineProcess",
+    listener: "socket.socket",
+    on_loaded: Callable[[], None],
+    on_started: Callable[[], object],
 ) -> int:
     from pegboard.front.async_llm import start_engine
     from pegboard_server.api_processes import ApiProcesses
@@ -118,7 +147,7 @@ def _serve_in_children(
     on_loaded()
 
     async def run() -> int:
-        return await ApiProcesses(plan, engine, listener, partial(_announce, plan)).run()
+        return await ApiProcesses(plan, engine, listener, partial(_announce, plan, on_started)).run()
 
     return asyncio.run(run())
 
@@ -131,7 +160,8 @@ def _watched(settings: "Settings") -> AbstractContextManager[None]:
     return loading_watched(lambda: Registry.discover(settings.plugins).modules())
 
 
-def _announce(plan: "EnginePlan", address: str) -> None:
+def _announce(plan: "EnginePlan", on_started: Callable[[], object], address: str) -> None:
     model = plan.settings.engine.model or plan.model_names[0]
     print(f"Serving {', '.join(plan.model_names)} on {address}")
     print(f"If it is slow: pegboard plugins why --model {model} shows what was chosen, pegboard serve -v logs more", flush=True)
+    on_started()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,6 +86,20 @@ def test_a_plugin_that_hangs_before_the_engine_loads_is_told(
     assert "plugin model_source:x (acme 1.0) has been in the same call" in caplog.text and "def fetch" not in caplog.text
 
 
+def test_a_sigterm_that_got_lost_is_repeated() -> None:
+    termination = serve.Termination()
+    termination.repeat()
+    before = signal.signal(signal.SIGTERM, termination)
+    try:
+        with contextlib.suppress(SystemExit):  # as code does that catches everything
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            termination.repeat()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 class FakeEngineProcess:
     folder = ""
 
@@ -96,7 +111,7 @@ def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("PEGBOARD_CONFIG", raising=False)
     command = serve.Serve(None, command_setup("serve"))
     seen = []
-    monkeypatch.setattr(serve, "serve", lambda settings: seen.append(settings.engine.max_num_queued_reqs) or 0)
+    monkeypatch.setattr(serve, "serve", lambda settings, on_started: seen.append(settings.engine.max_num_queued_reqs) or 0)
     assert command.run(["model"]) == command.run(["model", "--max-num-queued-reqs", "7"]) == 0
     assert seen == [serve.MAX_QUEUED, 7] and engine_settings("model", {}).engine.max_num_queued_reqs is None
     with pytest.raises(ConfigError, match="max_num_queued_reqs must be at least 1"):
