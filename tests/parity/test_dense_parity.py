@@ -87,6 +87,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "intermediate_size": None, "num_key_value_heads": None}),
     "olmo, limited queries": ("olmo", {"clip_qkv": 0.5}),
     "arcee": ("arcee", {"mlp_bias": True}),
+    "apertus": ("apertus", {"attention_bias": True, "head_dim": 16}),
     "hunyuan_v1_dense, a longer base": (
         "hunyuan_v1_dense",
         {"head_dim": 8, "rope_parameters": {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}},
@@ -110,7 +111,7 @@ def test_architecture(write: Any, check_parity: Any, monkeypatch: pytest.MonkeyP
     check_parity(reference)
 
 
-@pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3, windows", "granite, multipliers", "olmo2", "bloom", "gpt2", "apertus"])
 def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached: Any, name: str) -> None:
     """The memory is enough for one request and a half. Repeated prompts are in the prefix cache."""
     model_type, config = ARCHITECTURES[name]
@@ -151,6 +152,7 @@ def test_a_checkpoint_of_the_base_model(write: Any, check_parity: Any) -> None:
         "cohere2, windows",
         "olmo, limited queries",
         "arcee",
+        "apertus",
         "gpt2",
         "gpt_bigcode",
         "gpt_neox",

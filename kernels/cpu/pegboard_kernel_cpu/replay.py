@@ -21,7 +21,7 @@ from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Poi
 from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
 
 ALIGNMENT = 64
-POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "clamp")
+POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "clamp")
 """Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
 
 PRODUCTS: dict[str, Callable[..., Any]] = {"clone": lambda x: 1.0, "div": lambda x, y: 1 / y, "square": lambda x: x}

@@ -128,6 +128,7 @@ COMPUTED = frozenset(
         "silu",
         "gelu",
         "gelu_tanh",
+        "elu",
         "square",
         "div",
         "clone",
@@ -163,7 +164,7 @@ class Value(torch.Tensor):
         name = function.__name__
         if name in HOST_READS:
             raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
-        if kwargs and (given := next((key for key in UNKNOWN if kwargs.get(key)), None)):
+        if kwargs and (given := next((key for key in UNKNOWN if kwargs.get(key) and (key, kwargs[key]) != ("alpha", 1)), None)):
             raise refusal(f"computes {name} with {given}={kwargs[given]!r}")
         if name == "gelu" and (kwargs or {}).get("approximate") == "tanh":
             name = "gelu_tanh"

@@ -92,7 +92,7 @@ def test_functions_of_torch_are_recorded(columns: int) -> None:
 
     def run(x: torch.Tensor) -> torch.Tensor:
         found = [functional.gelu(x), functional.gelu(x, approximate="tanh"), functional.silu(x), torch.tanh(x / 3) * 3]
-        found += [functional.relu(x).square(), x.clone(), x[:, 1:3] + x[:, 2:4], x.clamp(-0.5, 0.5)]
+        found += [functional.relu(x).square(), x.clone(), x[:, 1:3] + x[:, 2:4], x.clamp(-0.5, 0.5), functional.elu(x)]
         return torch.cat([*found, torch.cat([x, x], 1).index_select(1, order)], -1)
 
     recording = _record(run, x)
@@ -108,6 +108,7 @@ def test_functions_of_torch_are_recorded(columns: int) -> None:
         (lambda x: torch.add(x, x, alpha=2), "add with alpha=2"),
         (lambda x: torch.div(x, 2, rounding_mode="floor"), "div with rounding_mode='floor'"),
         (lambda x: functional.relu(x, inplace=True), "relu with inplace=True"),
+        (lambda x: functional.elu(x, alpha=2.0), "elu with alpha=2.0"),
         (lambda x: x.clamp(-1, 2), "clamp from -1 to 2"),
         (lambda x: x.clamp(max=2), "clamp from None to None"),
     ],

@@ -172,7 +172,7 @@ typedef struct {
     float factor; /* CLAMP: results are limited to ± this */
 } Pointwise;
 
-typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, CLAMP } Kind;
+typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, ELU, CLAMP } Kind;
 
 enum { CHUNK = 4096 }; /* columns of one task: rows of logits are divided among the threads */
 
@@ -183,6 +183,7 @@ INLINE float activated(Kind kind, float x) {
     case TANH: return tanhf(x);
     case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
     case SILU: return silu(splat(x))[0];
+    case ELU: return x > 0 ? x : expm1f(x);
     default: return gelu_tanh(splat(x))[0];
     }
 }

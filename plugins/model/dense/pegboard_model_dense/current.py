@@ -5,6 +5,7 @@ Phi-3            merged projections, LongRoPE (Abdin et al. 2024)
 Granite          four multipliers (IBM 2024)
 OLMo 2, OLMo 3   norms of the blocks' results, and of all queries and keys (OLMo Team 2024, 2025)
 GLM-4            rotates pairs of half of each head; GLM-4-0414 normalizes the blocks' results, too
+Apertus          an activation with learned numbers, without a gate; normalized queries and keys (Apertus 2025)
 Cwm, Seed-OSS, SmolLM3, Ernie 4.5, EXAONE 4, Arcee   Llama with other biases, windows, activations or layers without rotation
 Hunyuan          queries and keys are normalized after their rotation (Tencent 2025)
 """
@@ -226,6 +227,26 @@ class Arcee(Decoder):
         base = {"hidden_act": "relu2", "rms_norm_eps": 1e-5, **config}
         return common(base, names=Names(up=("up_proj",)), gated=False, qkv_bias=bias, out_bias=bias, up_bias=mlp_bias,
                       down_bias=mlp_bias)  # fmt: skip
+
+
+class Apertus(Decoder):
+    """xIELU without a gate. Queries and keys are normalized."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"mlp_bias": False, "qk_norm": True, "post_norm": False})
+        base = {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0, **config}
+        if config.get("rope_parameters") is None and "rope_scaling" not in config:
+            base["rope_scaling"] = {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            }
+        names = Names(before_attention="attention_layernorm", before_mlp="feedforward_layernorm", up=("up_proj",))
+        bias = bool(read(config, "attention_bias", bool))
+        return common(base, names=names, gated=False, qk_norm="heads", qkv_bias=bias, out_bias=bias)
 
 
 class HunYuan(Decoder):

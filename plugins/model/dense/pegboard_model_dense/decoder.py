@@ -13,6 +13,7 @@ from torch.nn import functional
 from pegboard.errors import ModelError
 from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, Rope
 from pegboard_model_dense.parts import (
+    XIELU,
     AlibiAttention,
     ArrangedLinear,
     ArrangedQKV,
@@ -277,6 +278,8 @@ class FeedForward(nn.Module):
         self.down = ArrangedLinear(build.at(names.down), width, hidden, rows, bias=traits.down_bias)
         if traits.gated:
             self.activation: Callable[[Tensor], Tensor] = Activation(build, traits.activation)
+        elif traits.activation == "xielu":
+            self.activation = XIELU(build.at("act_fn"), width)
         elif traits.activation in PLAIN_ACTIVATIONS:
             self.activation = PLAIN_ACTIVATIONS[traits.activation]
         else:

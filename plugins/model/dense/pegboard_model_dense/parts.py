@@ -159,6 +159,48 @@ class Rotate(Layer):
         self.forward = forward
 
 
+class XIELU(Layer):
+    """(x [T, n]) → αp · x² + β · x for positive x, and αn · (exp(x) - 1 - x) + β · x for others (Huang and Schlag 2024). The
+    checkpoint has numbers from which αp = softplus(alpha_p) and αn = β + softplus(alpha_n) follow, at build.path. It may have
+    β, which is 0.5 otherwise."""
+
+    def __init__(self, build: Build, size: int) -> None:
+        super().__init__(build)
+        self.factors = torch.ones(3, size, device=build.device)
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        names = [f"{self.build.path}.{name}" for name in ("alpha_p", "alpha_n", "beta")]
+        self.numbers = {name: PlainTensor({name: (0, 1)}, (1,), self.build, "float32") for name in names}
+        self.numbers[names[2]].data.fill_(0.5)
+        found = names if names[2] in available else names[:2]
+        return [WantedWeight(name, None if available else (1,)) for name in found]
+
+    def accept(self, piece: WeightPiece) -> None:
+        if isinstance(piece.data, Tensor) and piece.data.dim() == 0:
+            piece = replace(piece, shape=(1,), data=piece.data.view(1))
+        self.numbers[piece.name].accept(piece)
+
+    def finish(self) -> None:
+        of_positive, of_negative, beta = (tensor.data for tensor in self.numbers.values())
+        alpha_n = beta + functional.softplus(of_negative)
+        for factors, number in zip(self.factors, (functional.softplus(of_positive), alpha_n, beta - alpha_n), strict=True):
+            factors.copy_(number.expand_as(factors))
+
+    def bind(self) -> None:
+        alpha_p, alpha_n, line = self.factors
+
+        def forward(x: Tensor) -> Tensor:
+            """For x ≤ 0, elu(x) is exp(x) - 1; for others, elu(x) - x is 0. In float32, because the difference is small."""
+            wide = x.float()
+            mixed = functional.relu(wide).square() * alpha_p + functional.elu(wide) * alpha_n + wide * line
+            return mixed.to(x.dtype)
+
+        self.forward = forward
+
+    def holders(self) -> list[Any]:
+        return [*self.numbers.values(), *super().holders()]
+
+
 class FlatExperts(Experts):
     """Experts whose correction may be stored as [1, E] (Ernie), and whose matrices may be below each other as [E · F, hidden],
     the last one transposed (DBRX)."""

@@ -42,6 +42,7 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     current.Ernie: {"use_bias": True, "head_dim": 4},
     current.Exaone4: {"sliding_window": 5, "sliding_window_pattern": "LG"},
     current.Arcee: {"mlp_bias": True},
+    current.Apertus: {"attention_bias": True},
     current.HunYuan: {"head_dim": 4, "use_qk_norm": True},
     older.Biased: {"bias": True, "qkv_bias": False},
     older.Fairseq2: {},
