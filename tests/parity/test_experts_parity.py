@@ -91,6 +91,26 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "phimoe, biases": (
+        "phimoe",
+        {
+            "num_local_experts": 5,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 13,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_theta": 500.0,
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [9.0] * 4,
+                "short_mscale": 1.3,
+                "long_mscale": 1.7,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "flex_olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
     "dbrx, limited queries": (
         "dbrx",
@@ -134,6 +154,7 @@ RECORDED = [
     "dots1",
     "minimax_m2",
     "ernie4_5_moe",
+    "phimoe, biases",
     "flex_olmo",
     "dbrx, limited queries",
 ]

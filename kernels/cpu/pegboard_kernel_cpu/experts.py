@@ -14,6 +14,10 @@ from pegboard_kernel_cpu.structures import ClampedSwiglu, Route, SortByExpert, S
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 
+SCORES = ("softmax", "sigmoid", "sparsemixer")
+"""In the order of the enumeration in csrc/experts.c."""
+
+
 def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, E] → weights [T, k], experts int32 [T, k]."""
     rows = rows_of(logits)
@@ -25,9 +29,10 @@ def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) ->
         num_groups=rule.num_groups,
         top_groups=rule.top_groups,
         group_best=rule.group_best,
-        is_sigmoid=rule.score == "sigmoid",
+        score=SCORES.index(rule.score),
         renormalize=rule.renormalize,
         scale=rule.scale,
+        spread=2 * rule.jitter,
     )
     submit(rows, Call("route", arguments, {"logits": rows}, {"weights": weights, "ids": ids}, correction))
     return weights, ids

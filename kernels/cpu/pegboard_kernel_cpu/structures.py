@@ -215,9 +215,10 @@ class Route(Structure):
         ("num_groups", c_int64),
         ("top_groups", c_int64),
         ("group_best", c_int64),
-        ("is_sigmoid", c_int64),
+        ("score", c_int64),
         ("renormalize", c_int64),
         ("scale", c_float),
+        ("spread", c_float),
     )
 
 

@@ -109,6 +109,7 @@ RULES = [
     RouterRule(3, "sigmoid", renormalize=True, scale=2.5),
     RouterRule(4, "sigmoid", renormalize=True, num_groups=4, top_groups=2, group_best=2),
     RouterRule(8, num_groups=2, top_groups=1, scale=16.0),
+    RouterRule(2, "sparsemixer", jitter=0.2, scale=1.5),
 ]
 
 

@@ -8,9 +8,12 @@ typedef struct {
     float *weights; /* [tokens][top_k] */
     int32_t *ids; /* [tokens][top_k], the best first */
     int64_t num_experts, top_k, num_groups, top_groups, group_best;
-    int64_t is_sigmoid, renormalize;
+    int64_t score, renormalize;
     float scale;
+    float spread; /* SPARSEMIXER: largest distance of two logits that are near, as a part of the larger one */
 } Route;
+
+enum { SOFTMAX, SIGMOID, SPARSEMIXER };
 
 INLINE int64_t best_of(const float *values, int64_t count) {
     int64_t best = 0;
@@ -38,6 +41,25 @@ static void close_groups(const Route *a, float *choice) {
             for (int64_t i = 0; i < size; i++) choice[g * size + i] = -INFINITY;
 }
 
+/* Choose one expert after the other. The weight of each is its softmax among those that are left and near it. */
+static void mix_sparsely(const Route *a, const float *logits, float *weights, int32_t *ids) {
+    int64_t count = a->num_experts;
+    float left[count];
+    memcpy(left, logits, count * sizeof(float));
+    for (int64_t k = 0; k < a->top_k; k++) {
+        int64_t chosen = best_of(left, count);
+        float best = left[chosen], sum = 0;
+        for (int64_t e = 0; e < count; e++) {
+            float size = fabsf(logits[e]), largest = size > best ? size : best;
+            int is_far = (best - logits[e]) / largest > a->spread;
+            if (left[e] != -INFINITY && !is_far) sum += expf(left[e] - best);
+        }
+        ids[k] = (int32_t)chosen;
+        weights[k] = a->scale / sum;
+        left[chosen] = -INFINITY;
+    }
+}
+
 EXPORT void route(const Step *step, Worker *worker, const void *arguments) {
     const Route *a = arguments;
     int64_t count = a->num_experts;
@@ -46,12 +68,16 @@ EXPORT void route(const Step *step, Worker *worker, const void *arguments) {
         const float *logits = a->logits + t * a->logits_stride;
         float *weights = a->weights + t * a->top_k, largest = logits[best_of(logits, count)], sum = 0;
         int32_t *ids = a->ids + t * a->top_k;
+        if (a->score == SPARSEMIXER) {
+            mix_sparsely(a, logits, weights, ids);
+            continue;
+        }
         for (int64_t e = 0; e < count; e++) {
-            scores[e] = a->is_sigmoid ? 1.0f / (1.0f + expf(-logits[e])) : expf(logits[e] - largest);
+            scores[e] = a->score == SIGMOID ? 1.0f / (1.0f + expf(-logits[e])) : expf(logits[e] - largest);
             sum += scores[e];
         }
         for (int64_t e = 0; e < count; e++) {
-            if (!a->is_sigmoid) scores[e] /= sum;
+            if (a->score == SOFTMAX) scores[e] /= sum;
             choice[e] = scores[e] + (a->correction ? a->correction[e] : 0);
         }
         if (a->num_groups > 1) close_groups(a, choice);

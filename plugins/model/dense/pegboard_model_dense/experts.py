@@ -4,6 +4,7 @@ Granite MoE      Granite with experts, and with a shared one (IBM 2024)
 GLM-4.5          sigmoid scores in groups, shared experts, a dense first layer (GLM-4.5 Team 2025); dots.llm1 and Ling 2.0 alike
 MiniMax-M2       sigmoid scores, queries and keys normalized as a whole (MiniMax 2025)
 ERNIE 4.5        softmax scores with a correction, shared experts (Baidu 2025)
+Phi-3.5-MoE      LayerNorm, biases, experts chosen one after the other (Abdin et al. 2024)
 FlexOlmo         OLMo 2 with experts (Shi et al. 2025)
 Hunyuan-A13B     a shared expert; queries and keys are normalized after their rotation (Tencent 2025)
 DBRX             LayerNorm without biases; queries, keys and values are limited (Databricks 2024)
@@ -20,7 +21,7 @@ from pegboard.errors import ModelError
 from pegboard.layers import RouterRule, read, size_of
 from pegboard_model_dense.current import Ernie, Granite, Olmo2, windowed
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.traits import ExpertTraits, Names, Traits, common, refuse, renamed, types_of_layers
+from pegboard_model_dense.traits import ExpertTraits, Names, RopeTraits, Traits, common, refuse, renamed, types_of_layers
 
 
 def with_experts(traits: Traits, own: ExpertTraits, has_experts: Callable[[int], bool] | None = None) -> Traits:
@@ -143,6 +144,42 @@ class ErnieMoe(Ernie):
         )
         traits = replace(traits, head_bias=bool(read(config, "use_bias", bool)))
         return with_experts(traits, own, lambda index: first <= index <= last and (index + 1) % every == 0)
+
+
+class PhiMoe(Decoder):
+    """LayerNorm and biases, and experts that SparseMixer chooses."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"num_experts_per_tok": 2})
+        base = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, **config}
+        bias, window = bool(read(config, "attention_bias", bool)), read(config, "sliding_window", int)
+        traits = common(base, norm="layer", qkv_bias=bias, out_bias=bias, head_bias=bool(read(config, "lm_head_bias", bool)))
+        jitter = read(config, "router_jitter_noise", float)
+        own = ExpertTraits(
+            count=number_of_experts(config),
+            width=size_of(config, "intermediate_size"),
+            rule=RouterRule(2, "sparsemixer", jitter=0.01 if jitter is None else jitter),
+            router="block_sparse_moe.gate",
+            modules="block_sparse_moe.experts",
+            names=("w1", "w3", "w2"),
+        )
+        layers = windowed(traits, ["sliding_attention"] * len(traits.layers), window)
+        return with_experts(replace(traits, layers=layers, ropes=(_with_own_magnitude(traits),)), own)
+
+
+def _with_own_magnitude(traits: Traits) -> RopeTraits:
+    """Return the rotary embedding with Phi-3.5-MoE's factor of cos and sin, which belongs to the long or to the short factors of
+    LongRoPE. Raises ModelError if the config does not have it."""
+    rope = traits.ropes[0]
+    if rope.scaling.get("rope_type", rope.scaling.get("type", "default")) == "default":
+        return rope
+    original = read(rope.scaling, "original_max_position_embeddings", int) or traits.max_positions
+    name = "long_mscale" if traits.max_positions > original else "short_mscale"
+    magnitude = read(rope.scaling, name, float)
+    if magnitude is None:
+        raise ModelError(f"the checkpoint's config scales its rotary embedding without {name}; this architecture needs a number")
+    return replace(rope, scaling={**rope.scaling, "attention_factor": magnitude})
 
 
 class FlexOlmo(Olmo2):
