@@ -91,6 +91,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "afmoe": (
+        "afmoe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 2,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "global_attn_every_n_layers": 3,
+            "route_scale": 2.5,
+            "mup_enabled": True,
+        },
+    ),
     "phimoe, biases": (
         "phimoe",
         {
@@ -132,7 +147,9 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write(model_type, **config))
 
 
-@pytest.mark.parametrize(("name", "num_blocks"), [("mixtral", 19), ("qwen2_moe", 19), ("gpt_oss", 32), ("llama4", 60)])
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), [("mixtral", 19), ("qwen2_moe", 19), ("gpt_oss", 32), ("llama4", 60), ("afmoe", 60)]
+)
 def test_preemption_and_many_tokens(write: Any, check_parity: Any, name: str, num_blocks: int) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
@@ -140,7 +157,7 @@ def test_preemption_and_many_tokens(write: Any, check_parity: Any, name: str, nu
     check_parity(reference, lengths=(50, 50, 50), block_size=16, max_num_batched_tokens=160, enable_chunked_prefill=False)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "llama4"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "llama4", "afmoe"])
 def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
@@ -154,6 +171,7 @@ RECORDED = [
     "dots1",
     "minimax_m2",
     "ernie4_5_moe",
+    "afmoe",
     "phimoe, biases",
     "flex_olmo",
     "dbrx, limited queries",

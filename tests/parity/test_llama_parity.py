@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ ROPE = {
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config))
+
+
+def test_gritlm_is_a_mistral(write: Any, check_parity: Any) -> None:
+    reference = write("mistral", sliding_window=9)
+    path = reference.directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GritLM"]}))
+    check_parity(reference)
 
 
 def test_a_prompt_whose_last_step_is_one_token(write: Any, check_parity: Any) -> None:

@@ -13,7 +13,6 @@ from pegboard.ops.experts import RouterRule
 from pegboard_kernel_cpu.structures import ClampedSwiglu, Route, SortByExpert, SpreadRows, SumExperts
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
-
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 """In the order of the enumeration in csrc/experts.c."""
 

@@ -17,12 +17,12 @@ from torch import Tensor
 class RouterRule:
     """How the logits of a router become experts and their weights.
 
-    top_k: experts of a token. score: what a logit becomes, over all experts or by itself, or "sparsemixer": experts are chosen one
-    after the other, and the weight of each is its softmax among those that are left and near it. renormalize: divide the weights of a
-    token by their sum. (Softmax over the chosen experts only, as in gpt-oss and Granite, is the same.) scale: factor of the
-    weights. num_groups, top_groups: the experts form groups of equal size; only those of the best groups can be chosen. A group
-    is as good as the sum of its `group_best` best experts (DeepSeek-V2: 1, DeepSeek-V3: 2). jitter: of sparsemixer, which takes no
-    correction, renormalizing or groups: a logit l is near the best one b if b - l ≤ 2 · jitter · max(|l|, b).
+    top_k: experts of a token. score: what a logit becomes, over all experts or by itself. With "sparsemixer", experts are chosen
+    one after the other, and the weight of each is its softmax among those that are left and near it. renormalize: divide the
+    weights of a token by their sum. (Softmax over the chosen experts only, as in gpt-oss and Granite, is the same.) scale: factor
+    of the weights. num_groups, top_groups: the experts form groups of equal size; only those of the best groups can be chosen. A
+    group is as good as the sum of its `group_best` best experts (DeepSeek-V2: 1, DeepSeek-V3: 2). jitter: of sparsemixer, which
+    takes no correction, renormalizing or groups: a logit l is near the best one b if b - l ≤ 2 · jitter · max(|l|, b).
     """
 
     top_k: int

@@ -222,7 +222,8 @@ class Skip(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with its projections. Queries and keys may be normalized before or after they are rotated."""
+    """Grouped-query attention with its projections. Queries and keys may be normalized before or after they are rotated. The
+    results may have a gate."""
 
     def __init__(self, build: Build, index: int, traits: Traits, own: LayerTraits, ropes: list[Rope]) -> None:
         super().__init__()
@@ -233,6 +234,7 @@ class SelfAttention(nn.Module):
         inner = traits.num_heads * traits.head_dim
         rows = Rows(None, traits.transposed)
         self.out = ArrangedLinear(build.at(names.out), inner, traits.hidden_size, rows, bias=traits.out_bias)
+        self.gate = Linear(build.at(names.gate), traits.hidden_size, inner) if names.gate else None
         self.number = 0 if traits.alibi else own.rope
         if traits.alibi:
             self.attention: Attention = AlibiAttention(build, index, traits, own.num_kv_heads)
@@ -262,7 +264,8 @@ class SelfAttention(nn.Module):
                 q, k = self.q_norm(q.flatten(1)).view(q.shape), self.k_norm(k.flatten(1)).view(k.shape)
             else:
                 q, k = self.q_norm(q), self.k_norm(k)
-        out: Tensor = self.out(self.attention(q, k, v, rotation))
+        mixed = self.attention(q, k, v, rotation)
+        out: Tensor = self.out(mixed if self.gate is None else mixed * self.gate(hidden).sigmoid())
         return out
 
 

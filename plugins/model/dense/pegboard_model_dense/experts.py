@@ -4,6 +4,7 @@ Granite MoE      Granite with experts, and with a shared one (IBM 2024)
 GLM-4.5          sigmoid scores in groups, shared experts, a dense first layer (GLM-4.5 Team 2025); dots.llm1 and Ling 2.0 alike
 MiniMax-M2       sigmoid scores, queries and keys normalized as a whole (MiniMax 2025)
 ERNIE 4.5        softmax scores with a correction, shared experts (Baidu 2025)
+AFMoE (Trinity)  sigmoid scores, gated attention, windows, layers without rotation (Arcee 2025)
 Phi-3.5-MoE      LayerNorm, biases, experts chosen one after the other (Abdin et al. 2024)
 FlexOlmo         OLMo 2 with experts (Shi et al. 2025)
 Hunyuan-A13B     a shared expert; queries and keys are normalized after their rotation (Tencent 2025)
@@ -144,6 +145,42 @@ class ErnieMoe(Ernie):
         )
         traits = replace(traits, head_bias=bool(read(config, "use_bias", bool)))
         return with_experts(traits, own, lambda index: first <= index <= last and (index + 1) % every == 0)
+
+
+class Afmoe(Decoder):
+    """Attention's results have a gate. Most layers have a window, and only these rotate."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"score_func": "sigmoid", "n_group": 1, "topk_group": 1})
+        names = Names(after_attention="post_attention_layernorm", before_mlp="pre_mlp_layernorm", after_mlp="post_mlp_layernorm",
+                      gate="gate_proj")  # fmt: skip
+        bias, base = bool(read(config, "attention_bias", bool)), {"head_dim": 128, "rms_norm_eps": 1e-5, **config}
+        traits = common(base, names=names, qk_norm="heads", qkv_bias=bias, out_bias=bias)
+        every, window = read(config, "global_attn_every_n_layers", int) or 4, read(config, "sliding_window", int) or 1024
+        default = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(len(traits.layers))]
+        layers = windowed(traits, types_of_layers(config, default), window)
+        scale, dense = read(config, "route_scale", float), read(config, "num_dense_layers", int)
+        width = size_of(config, "moe_intermediate_size")
+        own = ExpertTraits(
+            count=number_of_experts(config),
+            width=width,
+            rule=RouterRule(
+                size_of(config, "num_experts_per_tok"),
+                "sigmoid",
+                renormalize=read(config, "route_norm", bool) is not False,
+                scale=1.0 if scale is None else scale,
+            ),
+            router="mlp.router.gate",
+            correction="mlp.expert_bias",
+            shared_width=width * (read(config, "num_shared_experts", int) or 0),
+        )
+        traits = replace(
+            traits,
+            layers=tuple(replace(each, rope=None if each.window is None else 0) for each in layers),
+            embedding_scale=traits.hidden_size**0.5 if read(config, "mup_enabled", bool) else 1.0,
+        )
+        return with_experts(traits, own, lambda index: index >= (1 if dense is None else dense))
 
 
 class PhiMoe(Decoder):

@@ -14,10 +14,10 @@ from pegboard.layers.rope import rope_parameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """Where tensors are in a checkpoint. Those of a layer are relative to the layer, those of its attention (qkv, out, q_norm,
-    k_norm) and its feed-forward block (up, down) to these. mlp: "" = the tensors of that block are in the layer itself. up: gate
-    and up, one merged module, or the only one if there is no gate. after_attention, after_mlp: norms of the results of the two
-    blocks, "" = they are not normalized. embedding_norm: a norm after the embedding, positions: a vector for each position that
-    is added to it, "" = none.
+    k_norm, gate) and its feed-forward block (up, down) to these. mlp: "" = the tensors of that block are in the layer itself. up:
+    gate and up, one merged module, or the only one if there is no gate. after_attention, after_mlp: norms of the results of the
+    two blocks, "" = they are not normalized. gate: attention's results are multiplied by the sigmoid of this projection, "" =
+    they are not. embedding_norm: a norm after the embedding, positions: a vector for each position, added to it; "" = none.
     """
 
     embedding: str = "model.embed_tokens"
@@ -35,6 +35,7 @@ class Names:
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    gate: str = ""
     mlp: str = "mlp"
     up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"

@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-DENSE = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+DENSE = ["LlamaForCausalLM", "MistralForCausalLM", "GritLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM", "Llama4ForCausalLM"]
 
 
