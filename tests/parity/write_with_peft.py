@@ -65,6 +65,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "merged in the checkpoint": ("phi3", {}, {**COMMON, "target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
     "gemma": ("gemma", {"head_dim": 8}, {**COMMON, "target_modules": "all-linear"}),
     "experts": ("qwen3_moe", {"head_dim": 8, **EXPERTS}, {**COMMON, "target_modules": ["q_proj", "gate"], **PARAMETERS}),
+    "experts under another name": (
+        "mixtral",
+        {"num_local_experts": 4},
+        {**COMMON, "target_modules": ["q_proj"], **PARAMETERS},
+    ),
+    "experts without a module": (
+        "granitemoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        {**COMMON, "target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    ),
     "experts' output": (
         "qwen3_moe",
         {"head_dim": 8, **EXPERTS},

@@ -217,6 +217,23 @@ def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
         layer.unstacked({"e": (torch.ones(3, 4), torch.ones(8, 3))})
 
 
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("model.layers.10.block_sparse_moe.experts", "model.layers.10.mlp.experts"),
+        ("model.layers.1.block_sparse_moe", "model.layers.1.block_sparse_moe.experts"),
+    ],
+)
+def test_an_adapter_may_name_experts_as_transformers_does(path: str, module: str) -> None:
+    held = weights_of()
+    build = fake_build(path=path, lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: adapter_rows([0], 1))
+    layer = Experts(build, E, HIDDEN, WIDTH, rule=RouterRule(2))
+    load_layers([layer], {f"{path}.{e}.{name}_proj.weight": held[name][e] for e in range(E) for name in ("gate", "up", "down")})
+    pair, elsewhere = (torch.ones(E, HIDDEN), torch.ones(2 * WIDTH, E)), "model.layers.0.mlp.experts"
+    unstacked = layer.unstacked({f"{module}.base_layer": pair, elsewhere: pair})
+    assert set(unstacked) == {f"{path}.{e}.{name}_proj" for e in range(E) for name in ("gate", "up")} | {elsewhere}
+
+
 def test_a_stack_that_does_not_fit_is_named() -> None:
     held = weights_of()
     tensors = {f"e.{name}_proj.weight": held[name] for name in ("gate", "up", "down")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -200,9 +201,11 @@ class Experts(Layer):
 
     def unstacked(self, weights: Weights) -> Weights:
         """Return an adapter with the matrices of each expert in place of those of all (see `AdapterSlots.unstacked`). PEFT names
-        these like the experts, or their base layer. Raises ModelError if the shapes do not fit."""
-        found = dict(weights)
-        for name in (self.build.path, f"{self.build.path}.base_layer"):
+        these like transformers' module of the experts, or its base layer. That module is called as in the checkpoint, or it is
+        `experts` there, or `mlp.experts` of the decoder layer. Raises ModelError if the shapes do not fit."""
+        found, path = dict(weights), self.build.path
+        modules = (path, f"{path}.experts", re.sub(r"(.*\.\d+)\..*", r"\1.mlp.experts", path))
+        for name in (f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")):
             if (pair := found.pop(name, None)) is not None:
                 own = next((own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None), None)
                 if own is None:
