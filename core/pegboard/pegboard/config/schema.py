@@ -107,6 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sampler: Annotated[str | None, doc("Sampler plugin")] = None
     enable_sleep_mode: Annotated[bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")] = False
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
+    worker_extension_cls: Annotated[str | None, doc("Class whose methods collective_rpc may call: module:Class")] = None
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
     runner: Annotated[Literal["auto", "generate", "pooling"], doc("Make text, or vectors (pooling); auto = text")] = "auto"

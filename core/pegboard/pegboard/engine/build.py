@@ -33,6 +33,7 @@ from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
+from pegboard.worker.extension import make_worker
 from pegboard.worker.worker import Worker, WorkerPlan
 
 log = get_logger(__name__)
@@ -146,7 +147,7 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
-    return registry.build(entry, ExecutorSetup(partial(Worker, registry, _worker_plan(registry, plan, config, limits))))
+    return registry.build(entry, ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))))
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

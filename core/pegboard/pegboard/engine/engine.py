@@ -27,9 +27,10 @@ from pegboard.engine.pauses import Pauses
 from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
+from pegboard.engine.worker_calls import WorkerCalls
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, expect
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.executor import SERVING_CALLS, Executor, StepFuture, WorkerDeath
+from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
@@ -98,10 +99,12 @@ class Engine:
             report=self._report_sleep,
             can_sleep=can_sleep,
         )
+        workers = WorkerCalls(finish_steps=self._finish_steps, call=executor.call)
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
             "reset_prefix_cache": self._reset_prefix_cache,
-            "call": self._call,
+            "call": workers.call,
+            "collective_rpc": workers.collective_rpc,
             "pause": self._pauses.pause,
             "resume": self._pauses.resume,
             "is_paused": lambda: self._pauses.mode is not None,
@@ -292,15 +295,6 @@ class Engine:
             self._queues.connectors.reset()
             self._publish()
         return is_reset
-
-    def _call(self, method: str, args: Sequence[Any] = ()) -> list[object]:
-        """Call a worker method on all ranks and return the results in rank order. Only methods that do not disturb serving are
-        allowed."""
-        if method not in SERVING_CALLS:
-            allowed = ", ".join(sorted(SERVING_CALLS))
-            raise RequestError(f"workers cannot run {method!r} while they serve; they can run {allowed}", parameter="method")
-        self._finish_steps()
-        return self._executor.call(method, *args)
 
     def _drop_adapters(self) -> None:
         """Let the workers forget the adapters that are not needed any more, unless steps are in flight."""

@@ -43,6 +43,7 @@ from pegboard.front.beam_search import beam_search_online
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.pauses import POLL_S, AsyncPauses
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
+from pegboard.front.worker_calls import AsyncWorkerCalls
 from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
 from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.output_parser import Parsers
@@ -77,7 +78,7 @@ def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples
     return plan, registry
 
 
-class AsyncLLM(AsyncPauses):
+class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
     """The engine client of one model. All methods except the constructors must be called on one event loop.
 
     It is created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The constructor starts

@@ -253,6 +253,21 @@ class LLM:
         """Stop the profiler and write what it measured."""
         self.llm_engine.engine.control("call", method="profile", args=[None])
 
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes the worker. Return the results
+        in rank order. Raises as `LLMEngine.collective_rpc` does."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model of each rank (see `pegboard.layers`), and return the results in rank order."""
+        return self.llm_engine.apply_model(func)
+
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`. The names
         are vLLM's. Raises ConfigError unless the LLM was made with disable_log_stats=False."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,26 @@ class LLMEngine:
     def list_loras(self) -> set[int]:
         """Return the ids of the adapters in memory."""
         return set(self.engine.control("list_loras"))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes the worker, between two steps.
+        Return the results in rank order. The call cannot be interrupted: if it took more than `timeout` seconds, raises
+        TimeoutError when it has ended. Raises RequestError if there is no such method, and what the method raises."""
+        started = time.monotonic()
+        results = self.engine.control("collective_rpc", method=method, args=args, kwargs=kwargs)
+        if timeout is not None and (took := time.monotonic() - started) > timeout:
+            raise TimeoutError(f"collective_rpc took {took:.1f} s, timeout is {timeout} s; the call has ended")
+        return list(results)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model of each rank, and return the results in rank order."""
+        return self.collective_rpc(lambda worker: func(worker.model))
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far. Raises ConfigError if `disable_log_stats` is set."""

@@ -19,7 +19,7 @@ START_CALLS = frozenset({"allocate", "warm_up", "embedding_size"})
 SERVING_CALLS = frozenset({"memory", "profile"})
 """Worker methods that `Executor.call` may also name between steps."""
 
-ENGINE_CALLS = frozenset({"read_adapter", "load_adapter", "drop_adapters", "sleep", "wake_up"})
+ENGINE_CALLS = frozenset({"read_adapter", "load_adapter", "drop_adapters", "sleep", "wake_up", "collective_rpc"})
 """Worker methods that only the engine itself calls, while no step is in flight."""
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import ApiSetup
+from pegboard_api_admin.bodies import described, read_body
 from pegboard_api_admin.errors import error_body
 from pegboard_api_admin.options import LoRAOptions
 
@@ -49,8 +49,8 @@ class LoRAApi:
 
     def routes(self) -> Sequence[BaseRoute]:
         return [
-            Route("/v1/load_lora_adapter", _described(self._load, LoadBody), methods=["POST"]),
-            Route("/v1/unload_lora_adapter", _described(self._unload, UnloadBody), methods=["POST"]),
+            Route("/v1/load_lora_adapter", described(self._load, LoadBody), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", described(self._unload, UnloadBody), methods=["POST"]),
         ]
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ class LoRAApi:
 
     async def _load(self, http: Request) -> Response:
         """Load a LoRA adapter from a folder of the server's machine."""
-        body = _read(await http.body(), LoadBody)
+        body = read_body(await http.body(), LoadBody)
         name = body.lora_name
         if not name or not body.lora_path:
             return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", INVALID)
@@ -72,7 +72,7 @@ class LoRAApi:
 
     async def _unload(self, http: Request) -> Response:
         """Unload a LoRA adapter. Requests that use it are finished first."""
-        body = _read(await http.body(), UnloadBody)
+        body = read_body(await http.body(), UnloadBody)
         name = body.lora_name
         if not name:
             return _refused(400, "'lora_name' needs to be provided to unload a LoRA adapter.", INVALID)
@@ -93,27 +93,6 @@ class LoRAApi:
             return allowed and path.is_dir()
         except (OSError, ValueError, RuntimeError):  # a name that no file can have, a loop of links, an unknown home
             return False
-
-
-def _described(answer: Any, body_model: type[BaseModel]) -> Any:
-    """Return the endpoint with what /openapi.json says about it."""
-
-    async def call(http: Request) -> Response:
-        response: Response = await answer(http)
-        return response
-
-    call.__doc__ = answer.__doc__
-    call.body_model = body_model  # type: ignore[attr-defined]
-    return call
-
-
-def _read(body: bytes, model: type[Any]) -> Any:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))[:60] or None
-        raise MalformedRequest(f"{field or 'body'}: {first['msg']}", parameter=field) from error
 
 
 def _refused(status: int, message: str, kind: str) -> Response:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pegboard.errors import MalformedRequest
 from pegboard.interfaces.api import EngineClient
+from pegboard_api_admin.bodies import described, read_body
 from pegboard_api_admin.query import read_query
 
 MODES = ("abort", "wait", "keep")
@@ -43,7 +43,7 @@ class PauseRoutes:
             Route("/sleep", self._sleep, methods=["POST"]),
             Route("/wake_up", self._wake_up, methods=["POST"]),
             Route("/is_sleeping", self._is_sleeping, methods=["GET"]),
-            Route("/abort_requests", self._abort_requests, methods=["POST"]),
+            Route("/abort_requests", described(self._abort_requests, AbortBody), methods=["POST"]),
         ]
 
     async def _pause(self, request: Request) -> Response:
@@ -87,11 +87,7 @@ class PauseRoutes:
     async def _abort_requests(self, request: Request) -> Response:
         """End requests with finish reason "abort"."""
         read_query(request, {})
-        try:
-            body = AbortBody.model_validate_json(await request.body())
-        except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors())
-            raise MalformedRequest(f"expected a JSON object with request_ids, a list of strings: {told}") from error
+        body = read_body(await request.body(), AbortBody)
         await self._client.control("abort", request_ids=body.request_ids)
         return Response()
 

@@ -1,4 +1,4 @@
-"""Specs of the apis `health`, `admin`, `openapi` and `lora_admin`."""
+"""Specs of the apis `health`, `admin`, `openapi`, `lora_admin` and `worker_admin`."""
 
 from __future__ import annotations
 
@@ -23,3 +23,4 @@ LORA = ApiSpec(
     options="pegboard_api_admin.options:LoRAOptions",
     flags=frozenset({"loads_adapters"}),
 )
+WORKERS = ApiSpec(api="1.0", implementation="pegboard_api_admin.workers:WorkersApi")

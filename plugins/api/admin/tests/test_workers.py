@@ -1,0 +1,76 @@
+"""The routes that call the workers check their bodies, and show results and failures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pegboard_api_admin.plugin import WORKERS
+from pegboard_api_admin.workers import WorkersApi
+from starlette.testclient import TestClient
+
+from pegboard.config.schema import ServerConfig
+from pegboard.errors import RequestError
+from pegboard.interfaces.api import ApiSetup
+from pegboard_server.app import build_app
+from pegboard_testing.fake_client import FakeEngineClient
+
+
+@pytest.fixture
+def engine():
+    return FakeEngineClient()
+
+
+def make_client(engine, **settings):
+    apis = [("worker_admin", WorkersApi(None, ApiSetup(engine)), WORKERS)]
+    return TestClient(build_app(apis, engine, ServerConfig(**settings)))
+
+
+@pytest.fixture
+def client(engine):
+    return make_client(engine)
+
+
+def test_behind_the_key(engine):
+    assert make_client(engine, api_key=["k"]).post("/collective_rpc", json={"method": "m"}).status_code == 401
+    assert engine.controls == []
+
+
+def test_a_method_is_called_and_its_results_are_shown(client, engine):
+    engine.control_results["collective_rpc"] = [None, {"a": 1}, [2], 3, "text"]
+    answer = client.post("/collective_rpc", json={"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}, "timeout": 5})
+    assert answer.json() == {"results": [None, {"a": 1}, [2], "3", "text"]}
+    assert engine.controls == [("collective_rpc", {"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}})]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "method"),
+        ({"method": 1}, "method"),
+        ({"method": "m", "args": "x"}, "args"),
+        ({"method": "m", "kwargs": []}, "kwargs"),
+        ({"method": "m", "timeout": 0}, "timeout"),
+        ({"method": "m", "more": 1}, "more"),
+        ([], None),
+    ],
+)
+def test_wrong_bodies_name_their_field(client, engine, body, field):
+    answer = client.post("/collective_rpc", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert engine.controls == []
+
+
+def test_failures_are_shown(client, engine, monkeypatch):
+    async def refuse(action, **arguments):
+        raise RequestError("workers have no method 'm'", parameter="method")
+
+    async def hang(action, **arguments):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(engine, "control", refuse)
+    answer = client.post("/collective_rpc", json={"method": "m"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
+    monkeypatch.setattr(engine, "control", hang)
+    answer = client.post("/collective_rpc", json={"method": "m", "timeout": 0.01})
+    assert answer.status_code == 504 and "runs on" in answer.json()["error"]["message"]
