@@ -61,6 +61,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("gptj", {**GPT, "rotary_dim": 4, "n_positions": 64}),
     "bloom": ("bloom", {"n_layer": 3, "n_head": 4, **NO_SIZES, "hidden_size": 32}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64, **NO_SIZES}),
+    "mpt, limited queries": (
+        "mpt",
+        {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64, **NO_SIZES, "attn_config": {"clip_qkv": 0.5}},
+    ),
     "falcon, one head of keys": ("falcon", {**FALCON, "multi_query": True, "parallel_attn": True}),
     "falcon, two norms": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon, position biases": (

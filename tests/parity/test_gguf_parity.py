@@ -30,6 +30,9 @@ RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsi
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 96,
         **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                          "max_position_embeddings"))}  # fmt: skip
+WIDE = {"hidden_size": 64, "intermediate_size": 256, "num_key_value_heads": None}
+FALCON = {**WIDE, "ffn_hidden_size": 256, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1}
+GROUPS = {"new_decoder_architecture": True, "multi_query": False, "num_kv_heads": 2}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
@@ -37,7 +40,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 class Case:
     """A model. config: of transformers. metadata: GGUF keys beyond those that all models have, by attribute of the config.
     rotated: the part of each head that is. permuted: the converter permutes Q and K. norm_offset: it adds this to norm weights.
-    by_head: it takes Q, K and V of the heads apart. transposed: it transposes all matrices but the embeddings. sizes: metadata
+    by_head: it takes Q, K and V of the KV heads apart. transposed: it transposes all matrices but the embeddings. sizes: metadata
     that follow from the config. splits_up: it stores the matrix that makes keys and values of latent vectors in two."""
 
     model_type: str
@@ -130,6 +133,18 @@ CASES = {
         rotated=0.25,
         by_head=True,
     ),
+    "falcon": Case("falcon", FALCON, {"layer_norm_epsilon": LAYER_NORM}, by_head=True),
+    "falcon with groups": Case("falcon", {**FALCON, **GROUPS},
+                               {"layer_norm_epsilon": LAYER_NORM}, by_head=True),
+    "falcon with two norms": Case("falcon", {**FALCON, **GROUPS, "num_ln_in_parallel_attn": 2},
+                                  {"layer_norm_epsilon": LAYER_NORM}, by_head=True),
+    "bloom": Case("bloom", {**WIDE, "seq_length": 64}, {"layer_norm_epsilon": LAYER_NORM}, by_head=True),
+    "mpt": Case("mpt", {**WIDE, "max_seq_len": 64, "attn_config": {"clip_qkv": 0.5}}, {"layer_norm_epsilon": LAYER_NORM},
+                sizes=lambda config: {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 0.5}),
+    "stablelm": Case("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.25, "layer_norm_eps": 1e-3},
+                     {"layer_norm_eps": LAYER_NORM}, rotated=0.25),
+    "stablelm with parallel blocks": Case("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+                                          {"layer_norm_eps": LAYER_NORM}, rotated=0.5),
     "command-r": Case("cohere", {"use_qk_norm": True}, {"layer_norm_eps": LAYER_NORM, "logit_scale": "logit_scale"}),
     "cohere2": Case(
         "cohere2", WINDOWS,
@@ -232,7 +247,8 @@ def stored_order(name: str, values: np.ndarray, case: Case, heads: tuple[int, in
         number = count if ".q_proj." in name else kv_count
         return values.reshape(number, 2, len(values) // number // 2, -1).swapaxes(1, 2).reshape(values.shape)
     if case.by_head and ".query_key_value." in name:
-        return values.reshape(count, 3, len(values) // 3 // count, -1).swapaxes(0, 1).reshape(values.shape)
+        of_head = values.reshape(kv_count, count // kv_count + 2, len(values) // (count + 2 * kv_count), -1)
+        return np.concatenate([each.reshape(-1, *values.shape[1:]) for each in np.split(of_head, (-2, -1), axis=1)])
     if case.transposed and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         return values.T
     return values
@@ -255,6 +271,8 @@ def convert(reference: Any, name: str, case: Case, path: Path, stored: str = "F3
     heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if getattr(config, "multi_query", False):
         heads = (heads[0], 1)
+    elif getattr(config, "new_decoder_architecture", False):
+        heads = (heads[0], config.num_kv_heads)
     writer = gguf.GGUFWriter(path, arch)
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
@@ -276,6 +294,7 @@ def convert(reference: Any, name: str, case: Case, path: Path, stored: str = "F3
         if ".experts." in hf_name:
             before, _, after = hf_name.partition(".experts.")
             known = f"{before}.experts.{after.partition('.')[2]}"
+        known = known.removeprefix("transformer.") if arch == "bloom" else known  # as its converter does
         for own, of_package in NAMES.items():
             known = known.replace(own, of_package)
         if case.splits_up and ".kv_b_proj." in known:
@@ -315,8 +334,10 @@ IGNORED = {"architectures", "dtype", "transformers_version", "_name_or_path", "h
 
 def described(path: Path) -> tuple[Any, Any]:
     checkpoint = LOADER.describe(LocalFiles(path))
-    config = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
-    return checkpoint, AutoConfig.for_model(checkpoint.config["model_type"], **config)
+    kind = checkpoint.config["model_type"]
+    computed = {"model_type", "head_dim"} if kind == "falcon" else {"model_type"}  # its head_dim cannot be set
+    config = {key: value for key, value in checkpoint.config.items() if key not in computed}
+    return checkpoint, AutoConfig.for_model(kind, **config)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -327,9 +348,11 @@ def test_config_tensors_and_tokens(
     reference = write(case.model_type, **{**SIZES, **case.config})
     values = convert(reference, name, case, tmp_path / "model.gguf")
     checkpoint, found = described(tmp_path / "model.gguf")
-    expected = reference.model.config.to_dict()
-    differing = {key: (value, found.to_dict().get(key)) for key, value in expected.items()
-                 if key not in IGNORED and found.to_dict().get(key) != value}  # fmt: skip
+    expected, given = (each.to_dict() for each in (reference.model.config, found))
+    for each in (expected, given):  # MPT has values of attention in an object
+        each |= {f"attn_config.{key}": value for key, value in each.pop("attn_config", {}).items() if key not in IGNORED}
+    differing = {key: (value, given.get(key)) for key, value in expected.items()
+                 if key not in IGNORED and given.get(key) != value}  # fmt: skip
     assert not differing
     assert checkpoint.architectures == (type(reference.model).__name__,)
     assert {key for key in checkpoint.tensors if ".k_b_proj" not in key and ".v_b_proj" not in key} == set(values)
@@ -387,6 +410,23 @@ def test_rows_of_blocks(write: Callable[..., Any], tmp_path: Path, name: str) ->
             num_packed += 1
         assert np.array_equal(found.numpy(), expected), piece.name
     assert num_packed >= (1 if case.transposed else 8)
+
+
+@pytest.mark.parametrize("name", ["gptneox", "falcon with two norms", "bloom"])
+def test_blocks_of_merged_projections(
+    write: Callable[..., Any], check_parity: Callable[..., None], tmp_path: Path, name: str
+) -> None:
+    """The loader and the model move rows of blocks. The results are those of the numbers that the blocks mean."""
+    case = CASES[name]
+    reference = write(case.model_type, **{**SIZES, **case.config})
+    convert(reference, name, case, tmp_path / "model.gguf", "Q8_0")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(parameter.numpy(), kind), kind)))
+    settings = {"plugin_options": {"quantization.gguf": {"compute": "float"}}, "download_dir": str(tmp_path / "cache")}
+    check_parity(replace(reference, directory=tmp_path / "model.gguf"), (20,), kv_cache_dtype="float32", **settings)
 
 
 def test_every_architecture_is_served_or_refused_with_a_reason() -> None:

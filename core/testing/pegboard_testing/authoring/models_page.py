@@ -23,7 +23,8 @@ modules on Pegboard's attention and linear layers (`pegboard-model-transformers`
 listed here.
 *Not yet*: refused, with this reason. Adapters (LoRA) and quantized weights work with all models that run, except adapters of
 latent attention's `kv_b_proj`. Models whose checkpoints merge projections in groups of heads (InternLM 2,
-TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights and no adapters."""
+TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights and no adapters. GGUF files of models with
+groups may have any type."""
 HEADER = "| architecture | runs through | remark |\n|---|---|---|"
 
 

@@ -190,7 +190,7 @@ class MPT(Decoder):
         attention = config.get("attn_config") or {}
         attention = attention if isinstance(attention, Mapping) else {}
         refuse(config, {"no_bias": True, "logit_scale": None, "embedding_fraction": 1.0})
-        refuse(attention, {"clip_qkv": None, "qk_ln": False, "prefix_lm": False, "alibi": True})
+        refuse(attention, {"qk_ln": False, "prefix_lm": False, "alibi": True})
         own = renamed(config, hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
                       max_position_embeddings="max_seq_len")  # fmt: skip
         own |= {
@@ -203,7 +203,8 @@ class MPT(Decoder):
         names = replace(GPT, layers="transformer.blocks", norm="transformer.norm_f", before_attention="norm_1",
                         before_mlp="norm_2", qkv=("Wqkv",), out="out_proj", mlp="ffn", up=("up_proj",),
                         down="down_proj")  # fmt: skip
-        traits = common(own, names=names, norm="layer, no bias", gated=False)
+        limit = read(attention, "clip_qkv", float)
+        traits = common(own, names=names, norm="layer, no bias", gated=False, qkv_limit=limit)
         slopes = alibi_slopes(traits.num_heads, read(attention, "alibi_bias_max", float) or 8.0)
         scale = read(attention, "softmax_scale", float)
         return replace(traits, ropes=(), alibi=slopes, layers=tuple(replace(own, scale=scale) for own in traits.layers))

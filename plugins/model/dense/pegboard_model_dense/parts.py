@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -264,14 +265,18 @@ class Rows:
         return [WantedWeight(weight.name) for weight in weights]
 
     def arranged(self, piece: WeightPiece, in_features: int, out_features: int) -> WeightPiece:
-        """Return the piece as [out_features, in_features]. Raises ModelError if it is quantized."""
+        """Return the piece as [out_features, in_features]. Rows of blocks (GGUF) are moved as they are. Raises ModelError if the
+        piece is quantized otherwise, or transposed."""
         if self.is_plain:
             return piece
         data = piece.data
+        if self.order is not None and not self.transposed and not isinstance(data, Tensor) and piece.shape[0] == len(self.order):
+            rows = np.frombuffer(data, np.uint8).reshape(len(self.order), -1)
+            return replace(piece, data=memoryview(rows[self.order.numpy()].reshape(-1)))
         if not isinstance(data, Tensor) or not piece.name.endswith((".weight", ".bias")):
             raise ModelError(
                 f"tensor {piece.name} is stored as {piece.stored}. This architecture stores the rows in an order that can be "
-                "changed only for plain types; use a checkpoint that is not quantized"
+                "changed only for plain types and those of GGUF; use a checkpoint that is not quantized"
             )
         if self.transposed and tuple(data.shape) == (in_features, out_features):
             data = data.T

@@ -137,7 +137,7 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (experts.Dbrx, {"ffn_config": {"moe_normalize_expert_weights": 2}}, "moe_normalize_expert_weights=2"),
         (experts.Dbrx, {"ffn_config": [1]}, "expected an object"),
         (gpt.StableLM, {"qk_layernorm": True}, "qk_layernorm=True"),
-        (gpt.MPT, {"attn_config": {"clip_qkv": 6}}, "clip_qkv=6"),
+        (gpt.MPT, {"attn_config": {"qk_ln": True}}, "qk_ln=True"),
         (gpt.Bloom, {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
         (gpt.Jais, {"position_embedding_type": "learned"}, "position_embedding_type='learned'"),
         (gpt.GPTJ, {"activation_function": "mish"}, "known without a gate: gelu"),
@@ -148,16 +148,16 @@ def test_what_is_not_supported_is_named(model: type[Decoder], values: dict[str, 
         model({**SIZES, **MODELS[model], **values}, fake_build())
 
 
-def test_rows_that_are_merged_in_groups_take_no_adapters_and_no_quantized_tensors() -> None:
+def test_rows_that_are_merged_in_groups_take_no_adapters_and_transposed_ones_no_blocks() -> None:
     config = {**SIZES, **MODELS[older.InternLM2]}
     with pytest.raises(ModelError, match="adapters are not supported"):
         older.InternLM2(config, fake_build(lora=LoRALimits(1, 8, "float32")))
     build = fake_build()
-    older.InternLM2(config, build)
-    layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attention"))
+    gpt.Jais({**SIZES, **MODELS[gpt.Jais]}, build)
+    layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attn"))
     layer.declare({})
     with pytest.raises(ModelError, match="is stored as Q4_0"):
-        layer.accept(WeightPiece("model.layers.0.attention.wqkv.weight", "Q4_0", (32, 16), memoryview(b"")))
+        layer.accept(WeightPiece("transformer.h.0.attn.c_attn.weight", "Q4_0", (16, 48), memoryview(b"")))
 
 
 def test_a_normalized_head_divides_rows_by_their_lengths() -> None:

@@ -13,7 +13,7 @@ from pegboard_pack_gguf.header import GGUFHeader, GGUFTensor
 from pegboard_pack_gguf.mixtures import DEEPSEEK_V3, GRANITE_MOE_SHARED, MIXTRAL
 from pegboard_pack_gguf.state_models import FALCON_MAMBA
 from pegboard_pack_gguf.table_parts import Architecture, Change
-from pegboard_pack_gguf.tables import ARCHITECTURES, OLMO3
+from pegboard_pack_gguf.tables import ARCHITECTURES, FALCON_TWO_NORMS, OLMO3
 from pegboard_pack_gguf.unserved import UNSERVED
 
 READ_INTO_CONFIG = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -59,6 +59,8 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
         return name, GRANITE_MOE_SHARED
     if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
         return name, OLMO3
+    if name == "falcon" and any(tensor.name.endswith(".attn_norm_2.weight") for tensor in header.tensors):
+        return name, FALCON_TWO_NORMS
     return name, ARCHITECTURES[name]
 
 

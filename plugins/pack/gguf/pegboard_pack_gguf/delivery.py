@@ -28,7 +28,7 @@ def changed(piece: WeightPiece, change: Change, config: Mapping[str, Any]) -> We
     if change == "by_key_head":
         order = _by_key_head(piece.name, rows, config)
     elif change == "by_head":
-        order = _rows(piece.name, rows, 3, config["num_attention_heads"]).swapaxes(0, 1)
+        order = _by_head(piece.name, rows, config["num_attention_heads"], config["num_key_value_heads"])
     else:
         is_query = piece.name.rpartition(".")[0].endswith("q_proj")
         heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
@@ -75,6 +75,13 @@ def _rows(name: str, count: int, *shape: int) -> np.ndarray:
     if count % known:
         raise ModelError(f"tensor {name} has {count} rows, which cannot be divided into {known} equal parts")
     return np.arange(count).reshape(shape)
+
+
+def _by_head(name: str, count: int, heads: int, kv_heads: int) -> np.ndarray:
+    """Returns the order that puts the rows of each KV head together: its queries, its key and its value."""
+    groups = _rows(name, count, heads + 2 * kv_heads)
+    parts = np.split(groups, (heads, heads + kv_heads))
+    return np.concatenate([part.reshape(kv_heads, -1) for part in parts], axis=1)
 
 
 def _by_key_head(name: str, count: int, config: Mapping[str, Any]) -> np.ndarray:

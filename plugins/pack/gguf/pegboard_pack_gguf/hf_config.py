@@ -134,6 +134,13 @@ def _computed(
         return {"attention_multiplier": config["head_dim"] ** -0.5}
     if kind == "gpt_bigcode":
         return {"multi_query": config["num_key_value_heads"] == 1}
+    if kind == "falcon":  # models with several heads of keys order their rows by these
+        has_groups = config["num_ln_in_parallel_attn"] == 2 or config["num_key_value_heads"] != 1
+        return {"new_decoder_architecture": has_groups, "multi_query": not has_groups}
+    if kind == "stablelm":
+        return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes}
+    if kind == "mpt":
+        return _mpt(metadata, config, shapes)
     if kind == "llama4_text":  # Maverick, with 128 experts, has no norms of queries and keys
         return {"use_qk_norm": config["num_local_experts"] != 128}
     if kind == "gpt_oss" and "rope_scaling" in config:
@@ -143,6 +150,23 @@ def _computed(
     if "n_routed_experts" in config or kind == "minimax_m2":
         return _routing(metadata, config, "sigmoid" if architecture.whole else "softmax")
     return {}
+
+
+def _mpt(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns what MPT says of attention, and the width of its blocks as a multiple of the model's."""
+    width, hidden_size = config["intermediate_size"], config["hidden_size"]
+    if width % hidden_size:
+        raise metadata.fail("feed_forward_length", f"is {width}, expected a multiple of embedding_length, {hidden_size}")
+    largest = config["alibi_bias_max"]
+    attention = {
+        "alibi": largest > 0,
+        "alibi_bias_max": int(largest) if largest == int(largest) else largest,
+        "kv_n_heads": config["num_key_value_heads"],
+        "clip_qkv": config["clip_qkv"],
+        "qk_ln": "blk.0.attn_q_norm.weight" in shapes,
+    }
+    has_bias = any(name.endswith(".bias") for name in shapes)
+    return {"attn_config": attention, "expansion_ratio": width // hidden_size, "no_bias": not has_bias}
 
 
 def _bailing(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

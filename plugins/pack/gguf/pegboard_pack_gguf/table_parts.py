@@ -14,7 +14,7 @@ Change = Literal["unpermute", "transpose", "float", "by_head", "logarithm", "fla
 """What is done to a tensor before it is delivered:
 
 unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on Hugging Face
-by_head     rows of Q, K and V, one after the other, become Q, K and V of each head
+by_head     rows of Q, K and V, one after the other, become those of each KV head: its queries, its key and its value
 by_key_head rows of all queries, keys, values and gates of linear attention become those of each key head
 transpose   the model stores [in, out]; blocks are dequantized
 float       blocks are dequantized, because the model takes no others

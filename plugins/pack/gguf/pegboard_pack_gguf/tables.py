@@ -40,10 +40,39 @@ _GPT2_LAYER = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+_BLOOM_TOP = {
+    "token_embd": "transformer.word_embeddings",
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_BLOOM_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_MPT_LAYER = {
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
 _WINDOW = {"sliding_window": Key("attention.sliding_window", "count")}
 _GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
 _GPT2_NAMES |= {"n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
-COPIES = {"gpt2": _GPT2_NAMES, "gpt_bigcode": _GPT2_NAMES}
+COPIES = {
+    "gpt2": _GPT2_NAMES,
+    "gpt_bigcode": _GPT2_NAMES,
+    "falcon": {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"},
+    "bloom": {"seq_length": "max_position_embeddings"},
+    "mpt": {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+            "max_seq_len": "max_position_embeddings"},
+}  # fmt: skip
 """Values of the config that the model calls by another name, by model type."""
 
 
@@ -84,6 +113,27 @@ GRANITE = Architecture(
         "mlp_bias": Has(("blk.0.ffn_down.bias",)),
         **GRANITE_SCALES,
     },
+)
+FALCON = Architecture(
+    class_name="FalconForCausalLM",
+    model_type="falcon",
+    top=_BLOOM_TOP,
+    layers="transformer.h",
+    layer=_BLOOM_LAYER,
+    split={},
+    changes={"attn_qkv": "by_head"},
+    config={
+        "layer_norm_epsilon": LAYER_NORM_EPS,
+        "alibi": False,
+        "parallel_attn": True,
+        "bias": QKV_BIAS,
+        "num_ln_in_parallel_attn": 1,
+    },
+)
+FALCON_TWO_NORMS = replace(
+    FALCON,
+    layer={**_BLOOM_LAYER, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+    config={**FALCON.config, "num_ln_in_parallel_attn": 2},
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -181,6 +231,36 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention_bias": QKV_BIAS,
             "use_parallel_residual": Key("use_parallel_residual", default=True),
         },
+        is_partly_rotary=True,
+    ),
+    "falcon": FALCON,
+    "bloom": Architecture(
+        class_name="BloomForCausalLM",
+        model_type="bloom",
+        top=_BLOOM_TOP,
+        layers="transformer.h",
+        layer=_BLOOM_LAYER,
+        split={},
+        changes={"attn_qkv": "by_head"},
+        config={"layer_norm_epsilon": LAYER_NORM_EPS},
+    ),
+    "mpt": Architecture(
+        class_name="MptForCausalLM",
+        model_type="mpt",
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+        layers="transformer.blocks",
+        layer=_MPT_LAYER,
+        split={},
+        config={
+            "layer_norm_epsilon": LAYER_NORM_EPS,
+            "alibi_bias_max": Key("attention.max_alibi_bias", default=0.0),
+            "clip_qkv": Key("attention.clamp_kqv"),
+        },
+    ),
+    "stablelm": Architecture(
+        class_name="StableLmForCausalLM",
+        model_type="stablelm",
+        config={"layer_norm_eps": LAYER_NORM_EPS, "use_qkv_bias": QKV_BIAS, "qk_layernorm": Has(("blk.0.attn_q_norm.weight",))},
         is_partly_rotary=True,
     ),
     "command-r": Architecture(

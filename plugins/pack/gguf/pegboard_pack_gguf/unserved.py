@@ -16,12 +16,10 @@ _NAMES = {
     "it reads images or sound, or is the part of a model that does": (
         "chameleon clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe"
     ),
-    "its attention adds a bias by distance (ALiBi), and such models are not read from GGUF files yet": (
-        "baichuan bloom jais mpt refact"
-    ),
+    "its attention adds a bias by distance (ALiBi), and such models are not read from GGUF files yet": ("baichuan jais refact"),
     "it is not read from GGUF files yet": (
-        "apertus codeshell deci falcon gemma3n gemma4 gptj jais2 maincoder minicpm3 mistral3 openelm orion pangu-embedded "
-        "plamo plamo3 plm qwen stablelm"
+        "apertus codeshell deci gemma3n gemma4 gptj jais2 maincoder minicpm3 mistral3 openelm orion pangu-embedded "
+        "plamo plamo3 plm qwen"
     ),
 }
 UNSERVED = {name: reason for reason, names in _NAMES.items() for name in names.split()}
