@@ -286,6 +286,25 @@ class Formulas:
         return SimpleNamespace(logits=(self.norm("model.norm", x) @ self.tensors["lm_head.weight"].T)[None])
 
 
+class Looped(Formulas):
+    """The layers run several times and normalize what their blocks return. Each time, the last norm follows."""
+
+    passes = 3
+
+    def __call__(self, ids: Tensor) -> Any:
+        x = self.tensors["model.embed_tokens.weight"][ids[0]]
+        for _ in range(self.passes):
+            for index, (num_kv_heads, _) in enumerate(self.layers):
+                at = f"model.layers.{index}."
+                mixed = self.attention(f"{at}self_attn.", self.norm(f"{at}input_layernorm", x), num_kv_heads)
+                x = x + self.norm(f"{at}input_layernorm_2", mixed)
+                y = self.norm(f"{at}post_attention_layernorm", x)
+                gate, up, down = (self.tensors[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+                x = x + self.norm(f"{at}post_attention_layernorm_2", (functional.silu(y @ gate.T) * (y @ up.T)) @ down.T)
+            x = self.norm("model.norm", x)
+        return SimpleNamespace(logits=(x @ self.tensors["lm_head.weight"].T)[None])
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor, slopes: list[float], scale: float) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     distance = torch.arange(len(q))[None, :] - torch.arange(len(q))[:, None]
@@ -389,3 +408,18 @@ def test_jais(check_parity: Any, tmp_path: Path) -> None:
 
     directory = write_checkpoint(tmp_path / "model", "JAISLMHeadModel", config, tensors)
     check_parity(reference_of(directory, model))
+
+
+def test_ouro(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:
+    """Its passes have KV caches of their own, also when they are preempted and cached. The unused gate is in the checkpoint."""
+    layers = [(2, WIDTH)] * 2
+    norms = [f"model.layers.{i}.{name}_layernorm_2.weight" for i in range(2) for name in ("input", "post_attention")]
+    tensors = random_tensors({**llama_shapes(layers), **dict.fromkeys(norms, (HIDDEN,))})
+    gate = {"model.early_exit_gate.weight": torch.ones(1, HIDDEN), "model.early_exit_gate.bias": torch.ones(1)}
+    config = {**LLAMA, "num_hidden_layers": 2, "total_ut_steps": Looped.passes, "early_exit_threshold": 1.0}
+    directory = write_checkpoint(tmp_path / "model", "OuroForCausalLM", config, {**tensors, **gate})
+    reference = reference_of(directory, Looped(tensors, layers, [], []))
+    check_parity(reference)
+    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=27, max_model_len=56)
+    check_cached(reference, (37, 30, 13))
+    check_recorded(reference)

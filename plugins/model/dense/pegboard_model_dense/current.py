@@ -6,6 +6,7 @@ Granite          four multipliers (IBM 2024)
 OLMo 2, OLMo 3   norms of the blocks' results, and of all queries and keys (OLMo Team 2024, 2025)
 GLM-4            rotates pairs of half of each head; GLM-4-0414 normalizes the blocks' results, too
 Apertus          an activation with learned numbers, without a gate; normalized queries and keys (Apertus 2025)
+Ouro             the layers run several times (Zhu et al. 2025)
 Cwm, Seed-OSS, SmolLM3, Ernie 4.5, EXAONE 4, Arcee   Llama with other biases, windows, activations or layers without rotation
 Hunyuan          queries and keys are normalized after their rotation (Tencent 2025)
 """
@@ -26,6 +27,9 @@ BOTH_NORMS = Names(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
+
+MAX_PASSES = 64
+"""Each pass needs as much of the KV cache as a model of its own, so a config with more is a mistake."""
 
 
 def windowed(traits: Traits, types: list[str], window: int | None) -> tuple[LayerTraits, ...]:
@@ -247,6 +251,21 @@ class Apertus(Decoder):
         names = Names(before_attention="attention_layernorm", before_mlp="feedforward_layernorm", up=("up_proj",))
         bias = bool(read(config, "attention_bias", bool))
         return common(base, names=names, gated=False, qk_norm="heads", qkv_bias=bias, out_bias=bias)
+
+
+class Ouro(Decoder):
+    """The layers run several times. The gate with which a token could leave early is not used, as in the published configs."""
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        refuse(config, {"early_exit_step": None, "early_exit_threshold": 1.0})
+        names = Names(after_attention="input_layernorm_2", after_mlp="post_attention_layernorm_2")
+        passes = read(config, "total_ut_steps", int)
+        if passes is not None and not 1 <= passes <= MAX_PASSES:
+            raise ModelError(f"the checkpoint's config has total_ut_steps={passes}; expected 1 to {MAX_PASSES}")
+        traits = common(config, names=names, passes=4 if passes is None else passes)
+        window = read(config, "sliding_window", int) if read(config, "use_sliding_window", bool) else None
+        return replace(traits, layers=windowed(traits, types_of_layers(config, "full_attention"), window))
 
 
 class HunYuan(Decoder):

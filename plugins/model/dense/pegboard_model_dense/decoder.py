@@ -40,7 +40,8 @@ PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations of a block without a gate, by their Hugging Face names."""
 
 Step = tuple[Any, ...]
-"""What all layers of a step share: the rotation of each rotary embedding, or the places if there are position biases."""
+"""What all layers of a pass share: the rotation of each rotary embedding, or the places if there are position biases. The last
+element is the number of the pass."""
 
 
 class Decoder(nn.Module):
@@ -72,6 +73,7 @@ class Decoder(nn.Module):
         )
         is_folded = traits.norm.startswith("rms") and not traits.head_bias
         factor = traits.logits_scale if is_folded else 1.0
+        self.passes = traits.passes
         self.norm = make_norm(build.at(names.norm), traits.hidden_size, traits, stream, factor)
         make_head = NormalizedHead if traits.normalized_head else Head
         tied = self.embedding if traits.is_tied else None
@@ -96,10 +98,10 @@ class Decoder(nn.Module):
             step: Step = (self.places(positions),)
         else:
             step = tuple(rope(positions) for rope in self.ropes)
-        hidden, residual = self.layers(hidden, step)
-        out = self.norm(hidden) if residual is None else self.norm(hidden, residual)[0]
-        normalized: Tensor = out
-        return normalized
+        for number in range(self.passes):
+            hidden, residual = self.layers(hidden, (*step, number))
+            hidden = self.norm(hidden) if residual is None else self.norm(hidden, residual)[0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head(hidden)
@@ -236,12 +238,15 @@ class SelfAttention(nn.Module):
         self.out = ArrangedLinear(build.at(names.out), inner, traits.hidden_size, rows, bias=traits.out_bias)
         self.gate = Linear(build.at(names.gate), traits.hidden_size, inner) if names.gate else None
         self.number = 0 if traits.alibi else own.rope
-        if traits.alibi:
-            self.attention: Attention = AlibiAttention(build, index, traits, own.num_kv_heads)
-        else:
-            rope = None if own.rope is None or traits.qk_norm == "rotated" else ropes[own.rope]
-            more: dict[str, Any] = {"scale": own.scale, "window": own.window, "soft_cap": traits.soft_cap, "rope": rope}
-            self.attention = Attention(build, index, *heads, **more)
+        rope = None if self.number is None or traits.alibi or traits.qk_norm == "rotated" else ropes[self.number]
+        more: dict[str, Any] = {"scale": own.scale, "window": own.window, "soft_cap": traits.soft_cap, "rope": rope}
+        self.attention: list[Attention] = []  # one for each pass
+        for number in range(traits.passes):
+            place = number * len(traits.layers) + index
+            if traits.alibi:
+                self.attention.append(AlibiAttention(build, place, traits, own))
+            else:
+                self.attention.append(Attention(build, place, *heads, **more))
         self.rotate = Rotate(build, ropes[own.rope]) if own.rope is not None and traits.qk_norm == "rotated" else None
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
@@ -264,7 +269,7 @@ class SelfAttention(nn.Module):
                 q, k = self.q_norm(q.flatten(1)).view(q.shape), self.k_norm(k.flatten(1)).view(k.shape)
             else:
                 q, k = self.q_norm(q), self.k_norm(k)
-        mixed = self.attention(q, k, v, rotation)
+        mixed = self.attention[step[-1]](q, k, v, rotation)
         out: Tensor = self.out(mixed if self.gate is None else mixed * self.gate(hidden).sigmoid())
         return out
 

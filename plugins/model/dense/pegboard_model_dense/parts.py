@@ -15,7 +15,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Attention, Build, Experts, Head, Layer, Linear, Norm, QKVLinear, Rope, Rotation
 from pegboard.layers.build import PlainTensor
-from pegboard_model_dense.traits import Traits
+from pegboard_model_dense.traits import LayerTraits, Traits
 
 ALIBI_CHANNELS = 8
 """Channels that a position bias adds to each head. Two are used; attention kernels need multiples of 8."""
@@ -398,12 +398,11 @@ class AlibiAttention(Attention):
     8-bit floats. Called with the step's `Places` instead of a rotation.
     """
 
-    def __init__(self, build: Build, layer_index: int, traits: Traits, num_kv_heads: int) -> None:
-        scale = traits.layers[layer_index].scale
-        self.scale = traits.head_dim**-0.5 if scale is None else scale
+    def __init__(self, build: Build, layer_index: int, traits: Traits, own: LayerTraits) -> None:
+        self.scale = traits.head_dim**-0.5 if own.scale is None else own.scale
         self.head_dim, self.slopes = traits.head_dim, traits.alibi
         padded = traits.head_dim + ALIBI_CHANNELS
-        super().__init__(build, layer_index, traits.num_heads, num_kv_heads, padded, scale=self.scale, exact_keys=True)
+        super().__init__(build, layer_index, traits.num_heads, own.num_kv_heads, padded, scale=self.scale, exact_keys=True)
 
     def bind(self) -> None:
         attend, device = self.build.attention[self.spec.layer_index], self.build.device

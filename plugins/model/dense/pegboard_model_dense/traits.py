@@ -101,6 +101,7 @@ class Traits:
     embedding_scale, residual_scale (of each block's result), logits_scale: factors. logits_cap: soft cap; soft_cap: of scores.
     alibi: slope of each head (Press et al. 2022); () = none.
     first_position: the row of the first position's vector (see `Names.positions`).
+    passes: the stack of layers is computed this often, and normalized each time. Each pass has a KV cache of its own (Ouro).
     skips: (from, to, share): the input of layer `to` is share · (the input of layer `from`) + (1 - share) · its own.
     """
 
@@ -135,6 +136,7 @@ class Traits:
     logits_cap: float | None = None
     alibi: tuple[float, ...] = ()
     first_position: int = 0
+    passes: int = 1
     skips: tuple[tuple[int, int, float], ...] = ()
 
 
