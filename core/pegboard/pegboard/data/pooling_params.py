@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from pegboard.errors import RequestError
 
+Task = Literal["embed", "classify"]
+
+
+class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The setting `pooler_config`. It wins over what the files next to the model say.
+
+    pooling_type: the final hidden state that becomes the vector: of the LAST token, of the first one (CLS), or the MEAN of all.
+    use_activation: the default of requests that do not set it.
+    """
+
+    pooling_type: Literal["LAST", "CLS", "MEAN"] | None = None
+    use_activation: bool | None = None
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine makes of prompts. activation: what is applied to the vector, unless a request has use_activation=False."""
+
+    task: Task = "embed"
+    pooling_type: Literal["LAST", "CLS", "MEAN"] = "LAST"
+    activation: Literal["normalize", "softmax", "sigmoid", "none"] = "normalize"
+    use_activation: bool = True
+
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The vector of a prompt is the last token's hidden state after the final norm.
+    """A prompt becomes one vector: `embed` makes it of hidden states after the final norm, `classify` has one value per class.
 
-    truncate_prompt_tokens: the number of last tokens to keep; -1 keeps max_model_len. dimensions: keep only the first ones, for
-    models trained so (Matryoshka); the rest is normalized. use_activation: divide the vector by its Euclidean length; None = as
-    the model declares, else yes. Raises RequestError for a wrong value.
+    truncate_prompt_tokens: the number of first tokens to keep; -1 keeps max_model_len. dimensions: keep only the first values,
+    for models trained so (Matryoshka); the rest is normalized. use_activation: divide the vector by its Euclidean length, or
+    make probabilities of the classes' values; None = as the model declares, else yes. task: what the caller expects; None =
+    what the model does. Raises RequestError for a wrong value.
     """
 
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None
     use_activation: bool | None = None
+    task: Task | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("truncate_prompt_tokens", -1), ("dimensions", 1)):
@@ -29,3 +55,5 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise RequestError(
                 f"use_activation must be true or false, got {self.use_activation!r:.60}", parameter="use_activation"
             )
+        if self.task not in (None, "embed", "classify"):
+            raise RequestError(f"task must be embed or classify, got {self.task!r:.60}", parameter="task")

@@ -68,9 +68,10 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     executor.call("warm_up")
     log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.checkpoint.architectures), loaded - started)
     log.info("device %s: computes in %s", config.device, config.dtype)
-    gibibytes = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
+    size = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
     stored = "+".join(sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors}))
-    log.info("KV cache: %s in %d blocks (%.2f GiB), stored in %s", capacity(kv_plan), kv_plan.num_blocks, gibibytes, stored)
+    where = f" in {kv_plan.num_blocks} blocks ({size:.2f} GiB), stored in {stored}" if stored else ""
+    log.info("KV cache: %s%s", capacity(kv_plan), where)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     return Engine(
         executor=executor,
@@ -106,7 +107,7 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
 
 
 def _worker_plan(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> WorkerPlan:
-    return WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan))
+    return WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan), plan.pooling)
 
 
 def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s: float) -> None:

@@ -123,7 +123,7 @@ class RequestBuilder:
         if isinstance(params, PoolingParams):
             return self.build_pooling(prompt, params, request_id, priority=priority, lora=lora)
         arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
-        if self.plan.default_pooling is not None:
+        if self.plan.pooling is not None:
             raise RequestError("this engine makes vectors and does not generate text; start it with runner 'generate' for that")
         self._check(params, priority, lora)
         token_ids = (
@@ -154,8 +154,8 @@ class RequestBuilder:
     ) -> EngineRequest:
         """Build the engine's form of a request for the prompt's vector. Raises RequestError, which names the field that is
         wrong."""
-        arrival_s, default = time.time(), self.plan.default_pooling
-        if default is None:
+        arrival_s, pooling = time.time(), self.plan.pooling
+        if pooling is None:
             raise RequestError("this engine generates text and does not make vectors; start it with runner 'pooling' for that")
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling_params must be PoolingParams, got {type(params).__name__}", parameter="pooling_params")
@@ -171,7 +171,7 @@ class RequestBuilder:
             priority=priority,
             cache_salt=prompt.cache_salt,
             lora=lora,
-            pooling=merged_pooling(params, default, self.plan.checkpoint.config),
+            pooling=merged_pooling(params, pooling, self.plan.checkpoint.config),
         )
 
     @cached_property
@@ -297,7 +297,7 @@ class RequestBuilder:
         return self.get_tokenizer().vocabulary().longest_token()
 
     def _too_long(self, what: str) -> RequestError:
-        also = " and must also hold at least one output token" if self.plan.default_pooling is None else ""
+        also = " and must also hold at least one output token" if self.plan.pooling is None else ""
         return RequestError(
             f"the prompt has {what}, but max_model_len is {self.plan.max_model_len}{also}: shorten the prompt or set "
             "truncate_prompt_tokens",

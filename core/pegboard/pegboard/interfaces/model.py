@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    """Entry-point name: the architecture's name, as checkpoints write it."""
+    """Entry-point name: the architecture's name, as checkpoints write it.
+
+    flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step, nothing is cached, and the model
+    makes vectors and no text. "classifier" = `logits` returns one number for each class, of rows that the pooler made.
+    """
+
+    FLAGS = frozenset({"encoder", "classifier"})
 
 
 class Model(Protocol):

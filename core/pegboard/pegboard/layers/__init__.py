@@ -15,7 +15,7 @@ from pegboard.layers.embedding import Embedding, Head
 from pegboard.layers.experts import Experts
 from pegboard.layers.latent import LatentAttention
 from pegboard.layers.linear import Linear, QKVLinear
-from pegboard.layers.norm import Norm
+from pegboard.layers.norm import LayerNorm, Norm
 from pegboard.layers.rope import Rope, Rotation
 from pegboard.layers.stack import LayerStack
 from pegboard.layers.states import Parameters, ShortConv, StateLayer
@@ -30,6 +30,7 @@ __all__ = [
     "Head",
     "LatentAttention",
     "Layer",
+    "LayerNorm",
     "LayerStack",
     "Linear",
     "Norm",

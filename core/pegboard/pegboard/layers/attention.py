@@ -20,7 +20,7 @@ class Attention(Layer):
 
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in tokens, including the current one.
     rope: if given, q and k are first rotated by the step's rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at
-    build.path. chunk, exact_keys: see AttentionLayer.
+    build.path. chunk, exact_keys, encoder: see AttentionLayer.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Attention(Layer):
         shares_kv_with: int | None = None,
         value_dim: int | None = None,
         exact_keys: bool = False,
+        encoder: bool = False,
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
@@ -60,6 +61,7 @@ class Attention(Layer):
             shares_kv_with=shares_kv_with,
             value_dim=value_dim,
             exact_keys=exact_keys,
+            encoder=encoder,
         )
         build.declared.attention[layer_index] = self.spec
 

@@ -37,3 +37,34 @@ class Norm(Layer):
             return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps)
 
         self.forward = forward
+
+
+class LayerNorm(Norm):
+    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). has_weight, has_bias: whether the checkpoint has
+    them."""
+
+    def __init__(self, build: Build, size: int, eps: float, *, has_weight: bool = True, has_bias: bool = True) -> None:
+        super().__init__(build, size, eps)
+        self.has_weight, self.has_bias = has_weight, has_bias
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        names = {name: f"{self.build.path}.{name}" for name in ("weight", "bias")}
+        self.weight, bias = (PlainTensor({name: (0, self.size)}, (self.size,), self.build) for name in names.values())
+        self.bias = bias if self.has_bias else None
+        if not self.has_weight:
+            self.weight.data.fill_(1.0)
+        has = {"weight": self.has_weight, "bias": self.has_bias}
+        return [WantedWeight(name, (self.size,)) for part, name in names.items() if has[part]]
+
+    def accept(self, piece: WeightPiece) -> None:
+        own = self.bias if self.bias is not None and piece.name in self.bias.names else self.weight
+        own.accept(piece)
+
+    def bind(self) -> None:
+        weight, eps, bias = self.weight.data, self.eps, None if self.bias is None else self.bias.data
+        layer_norm, add_layer_norm = self.build.kernels["layer_norm"], self.build.kernels["add_layer_norm"]
+
+        def forward(x: Tensor, residual: Tensor | None = None) -> Any:
+            return layer_norm(x, weight, bias, eps) if residual is None else add_layer_norm(x, residual, weight, bias, eps)
+
+        self.forward = forward

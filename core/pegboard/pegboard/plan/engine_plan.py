@@ -18,7 +18,7 @@ import msgspec
 from pegboard import env
 from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.data.checkpoint_file import read_object
-from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.pooling_params import Pooling
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
@@ -30,7 +30,7 @@ from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
-from pegboard.plan.pooling import default_pooling
+from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -58,7 +58,7 @@ class EnginePlan:
     lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output
     according to the checkpoint. default_params: sampling defaults by SamplingParams field. model_names: names that clients may
     use. family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
-    default_pooling: the parameters of pooling requests; None = the engine generates text.
+    pooling: what the engine makes of prompts; None = it generates text.
     """
 
     settings: Settings
@@ -72,7 +72,7 @@ class EnginePlan:
     family: Family = Family()
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    default_pooling: PoolingParams | None = None
+    pooling: Pooling | None = None
 
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
@@ -103,24 +103,28 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
                 checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
             )
         generation = _generation_config(settings, checkpoint)
-        _choose_model(registry, settings, checkpoint)
+        settings, pooling = choose_pooling(settings, _choose_model(registry, settings, checkpoint), checkpoint)
         family = choose_family(registry, need_of(checkpoint))
         tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
         reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
         num_tokens = vocab_size(checkpoint)
+        longest = max_model_len(checkpoint.config, engine.max_model_len)
+        if pooling is not None and engine.max_model_len is None:
+            longest = min(longest, sentence_length(checkpoint) or longest)
+        check_budget(settings.engine, longest)
         plan = EnginePlan(
             settings=settings,
             lock=registry.lock(),
             checkpoint=checkpoint,
             model_names=tuple(engine.served_model_name or [reference]),
-            max_model_len=max_model_len(checkpoint.config, engine.max_model_len),
+            max_model_len=longest,
             vocab_size=num_tokens,
             eos_token_ids=eos_token_ids(num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})),
             default_params=_default_params(settings, generation),
             family=family,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
-            default_pooling=default_pooling(engine, checkpoint),
+            pooling=pooling,
         )
     return plan, registry
 
@@ -286,14 +290,14 @@ def _check_names(registry: Registry, settings: Settings) -> None:
                 registry.find(kind, str(name))
 
 
-def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> None:
+def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> frozenset[str]:
     """Check that plugins for the architecture and the quantization are installed, before anything is loaded. The error says what
-    to install."""
+    to install. Returns the flags of the model's spec."""
     if not checkpoint.architectures:
         raise ModelError(
             f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
         )
-    registry.choose("model", Need(), keys=checkpoint.architectures)
+    model = registry.choose("model", Need(), keys=checkpoint.architectures).require()
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization
     if asked and stored and asked != stored:
@@ -305,6 +309,7 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
     method = asked or stored or default_name("quantization")
     if method is not None:
         registry.choose("quantization", QuantizationNeed(), keys=[str(method)])
+    return registry.spec(model).flags
 
 
 # --- sampling defaults -------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class AttentionGroups:
         if need.kv_dtype == "fp8_ds_mla" and any(layer.latent is None for layer in layers.values()):
             reason = "it is a layout for latent attention (MLA), which this model does not have in all layers; try fp8"
             raise ConfigError(f"kv_cache_dtype 'fp8_ds_mla' cannot be used: {reason}")
-        own = {i: quantization.kv_cache(layer) if layer.latent is None else None for i, layer in layers.items()}
+        own = {i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None for i, layer in layers.items()}
         self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
         for index, layer in layers.items():
             if layer.exact_keys and (stored := self.stored[index]) not in ("float32", "bfloat16", "float16"):
@@ -84,13 +84,15 @@ class AttentionGroups:
         stored = self.stored[layer.layer_index]
         need = replace(
             self.need,
-            kv_dtype=stored if layer.latent is None else None,
+            kv_dtype=stored if layer.latent is None and not layer.encoder else None,
+            block_size=None if layer.encoder else self.need.block_size,
             latent=None if layer.latent is None else stored,
             head_dim=layer.head_dim,
             window=layer.window is not None,
             chunk=layer.chunk is not None,
             sinks=layer.sinks is not None,
             soft_cap=layer.soft_cap is not None,
+            encoder=layer.encoder,
             sparse=layer.latent is not None and layer.latent.index is not None,
         )
         key = "+".join(f"{name}={value}" for name, value in need.wants().items())

@@ -30,6 +30,8 @@ def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str
     def blocks(block_bytes: int) -> Tensor:
         return zeros(plan.num_blocks * block_bytes).view(plan.num_blocks, block_bytes)
 
+    if not plan.block_bytes:
+        return {index: {} for group in plan.groups for index in group.layers}
     num_regions = max(len(group.layers) for group in plan.groups)
     views: dict[int, dict[str, Tensor]] = {}
     for region in range(num_regions):

@@ -25,7 +25,7 @@ from pegboard.worker.memory import copy_blocks
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.stages import Stages
+from pegboard.worker.stages import TRAITS, Stages
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
 Masks = Callable[[], TokenMasks]
@@ -66,7 +66,8 @@ class ModelRunner:
         )
         self.lengths = DraftLengths(limits, fixed_tokens=1 if parts.copies is None else 64)
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
-        self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,))
+        traits = TRAITS if parts.pooler is None else parts.pooler.traits
+        self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,), traits)
         self.prompts = PromptRows(parts.device)
         self.scores = PromptScores(parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters)
 
@@ -196,10 +197,10 @@ class ModelRunner:
         waits for the tokens."""
         if not len(inputs.sample_rows):
             return lambda: output
-        last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         if self.parts.pooler is not None:
-            output.embeddings = self.parts.pooler.pool(last_hidden, inputs.sample_rows.tolist())
+            output.embeddings = self.parts.pooler.pool(hidden, inputs, self.stages.logits)
             return lambda: output
+        last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
         logits = expect(self.stages.logits(last_hidden) if logits is None else logits, Tensor, self.model, "logits")
         broken = logits[:, 0].isnan() if self.parts.copies is None else None  # on a device this would wait

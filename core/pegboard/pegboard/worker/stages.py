@@ -19,12 +19,17 @@ from pegboard.errors import CannotRecord
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
+TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
+
 
 class Stages:
-    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps with adapters, or both."""
+    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps with adapters, or both.
+    traits: the stages to record."""
 
-    def __init__(self, model: Any, inputs: InputBuilder, with_adapters: Sequence[bool] = (False,)) -> None:
-        self.model, self.inputs, self.with_adapters = model, inputs, with_adapters
+    def __init__(
+        self, model: Any, inputs: InputBuilder, with_adapters: Sequence[bool] = (False,), traits: Sequence[Trait] = TRAITS
+    ) -> None:
+        self.model, self.inputs, self.with_adapters, self.traits = model, inputs, with_adapters, traits
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.rows = torch.empty(0)
@@ -47,7 +52,8 @@ class Stages:
             "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
         }
         self.pads, refusals = replay.pads, dict[str, list[str]]()
-        for (trait, (run, buffers, largest)), inputs.has_adapters in product(runs.items(), self.with_adapters):
+        for trait, inputs.has_adapters in product(self.traits, self.with_adapters):
+            run, buffers, largest = runs[trait]
             made: list[Recording] = []
             try:
                 for size in sorted(replay.sizes(trait, largest), reverse=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
+from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, ModelError, blame, expect
@@ -54,12 +55,13 @@ STATE_EVERY = 512
 @dataclass(frozen=True)
 class WorkerPlan:
     """What a worker is built from. config: contains no "auto", because the engine has filled in the platform's defaults.
-    vocabulary: reads the tokenizer's vocabulary."""
+    vocabulary: reads the tokenizer's vocabulary. pooling: what is made of prompts; None = tokens are sampled."""
 
     config: EngineConfig
     limits: Limits
     checkpoint: Checkpoint
     vocabulary: Callable[[], "Vocabulary"]
+    pooling: Pooling | None = None
 
 
 class Worker:
@@ -211,7 +213,7 @@ class Worker:
             device=self.device.name,
             limits=self.limits,
             copies=self.platform.copies(),
-            pooler=Pooler() if self.config.runner == "pooling" else None,
+            pooler=None if self.plan.pooling is None else Pooler(self.plan.pooling),
         )
 
     def _sampler(self) -> Sampler:

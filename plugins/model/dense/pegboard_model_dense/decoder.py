@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pegboard.errors import ModelError
-from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, Rope
+from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerNorm, LayerStack, Linear, Norm, Rope
 from pegboard_model_dense.parts import (
     XIELU,
     AlibiAttention,
@@ -19,7 +19,6 @@ from pegboard_model_dense.parts import (
     ArrangedQKV,
     FlatExperts,
     HeadsNorm,
-    LayerNorm,
     NormalizedHead,
     Places,
     Positions,
@@ -63,7 +62,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(build.at(names.embedding), traits.vocab_size, traits.hidden_size)
         self.embedding_norm = None
         if names.embedding_norm:
-            self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps, "layer")
+            self.embedding_norm = LayerNorm(build.at(names.embedding_norm), traits.hidden_size, traits.eps)
         self.positions = Positions(build.at(names.positions), traits) if names.positions else None
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None

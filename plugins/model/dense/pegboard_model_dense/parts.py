@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers import Attention, Build, Experts, Head, Layer, Linear, Norm, QKVLinear, Rope, Rotation
+from pegboard.layers import Attention, Build, Experts, Head, Layer, LayerNorm, Linear, Norm, QKVLinear, Rope, Rotation
 from pegboard.layers.build import PlainTensor
 from pegboard_model_dense.traits import LayerTraits, Traits
 
@@ -39,45 +39,19 @@ class AdjustedNorm(Norm):
         super().accept(replace(piece, data=data))
 
 
-class LayerNorm(Norm):
-    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). kind: as in `Traits.norm`."""
+class StoredLayerNorm(LayerNorm):
+    """A LayerNorm of a kind that `Traits.norm` names. With "layer+1", the checkpoint stores the weight minus 1, and the sum is
+    kept as float32, so that it is not rounded."""
 
     def __init__(self, build: Build, size: int, eps: float, kind: str) -> None:
-        super().__init__(build, size, eps)
-        self.bias: PlainTensor | None = None
-        self.kind = kind
-
-    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        dtype = "float32" if self.kind == "layer+1" else self.build.dtype
-        own = replace(self.build, dtype=dtype)
-        name = f"{self.build.path}.weight"
-        self.weight = PlainTensor({name: (0, self.size)}, (self.size,), own)
-        if self.kind == "layer, no weight":
-            self.weight.data.fill_(1.0)
-            return []
-        wanted = [WantedWeight(name, (self.size,))]
-        if self.kind == "layer, no bias":
-            return wanted
-        name = f"{self.build.path}.bias"
-        self.bias = PlainTensor({name: (0, self.size)}, (self.size,), own)
-        return [*wanted, WantedWeight(name, (self.size,))]
+        self.offset = 1.0 if kind == "layer+1" else 0.0
+        own = replace(build, dtype="float32") if self.offset else build
+        super().__init__(own, size, eps, has_weight=kind != "layer, no weight", has_bias=kind in ("layer", "layer+1"))
 
     def accept(self, piece: WeightPiece) -> None:
-        if self.bias is not None and piece.name in self.bias.names:
-            self.bias.accept(piece)
-            return
-        if self.kind == "layer+1" and isinstance(piece.data, Tensor):
-            piece = replace(piece, data=piece.data.float() + 1.0)
-        self.weight.accept(piece)
-
-    def bind(self) -> None:
-        weight, eps, bias = self.weight.data, self.eps, None if self.bias is None else self.bias.data
-        layer_norm, add_layer_norm = self.build.kernels["layer_norm"], self.build.kernels["add_layer_norm"]
-
-        def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            return layer_norm(x, weight, bias, eps) if residual is None else add_layer_norm(x, residual, weight, bias, eps)
-
-        self.forward = forward
+        if self.offset and piece.name.endswith(".weight") and isinstance(piece.data, Tensor):
+            piece = replace(piece, data=piece.data.float() + self.offset)
+        super().accept(piece)
 
 
 class HeadsNorm(Norm):
@@ -107,7 +81,7 @@ def make_norm(build: Build, size: int, traits: Traits, scale: float = 1.0, facto
     """Return a norm of the traits' kind. scale: the input is that of the paper, divided by this. factor: of its results; for
     root-mean-square norms only."""
     if not traits.norm.startswith("rms"):
-        return LayerNorm(build, size, traits.eps, traits.norm)
+        return StoredLayerNorm(build, size, traits.eps, traits.norm)
     eps = traits.eps / scale**2
     if traits.norm == "rms" and factor == 1.0:
         return Norm(build, size, eps)

@@ -41,6 +41,9 @@ def plan_kv(
         raise ConfigError("no layer stores keys and values: this model needs no KV cache, and the engine cannot run it")
     parts = _split_layers(specs)
     block_size = limits.block_size
+    if not any(spec.slot_bytes() for spec in specs.values()):
+        group = KVGroup(tuple(specs), next(iter(specs.values())), limits.max_model_len)
+        return KVPlan((group,), limits.max_num_seqs + 1, 0, limits.max_model_len)  # a block without bytes for each request
     num_regions, region_bytes = max(len(layers) for layers, _ in parts), _region_bytes(parts, block_size)
     block_bytes = num_regions * region_bytes
     sizes = [_tokens_per_block(spec, block_size, region_bytes) for _, spec in parts]
@@ -54,7 +57,9 @@ def plan_kv(
 
 
 def capacity(plan: KVPlan) -> str:
-    """Say what fits in the KV cache: tokens, if every layer keeps all of them and one request runs, or states of requests."""
+    """Say what fits in the KV cache: nothing, tokens, if every layer keeps all of them and one request runs, or states of requests."""
+    if not plan.block_bytes:
+        return "none, the model stores no keys and values"
     tokens = [group.block_size for group in plan.groups if group.spec.unit == "token"]
     states = [group.spec.retain for group in plan.groups if isinstance(group.spec.retain, State)]
     if not states:

@@ -1,0 +1,1 @@
+"""Attention of encoders on CPUs."""

@@ -1,0 +1,1 @@
+"""Encoders: texts become vectors or classes."""

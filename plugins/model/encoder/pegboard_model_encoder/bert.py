@@ -1,0 +1,220 @@
+"""Encoders with learned positions, and norms after their blocks.
+
+Bert          two kinds of token types (Devlin et al. 2019)
+Roberta       its positions begin after the id of padding (Liu et al. 2019); also XLM-Roberta (Conneau et al. 2020)
+DistilBert    other names, no token types (Sanh et al. 2019)
+
+The tokens of the second of two texts have token type 1. Their ids come with the size of the vocabulary added, so that a step
+needs no other input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pegboard.errors import ModelError
+from pegboard.layers import Attention, Build, Embedding, LayerNorm, Linear, read, size_of
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+"""Activations of the feed-forward block, by their Hugging Face names."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the config says. first_position: the row of the table that position 0 has. num_types: 0 = no token types."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    num_positions: int
+    activation: str
+    eps: float = 1e-12
+    first_position: int = 0
+    num_types: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Sizes:
+        if read(config, "position_embedding_type", str) not in (None, "absolute"):
+            raise ModelError(f"position_embedding_type is {config['position_embedding_type']!r}; only absolute is supported")
+        eps = read(config, "layer_norm_eps", float)
+        types = read(config, "type_vocab_size", int)
+        return cls(
+            vocab_size=size_of(config, "vocab_size"),
+            hidden_size=size_of(config, "hidden_size"),
+            num_layers=size_of(config, "num_hidden_layers"),
+            num_heads=size_of(config, "num_attention_heads"),
+            intermediate_size=size_of(config, "intermediate_size"),
+            num_positions=size_of(config, "max_position_embeddings"),
+            activation=read(config, "hidden_act", str) or "gelu",
+            eps=1e-12 if eps is None else eps,
+            num_types=2 if types is None else types,
+        )
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where the tensors of an architecture are. root: before all of them in the checkpoint of a model with a head; that of a
+    model without one has nothing there. qkv, out, norm: of attention. up, down, last_norm: of the feed-forward block."""
+
+    root: str = "bert"
+    layers: str = "encoder.layer"
+    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    out: str = "attention.output.dense"
+    norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    last_norm: str = "output.LayerNorm"
+
+
+class Bert(nn.Module):
+    """[T] token ids → [T, hidden], the states after the last layer. It has no head: `logits` returns its input."""
+
+    names = Names()
+    has_root = False
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__()
+        sizes = self.sizes(config)
+        if sizes.hidden_size % sizes.num_heads:
+            raise ModelError(f"hidden_size={sizes.hidden_size} is not a multiple of num_attention_heads={sizes.num_heads}")
+        longest = sizes.num_positions - sizes.first_position
+        if build.max_positions > longest:
+            raise ModelError(f"the model has positions for {longest} tokens; set max_model_len to at most {longest}")
+        root = build.at(self.names.root) if self.has_root else build
+        tables = root.at("embeddings")
+        self.words = Embedding(tables.at("word_embeddings"), sizes.vocab_size, sizes.hidden_size)
+        self.places = Embedding(tables.at("position_embeddings"), sizes.num_positions, sizes.hidden_size)
+        self.types = None
+        if sizes.num_types:
+            self.types = Embedding(tables.at("token_type_embeddings"), sizes.num_types, sizes.hidden_size)
+        self.norm = LayerNorm(tables.at("LayerNorm"), sizes.hidden_size, sizes.eps)
+        layers = root.at(self.names.layers)
+        self.layers = nn.ModuleList(BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers))
+        self.vocab_size, self.first, self.last_type = sizes.vocab_size, sizes.first_position, sizes.num_types - 1
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> Sizes:
+        return Sizes.of(config)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        if self.types is None:
+            words: Tensor = self.words(input_ids)
+            return words
+        types = torch.div(input_ids, self.vocab_size, rounding_mode="floor").clamp(max=self.last_type)
+        embedded: Tensor = self.words(input_ids % self.vocab_size) + self.types(types)
+        return embedded
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.norm(hidden + self.places(positions + self.first))
+        for layer in self.layers:
+            hidden = layer.forward(hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden.float()
+
+
+class BertLayer(nn.Module):
+    """norm(x + attention(x)), then norm(x + feed_forward(x))."""
+
+    def __init__(self, build: Build, index: int, sizes: Sizes, names: Names) -> None:
+        super().__init__()
+        if sizes.activation not in ACTIVATIONS:
+            raise ModelError(f"unknown activation {sizes.activation!r}; known: {', '.join(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS[sizes.activation]
+        size, self.num_heads = sizes.hidden_size, sizes.num_heads
+        self.head_dim = size // sizes.num_heads
+        self.qkv = Linear(build, size, 3 * size, parts=dict.fromkeys(names.qkv, size), bias=True)
+        self.attention = Attention(build, index, sizes.num_heads, sizes.num_heads, self.head_dim, encoder=True)
+        self.out = Linear(build.at(names.out), size, size, bias=True)
+        self.attention_norm = LayerNorm(build.at(names.norm), size, sizes.eps)
+        self.up = Linear(build.at(names.up), size, sizes.intermediate_size, bias=True)
+        self.down = Linear(build.at(names.down), sizes.intermediate_size, size, bias=True)
+        self.last_norm = LayerNorm(build.at(names.last_norm), size, sizes.eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        q, k, v = self.qkv(hidden).view(len(hidden), 3, self.num_heads, self.head_dim).unbind(1)
+        hidden, _ = self.attention_norm(self.out(self.attention(q, k, v)), hidden)
+        result, _ = self.last_norm(self.down(self.activation(self.up(hidden))), hidden)
+        normalized: Tensor = result
+        return normalized
+
+
+class Roberta(Bert):
+    names = Names(root="roberta")
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> Sizes:
+        padding = read(config, "pad_token_id", int)
+        return replace(Sizes.of(config), first_position=(1 if padding is None else padding) + 1)
+
+
+class DistilBert(Bert):
+    names = Names(
+        root="distilbert",
+        layers="transformer.layer",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        out="attention.out_lin",
+        norm="sa_layer_norm",
+        up="ffn.lin1",
+        down="ffn.lin2",
+        last_norm="output_layer_norm",
+    )
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> Sizes:
+        own = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+               "intermediate_size": "hidden_dim", "hidden_act": "activation"}  # fmt: skip
+        named = {name: config[theirs] for name, theirs in own.items() if theirs in config}
+        return Sizes.of({**config, **named, "type_vocab_size": 0, "layer_norm_eps": 1e-12})
+
+
+class _Classes:
+    """A head of two layers on the state of the first token: last(activation(first(x)))."""
+
+    has_root = True
+    first_name, last_name = "classifier.dense", "classifier.out_proj"
+    between: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
+
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        super().__init__(config, build)  # type: ignore[call-arg]  # Bert's, which comes next
+        size, labels = self.sizes(config).hidden_size, num_labels(config)  # type: ignore[attr-defined]
+        self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
+        self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.last_layer(self.between(self.first_layer(hidden)))
+        return values.float()
+
+
+class BertClasses(_Classes, Bert):
+    first_name, last_name = "bert.pooler.dense", "classifier"
+
+
+class RobertaClasses(_Classes, Roberta):
+    pass
+
+
+class DistilBertClasses(_Classes, DistilBert):
+    first_name, last_name = "pre_classifier", "classifier"
+    between = staticmethod(functional.relu)
+
+
+def num_labels(config: Mapping[str, Any]) -> int:
+    """Return the number of classes: that of the config's labels, or 2, as in transformers."""
+    labels = config.get("id2label")
+    return len(labels) if isinstance(labels, Mapping) and labels else read(config, "num_labels", int) or 2
