@@ -26,13 +26,29 @@ _HOMES = {
     "PoolingParams": "pegboard.data.pooling_params",
     "EmbeddingOutput": "pegboard.data.output",
     "EmbeddingRequestOutput": "pegboard.data.output",
+    "ClassificationOutput": "pegboard.data.output",
+    "ClassificationRequestOutput": "pegboard.data.output",
+    "ScoringOutput": "pegboard.data.output",
+    "ScoringRequestOutput": "pegboard.data.output",
+    "PoolingRequestOutput": "pegboard.data.output",
 }
 
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from pegboard.config.schema import EngineConfig
-    from pegboard.data.output import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from pegboard.data.output import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from pegboard.data.pooling_params import PoolingParams
     from pegboard.data.request import LoRARequest
     from pegboard.data.sampling_params import (

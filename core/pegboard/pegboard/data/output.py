@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 
 @dataclass(slots=True)
@@ -79,20 +78,47 @@ class EmbeddingOutput:
 
 
 @dataclass(slots=True)
-class EmbeddingRequestOutput:
-    """The result of `LLM.embed` for one prompt."""
+class ClassificationOutput:
+    """One number for each class of the model."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts belong together."""
+
+    score: float
+
+
+Pooled = TypeVar("Pooled")
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Pooled]):
+    """The result of `LLM.encode` for one prompt; of other methods in subclasses."""
 
     request_id: str
-    outputs: EmbeddingOutput
+    outputs: Pooled
     prompt_token_ids: list[int] | None
     num_cached_tokens: int | None = None
     finished: bool = True
 
-    @classmethod
-    def of(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
-        """Return the result of a pooling request that has ended well."""
-        vector = array("f", output.embedding).tolist()
-        return cls(output.request_id, EmbeddingOutput(vector), output.prompt_token_ids, output.num_cached_tokens)
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The result of `LLM.embed` for one prompt."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The result of `LLM.classify` for one prompt."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The result of `LLM.score` for one pair."""
 
 
 @dataclass(slots=True)

@@ -205,6 +205,7 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
             "shorten it, or enable chunked prefill",
             parameter="prompt",
         )
-    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= limits.vocab_size:
-        bad = next(token for token in request.prompt_token_ids if not 0 <= token < limits.vocab_size)
+    end = limits.vocab_size * (1 if request.pooling is None else 2)  # the second of two texts has ids above the vocabulary
+    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= end:
+        bad = next(token for token in request.prompt_token_ids if not 0 <= token < end)
         raise RequestError(f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}", parameter="prompt")

@@ -17,13 +17,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.schema import Settings
-from pegboard.data.output import EmbeddingRequestOutput, MetricValue, RequestOutput
-from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.output import MetricValue, RequestOutput
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
 from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, check_beam_prompt, last_logprobs, step_params
 from pegboard.front.llm_engine import LLMEngine
+from pegboard.front.llm_pooling import PoolingMethods, as_list, per_prompt
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
@@ -35,7 +35,7 @@ Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
 
 
-class LLM:
+class LLM(PoolingMethods):
     """One model, loaded in this process, for batches of prompts.
 
     settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`. If `model` is None, the
@@ -90,49 +90,22 @@ class LLM:
         """
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
-        all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
+        all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        all_params = _per_prompt("sampling_params", default, len(all_prompts))
-        loras = _per_prompt("lora_request", lora_request, len(all_prompts))
-        priorities = _per_prompt("priority", 0 if priority is None else priority, len(all_prompts))
+        all_params = per_prompt("sampling_params", default, len(all_prompts))
+        loras = per_prompt("lora_request", lora_request, len(all_prompts))
+        priorities = per_prompt("priority", 0 if priority is None else priority, len(all_prompts))
         build, requests = self.llm_engine.builder.build, []
         for prompt, params, lora, value in zip(all_prompts, all_params, loras, priorities, strict=True):
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
-            requests.append(build(prompt, params, str(next(self._request_ids)), priority=value or 0, lora=lora))
-        return self._run_all(requests, all_prompts, use_tqdm)
+            requests.append(build(prompt, params, self.next_id(), priority=value or 0, lora=lora))
+        return self.run_all(requests, all_prompts, use_tqdm)
 
-    def embed(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        *,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the vectors of prompts, in their order. The LLM must have been made with runner="pooling". pooling_params and
-        lora_request: one for all prompts, or one per prompt. Raises RequestError if a prompt is wrong, before anything runs, and
-        if a vector is not finite."""
-        if self.is_sleeping():
-            raise RequestError("the engine sleeps; call wake_up first")
-        all_prompts = [as_prompt(prompt) for prompt in _as_list(prompts)]
-        all_params = _per_prompt(
-            "pooling_params", PoolingParams() if pooling_params is None else pooling_params, len(all_prompts)
-        )
-        loras = _per_prompt("lora_request", lora_request, len(all_prompts))
-        build = self.llm_engine.builder.build_pooling
-        requests = [
-            build(prompt, params, str(next(self._request_ids)), lora=lora)
-            for prompt, params, lora in zip(all_prompts, all_params, loras, strict=True)
-        ]
-        outputs = self._run_all(requests, all_prompts, use_tqdm)
-        for place, output in enumerate(outputs):
-            if not output.embedding:
-                reason = f"ended with {output.outputs[0].finish_reason!r}, without a vector; the log has the reason"
-                raise RequestError(f"prompt {place} {reason}", parameter="prompts")
-        return [EmbeddingRequestOutput.of(output) for output in outputs]
+    def next_id(self) -> str:
+        return str(next(self._request_ids))
 
-    def _run_all(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def run_all(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm) -> list[RequestOutput]:
         try:
             for request, prompt in zip(requests, prompts, strict=True):
                 self.llm_engine.submit(request, prompt.text)
@@ -194,7 +167,7 @@ class LLM:
         asked = step_params(params)
         engine, tokenizer = self.llm_engine, self.get_tokenizer()
         builder, length = engine.builder, engine.plan.max_model_len
-        given = [as_prompt(prompt) for prompt in _as_list(prompts)]
+        given = [as_prompt(prompt) for prompt in as_list(prompts)]
         for prompt in given:
             check_beam_prompt(prompt)
         first = [builder.build(prompt, asked, f"beam-{index}") for index, prompt in enumerate(given)]
@@ -274,13 +247,6 @@ class LLM:
         return self.llm_engine.get_metrics()
 
 
-def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    is_many = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-    if not is_many or (prompts and all(isinstance(item, int) for item in prompts)):  # type: ignore[union-attr]
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """Return one or several conversations as a list. Raises RequestError for anything else."""
     many = messages if isinstance(messages, Sequence) else [messages]
@@ -293,17 +259,6 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
                 f"messages must be mappings with role and content, in one list or a list of lists; {got}", parameter="messages"
             )
     return list(several)  # type: ignore[arg-type]
-
-
-def _per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
-    """Return a value for each prompt: the items of `value` if it is a sequence of that length, else `value` itself."""
-    if not isinstance(value, Sequence):
-        return [value] * num_prompts
-    if len(value) != num_prompts:
-        raise RequestError(
-            f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or one each", parameter=name
-        )
-    return list(value)
 
 
 @contextmanager

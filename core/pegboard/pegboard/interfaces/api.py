@@ -62,7 +62,7 @@ class ApiSetup:
 class Prompt:
     """One prompt, as text, as token ids or as embeddings. text: if there are also token ids, the text that they came from.
     chat: the conversation that the ids were rendered from. If it is given, a structured output starts after the reasoning with
-    which this model begins its answers."""
+    which this model begins its answers. second_text: a model with one class scores it together with `text`."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -70,6 +70,7 @@ class Prompt:
     cache_salt: str | None = None
     chat: "Chat | None" = None
     embeds: "PromptEmbeds | None" = None
+    second_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,3 +110,12 @@ class Tokenizer(Protocol):
 
     def vocabulary(self) -> Vocabulary:
         """Return the bytes of every token and the special ids. They are computed once and then kept."""
+
+
+class PairTokenizer(Protocol):
+    """An optional addition to the Tokenizer. Without it, texts cannot be scored in pairs."""
+
+    def encode_pair(self, text: str, second: str, *, limit: int | None) -> tuple[list[int], list[int]]:
+        """Return the token ids of two texts, with special tokens, and the type of each token: 1 for those of the second text,
+        else 0. limit: the last tokens of the longer text are left out until all fit in this number. Raises RequestError as
+        `encode` does, and if the special tokens alone do not fit."""

@@ -64,6 +64,25 @@ class HFTokenizer(TransformersMethods):
                 raise
             raise RequestError(f"the model's tokenizer cannot encode the text: {error}", parameter="prompt") from error
 
+    def encode_pair(self, text: str, second: str, *, limit: int | None) -> tuple[list[int], list[int]]:
+        tokenizer = self._tokenizer
+        try:
+            first, other = tokenizer.encode_batch([text, second], add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"the texts cannot be written as UTF-8: {error}", parameter="prompt") from error
+        if limit is not None:
+            room = limit - tokenizer.num_special_tokens_to_add(is_pair=True)
+            if room < 2:
+                raise RequestError(f"truncate_prompt_tokens={limit} leaves no token of a text", parameter="truncate_prompt_tokens")
+            short, long = sorted((first, other), key=len)
+            num_long = max(len(short), room - len(short))
+            if len(short) + num_long > room:
+                short.truncate(room // 2)
+                num_long = room - room // 2
+            long.truncate(num_long)
+        whole = tokenizer.post_process(first, other)
+        return whole.ids, whole.type_ids
+
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         valid = [token_id for token_id in ids if 0 <= token_id <= _MAX_ID]
