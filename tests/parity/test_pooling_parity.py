@@ -78,8 +78,8 @@ def test_what_a_request_may_ask_for(write: Callable[..., Any], open_llm: Callabl
     config = {"matryoshka_dimensions": [8, 16]}
     with open_llm(reference.directory, **LIMITS, hf_overrides=config) as llm:
         for params, true in (
-            (PoolingParams(truncate_prompt_tokens=-1), expected(reference, prompt[-64:])),
-            (PoolingParams(truncate_prompt_tokens=5, dimensions=8), expected(reference, prompt[-5:], 8)),
+            (PoolingParams(truncate_prompt_tokens=-1), expected(reference, prompt[:64])),
+            (PoolingParams(truncate_prompt_tokens=5, dimensions=8), expected(reference, prompt[:5], 8)),
         ):
             (output,) = llm.embed(prompt, pooling_params=params, use_tqdm=False)
             assert output.outputs.hidden_size == len(true)
@@ -121,7 +121,7 @@ def test_steps_that_sentence_transformers_declares(write: Callable[..., Any], op
         true = expected(reference, prompt, normalized=normalized)
         assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-4
     for mode, steps, message in (
-        ("mean_tokens", ["Pooling"], "the model pools by mean_tokens; only lasttoken"),
+        ("max_tokens", ["Pooling"], "the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"),
         ("lasttoken", ["Pooling", "Dense"], "the step 'Dense' is not supported"),
     ):
         declare(reference.directory, mode, *steps)

@@ -72,7 +72,9 @@ class PoolingMethods:
         lora_request: Loras = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of the model's classes for prompts, in their order."""
-        return self._pool("classify", prompts, ClassificationRequestOutput, ClassificationOutput, use_tqdm, pooling_params, lora_request)
+        return self._pool(
+            "classify", prompts, ClassificationRequestOutput, ClassificationOutput, use_tqdm, pooling_params, lora_request
+        )
 
     def encode(
         self,
@@ -105,7 +107,13 @@ class PoolingMethods:
         pooling = self.llm_engine.plan.pooling
         if pooling is not None and pooling.task == "embed":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            made = dict(zip(texts, self.embed(texts, use_tqdm=use_tqdm, pooling_params=pooling_params, lora_request=lora_request), strict=True))
+            made = dict(
+                zip(
+                    texts,
+                    self.embed(texts, use_tqdm=use_tqdm, pooling_params=pooling_params, lora_request=lora_request),
+                    strict=True,
+                )
+            )
             return [scored(made[first], made[second]) for first, second in pairs]
         prompts = [Prompt(text=first, second_text=second) for first, second in pairs]
         outputs = self._pool("classify", prompts, PoolingRequestOutput[list[float]], list, use_tqdm, pooling_params, lora_request)

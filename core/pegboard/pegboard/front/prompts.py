@@ -317,7 +317,11 @@ class RequestBuilder:
             raise self._too_long(f"{len(text) + len(second)} characters")
         token_ids, types = encode_pair(text, second, limit=most)
         has_types = int(self.plan.checkpoint.config.get("type_vocab_size") or 0) > 1
-        return [token + self.plan.vocab_size * kind for token, kind in zip(token_ids, types, strict=True)] if has_types else token_ids
+        return (
+            [token + self.plan.vocab_size * kind for token, kind in zip(token_ids, types, strict=True)]
+            if has_types
+            else token_ids
+        )
 
     @cached_property
     def _longest_token(self) -> int:

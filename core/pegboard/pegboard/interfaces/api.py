@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.spec import Spec
 
@@ -86,12 +86,15 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model name that clients may use. parent: the base model's name, if this is an adapter. created: Unix time in seconds."""
+    """A model name that clients may use. parent: the base model's name, if this is an adapter. created: Unix time in seconds.
+    task: what it makes of prompts. labels: the names of its classes."""
 
     name: str
     root: str
     max_model_len: int
     created: int
+    task: Literal["generate", "embed", "classify"] = "generate"
+    labels: tuple[str, ...] = ()
     parent: str | None = None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
-from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length
+from pegboard.plan.pooling import check_budget, choose_pooling, labels, sentence_length
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -73,6 +73,13 @@ class EnginePlan:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Pooling | None = None
+
+    @property
+    def task(self) -> tuple[Literal["generate", "embed", "classify"], tuple[str, ...]]:
+        """Return what the engine makes of prompts, and the names of the model's classes."""
+        if self.pooling is None or self.pooling.task != "classify":
+            return ("generate" if self.pooling is None else "embed"), ()
+        return "classify", labels(self.checkpoint.config)
 
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:

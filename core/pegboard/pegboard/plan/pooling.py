@@ -100,20 +100,23 @@ def _class_activation(config: Mapping[str, Any]) -> str:
     if name is not None:
         last = str(name).rpartition(".")[2]
         if last not in _ACTIVATIONS:
-            raise ModelError(f"the activation {name!r:.80} of the checkpoint's config is not known; expected {', '.join(_ACTIVATIONS)}")
+            raise ModelError(
+                f"the activation {name!r:.80} of the checkpoint's config is not known; expected {', '.join(_ACTIVATIONS)}"
+            )
         return _ACTIVATIONS[last]
     problem = config.get("problem_type")
     if problem == "regression":
         return "none"
-    return "sigmoid" if problem == "multi_label_classification" or num_labels(config) == 1 else "softmax"
+    return "sigmoid" if problem == "multi_label_classification" or len(labels(config)) == 1 else "softmax"
 
 
-def num_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of classes: that of the config's labels, or 2, as in transformers."""
-    labels, number = config.get("id2label"), config.get("num_labels")
-    if isinstance(labels, Mapping) and labels:
-        return len(labels)
-    return number if isinstance(number, int) and number > 0 else 2
+def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the classes. Without names, there are two, as in transformers."""
+    named = config.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return tuple(str(named.get(str(place), named.get(place, place))) for place in range(len(named)))
+    number = config.get("num_labels")
+    return tuple(f"LABEL_{place}" for place in range(number if isinstance(number, int) and number > 0 else 2))
 
 
 def _listed(path: Any) -> list[dict[str, Any]]:
@@ -138,7 +141,7 @@ def _pooling_type(checkpoint: Checkpoint, folder: str) -> str:
 
 
 def sentence_length(checkpoint: Checkpoint) -> int | None:
-    """Return the length in tokens for which the model was trained, as sentence-transformers' file says or else the tokenizer's."""
+    """Return the length in tokens that the model was trained for: that of sentence-transformers, or else that of its tokenizer."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         path = checkpoint.path / name
         length = read_object(path).get(key) if path.is_file() else None

@@ -69,7 +69,9 @@ class AttentionGroups:
         if need.kv_dtype == "fp8_ds_mla" and any(layer.latent is None for layer in layers.values()):
             reason = "it is a layout for latent attention (MLA), which this model does not have in all layers; try fp8"
             raise ConfigError(f"kv_cache_dtype 'fp8_ds_mla' cannot be used: {reason}")
-        own = {i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None for i, layer in layers.items()}
+        own = {
+            i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None for i, layer in layers.items()
+        }
         self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
         for index, layer in layers.items():
             if layer.exact_keys and (stored := self.stored[index]) not in ("float32", "bfloat16", "float16"):

@@ -10,7 +10,8 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pegboard_api_pooling.api import EmbeddingRequest, PoolingApi
+from pegboard_api_pooling.api import PoolingApi
+from pegboard_api_pooling.fields import EmbeddingRequest
 from pegboard_api_pooling.plugin import POOLING
 from starlette.testclient import TestClient
 

@@ -41,19 +41,27 @@ def reference(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
 @settings(max_examples=60, deadline=None)
 def test_as_the_formula(lengths: list[int], heads: tuple[int, int], window: int | None, dtype: str, seed: int) -> None:
     limits = Limits(max_model_len=64, vocab_size=9, max_num_seqs=8, max_num_batched_tokens=512, block_size=16)
-    layer = AttentionLayer(layer_index=0, num_heads=heads[0], num_kv_heads=heads[1], head_dim=8, scale=0.3, window=window, encoder=True)
+    layer = AttentionLayer(
+        layer_index=0, num_heads=heads[0], num_kv_heads=heads[1], head_dim=8, scale=0.3, window=window, encoder=True
+    )
     backend = EncoderAttention(None, AttentionSetup((layer,), dtype, "cpu", limits))
     assert backend.kv_spec(layer, dtype).slot_bytes() == 0
     backend.attach({0: {}}, 64)
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     none = torch.zeros(0, dtype=torch.int32)
     total, seq_lens = int(starts[-1]), np.array(lengths, np.int32)
-    backend.plan(AttentionInputs(len(lengths), total, torch.from_numpy(starts), starts, torch.from_numpy(seq_lens), seq_lens, none, none.numpy(), none))
+    backend.plan(
+        AttentionInputs(
+            len(lengths), total, torch.from_numpy(starts), starts, torch.from_numpy(seq_lens), seq_lens, none, none.numpy(), none
+        )
+    )
     random = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(total, n, 8, generator=random).to(getattr(torch, dtype)) for n in (heads[0], heads[1], heads[1]))
     out = backend.bind(layer)(q, k, v)
     expected = torch.cat([reference(q[a:b], k[a:b], v[a:b], layer) for a, b in zip(starts, starts[1:], strict=False)])
-    torch.testing.assert_close(out.double(), expected, **({"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.03, "rtol": 0.03}))
+    torch.testing.assert_close(
+        out.double(), expected, **({"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.03, "rtol": 0.03})
+    )
 
 
 @pytest.mark.parametrize("length", [3, 5, 6])

@@ -210,10 +210,11 @@ def _local_files(folder: Path, reference: ModelReference, wanted: FileFilter) ->
         raise ModelError(
             f"{where}: contains no file matching {' or '.join(wanted.patterns)}; it contains: {', '.join(manifest.files)}"
         )
-    configs = [path.parent for path in paths if path.name == "config.json"]
+    weights = {path.parent for path in paths if path.suffix == ".safetensors"}
+    configs = [path.parent for path in paths if path.name == "config.json" and path.parent in weights]
     if reference.file is not None:
         root: Path | None = pick_file(paths, reference.file, where)
-    elif len(configs) == 1 and any(path.suffix == ".safetensors" for path in paths):
+    elif len(configs) == 1:
         root = configs[0]
     else:
         root = pick_gguf(paths, where)

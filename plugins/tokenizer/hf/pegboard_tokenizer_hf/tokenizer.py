@@ -73,7 +73,9 @@ class HFTokenizer(TransformersMethods):
         if limit is not None:
             room = limit - tokenizer.num_special_tokens_to_add(is_pair=True)
             if room < 2:
-                raise RequestError(f"truncate_prompt_tokens={limit} leaves no token of a text", parameter="truncate_prompt_tokens")
+                raise RequestError(
+                    f"truncate_prompt_tokens={limit} leaves no token of a text", parameter="truncate_prompt_tokens"
+                )
             short, long = sorted((first, other), key=len)
             num_long = max(len(short), room - len(short))
             if len(short) + num_long > room:

@@ -1,0 +1,68 @@
+"""The bodies of requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pegboard.data.pooling_params import PoolingParams, Task
+from pegboard_chat.sampling_fields import Fields, Int32
+
+
+class PoolingFields(Fields):
+    """What all bodies have. PoolingParams checks the ranges."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Int32 | None = None
+    use_activation: bool | None = None
+    priority: Int32 = 0
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,256}$")] | None = None
+    cache_salt: str | None = None
+    user: str | None = None  # accepted and ignored, because it does not concern the answer
+
+    def params(self, task: Task, dimensions: int | None = None) -> PoolingParams:
+        """Return the parameters of all inputs. Raises RequestError, which names the field that is wrong."""
+        return PoolingParams(
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            dimensions=dimensions,
+            use_activation=self.use_activation,
+            task=task,
+        )
+
+
+class ClassifyRequest(PoolingFields):
+    """POST /classify. `prompt_field.read_prompts` checks input."""
+
+    input: Any = None
+    add_special_tokens: bool = True
+
+
+class EmbeddingRequest(ClassifyRequest):
+    """POST /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Int32 | None = None
+
+
+class ScoreRequest(PoolingFields):
+    """POST /score. text_1 and text_2 are also called data_1 and data_2."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+
+class Document(Fields):
+    """A document to rank, in the form of an object."""
+
+    text: str
+
+
+class RerankRequest(PoolingFields):
+    """POST /rerank. top_n: how many documents to return; 0 = all."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -1,0 +1,77 @@
+"""Runs the prompts of a request, and reads the vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from array import array
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from starlette.requests import Request
+
+from pegboard.data.output import RequestOutput
+from pegboard.data.pooling_params import PoolingParams
+from pegboard.data.request import LoRARequest
+from pegboard.errors import PegboardError, RequestError
+from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
+from pegboard_api_pooling.fields import PoolingFields
+from pegboard_server.json_api import served_model
+from pegboard_server.streaming import while_connected
+
+
+class Run:
+    """One request. name: its id in the answer. model: as the answer names it."""
+
+    def __init__(self, client: EngineClient, http: Request, kind: str, request: PoolingFields) -> None:
+        chosen = http.headers.get("x-request-id") or request.request_id or uuid.uuid4().hex
+        self.name, self.model = f"{kind}-{chosen}", ""
+        self.lora: LoRARequest | None = None
+        self._client, self._http, self._request = client, http, request
+
+    async def start(self) -> "Run":
+        """Find the model. Raises RequestError if there is none of that name."""
+        self.model, self.lora = await served_model(self._client, self._request.model)
+        return self
+
+    async def outputs(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[RequestOutput]:
+        """Return the outputs of all prompts, which end when the client leaves. The first error ends all of them."""
+        run = f"{self.name}-{uuid.uuid4().hex[:8]}"  # a client may use one id for two requests at once
+        asked = [
+            (prompt, params, RequestOptions(request_id=f"{run}-{index}", priority=self._request.priority, lora=self.lora))
+            for index, prompt in enumerate(prompts)
+        ]
+        return await while_connected(self._http.receive, self._all(asked))
+
+    async def _all(self, asked: Sequence[tuple[Prompt, PoolingParams, RequestOptions]]) -> list[RequestOutput]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(*each)) for each in asked]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _one(self, prompt: Prompt, params: PoolingParams, options: RequestOptions) -> RequestOutput:
+        async with aclosing(self._client.generate(prompt, params, options)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                if output.embedding:
+                    return output
+        raise PegboardError(f"request {options.request_id} ended without a vector; the log of the server says why")
+
+
+def check_salt(request: PoolingFields) -> str | None:
+    """Return the cache salt. Raises RequestError if it is empty."""
+    if request.cache_salt == "":
+        raise RequestError("cache_salt must not be empty", parameter="cache_salt")
+    return request.cache_salt
+
+
+def values(output: RequestOutput) -> array[float]:
+    """Return the numbers of a vector, float32."""
+    return array("f", output.embedding)
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, object]:
+    """Return how many tokens were read."""
+    num_tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0, "prompt_tokens_details": None}

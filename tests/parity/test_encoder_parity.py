@@ -1,0 +1,215 @@
+"""Encoders, compared with transformers: vectors, classes and scores of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from test_pooling_parity import declare
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from pegboard import LLM, PoolingParams, SamplingParams
+from pegboard.errors import ConfigError, ModelError, PegboardError, RequestError
+
+VOCAB_SIZE = 60
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+DISTIL_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+ARCHITECTURES = {
+    "Bert": SIZES,
+    "Roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "XLMRoberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
+    "DistilBert": DISTIL_SIZES,
+}
+TEXTS = ["w1 w2 w3", "w9", " ".join(f"w{place % 50}" for place in range(61)), "w4 w4", "w7 w8 w9 w10 w11 w12 w13 w14 w15"]
+
+
+def write_tokenizer(folder: Path, *, is_roberta: bool) -> Any:
+    """One token per word, with the special tokens of Bert or Roberta."""
+    first, last, padding, unknown = ("<s>", "</s>", "<pad>", "<unk>") if is_roberta else ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
+    special = [first, padding, last, unknown] if is_roberta else [padding, unknown, first, last]
+    ids = {word: place for place, word in enumerate([*special, *(f"w{place}" for place in range(VOCAB_SIZE - 4))])}
+    own = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    pair = f"{first} $A {last} {last} $B {last}" if is_roberta else f"{first} $A {last} $B:1 {last}:1"
+    single, tokens = f"{first} $A {last}", [(token, ids[token]) for token in (first, last)]
+    own.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, cls_token=first, sep_token=last, pad_token=padding, unk_token=unknown, model_max_length=64
+    )
+    made.save_pretrained(folder)
+    return made
+
+
+@pytest.fixture
+def write_encoder(tmp_path: Path) -> Callable[..., tuple[Path, Any, Any]]:
+    """write_encoder(architecture, head, **config) → its folder, the model and its tokenizer."""
+
+    def make(name: str, head: str = "Model", **values: Any) -> tuple[Path, Any, Any]:
+        architecture = name + head
+        sizes = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 66, **ARCHITECTURES[name], **values}
+        torch.manual_seed(3)
+        model = getattr(transformers, architecture)(getattr(transformers, f"{name}Config")(**sizes)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+        model.save_pretrained(tmp_path / "model")
+        return tmp_path / "model", model, write_tokenizer(tmp_path / "model", is_roberta="oberta" in name)
+
+    return make
+
+
+@pytest.fixture
+def open_encoder() -> Callable[..., LLM]:
+    return lambda folder, **more: LLM(str(folder), dtype="float32", **{"max_num_batched_tokens": 80, "max_num_seqs": 3, **more})
+
+
+def states(model: Any, token_ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        hidden: torch.Tensor = model(torch.tensor([token_ids])).last_hidden_state[0]
+    return hidden
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("pooling", ["CLS", "MEAN", "LAST"])
+def test_vectors(name: str, pooling: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+    """Prompts of mixed lengths, more of them than fit in a step, up to the longest."""
+    folder, model, tokenizer = write_encoder(name)
+    with open_encoder(folder, pooler_config={"pooling_type": pooling}) as llm:
+        outputs = llm.embed(TEXTS * 2, use_tqdm=False)
+        assert llm.llm_engine.plan.max_model_len == 64
+        assert llm.llm_engine.engine.stats()["kv_cache_usage_perc"] == 0
+    for text, output in zip(TEXTS * 2, outputs, strict=True):
+        ids = tokenizer(text)["input_ids"]
+        assert output.prompt_token_ids == ids
+        hidden = states(model, ids)
+        true = {"CLS": hidden[0], "MEAN": hidden.mean(0), "LAST": hidden[-1]}[pooling]
+        assert (torch.tensor(output.outputs.embedding) - true / true.norm()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_classes(name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+    for values, activation in (
+        ({"num_labels": 3}, lambda x: x.softmax(-1)),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.sigmoid),
+        ({"num_labels": 2, "problem_type": "regression"}, lambda x: x),
+    ):
+        folder, model, tokenizer = write_encoder(name, "ForSequenceClassification", **values)
+        with open_encoder(folder) as llm:
+            outputs = llm.classify(TEXTS, use_tqdm=False)
+            raw = llm.encode(TEXTS, PoolingParams(use_activation=False), pooling_task="classify", use_tqdm=False)
+            with pytest.raises(RequestError, match="this model classifies texts and has no vectors; it cannot embed"):
+                llm.embed("w1", use_tqdm=False)
+        for text, output, plain in zip(TEXTS, outputs, raw, strict=True):
+            with torch.no_grad():
+                true = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0]
+            assert output.outputs.num_classes == len(true)
+            assert (torch.tensor(output.outputs.probs) - activation(true)).abs().max() < 1e-5
+            assert (torch.tensor(plain.outputs) - true).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Bert", "XLMRoberta"])
+def test_scores_of_pairs(name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+    """A cross-encoder. The second text of Bert has another token type. The longer text is truncated first."""
+    folder, model, tokenizer = write_encoder(name, "ForSequenceClassification", num_labels=1)
+    pairs = [(first, second) for first in TEXTS for second in ("w20 w21", "w30 w31 w32 w33 w34 w35 w36 w37")]
+    with open_encoder(folder) as llm:
+        for limit in (None, 9, -1):
+            params = PoolingParams(truncate_prompt_tokens=limit)
+            own = [pair for pair in pairs if limit is not None or len(pair[0].split()) < 40]
+            outputs = llm.score([a for a, _ in own], [b for _, b in own], pooling_params=params, use_tqdm=False)
+            for (first, second), output in zip(own, outputs, strict=True):
+                encoded = tokenizer(
+                    first, second, truncation=limit is not None, max_length=64 if limit == -1 else limit, return_token_type_ids=True
+                )
+                types = {"token_type_ids": torch.tensor([encoded["token_type_ids"]])} if name == "Bert" else {}
+                with torch.no_grad():
+                    true = model(torch.tensor([encoded["input_ids"]]), **types).logits[0].sigmoid()
+                assert abs(output.outputs.score - float(true)) < 1e-5
+                assert len(output.prompt_token_ids or ()) == len(encoded["input_ids"])
+        assert len(llm.score("w1", ["w2", "w3", "w4"], use_tqdm=False)) == 3
+        for first, second, message in (
+            (["w1", "w2"], ["w3"], "2 texts are scored with 1"),
+            ("w1", [], "there are no texts to score"),
+            (TEXTS[2], TEXTS[2], "the prompt has 1"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                llm.score(first, second, use_tqdm=False)
+
+
+def test_a_text_keeps_its_beginning_and_its_special_tokens(
+    write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
+    folder, _, tokenizer = write_encoder("Bert")
+    with open_encoder(folder) as llm:
+        for limit in (2, 3, 10, -1):
+            (output,) = llm.embed(TEXTS[2], pooling_params=PoolingParams(truncate_prompt_tokens=limit), use_tqdm=False)
+            true = tokenizer(TEXTS[2], truncation=True, max_length=64 if limit == -1 else limit)["input_ids"]
+            assert output.prompt_token_ids == true or limit == 2
+
+
+def test_bfloat16_and_int8_are_close(write_encoder: Callable[..., Any]) -> None:
+    folder, model, tokenizer = write_encoder("Bert")
+    for settings in ({"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "rtn_int8"}):
+        with LLM(str(folder), **settings) as llm:
+            outputs = llm.embed(TEXTS, use_tqdm=False)
+        for text, output in zip(TEXTS, outputs, strict=True):
+            true = states(model, tokenizer(text)["input_ids"])[0]
+            assert torch.cosine_similarity(torch.tensor(output.outputs.embedding), true, dim=0) > 0.995
+
+
+def test_what_an_encoder_cannot_do(write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+    folder, *_ = write_encoder("Bert")
+    for settings, message in (
+        ({"runner": "generate"}, "BertModel generates no text; use runner 'auto' or 'pooling'"),
+        ({"enable_prefix_caching": True}, "enable_prefix_caching is not possible with this model"),
+        ({"enable_chunked_prefill": True}, "enable_chunked_prefill is not possible with this model"),
+        ({"max_num_batched_tokens": 20}, "max_num_batched_tokens=20 is less than max_model_len=64"),
+        ({"kv_connectors": ["offload"]}, "KV connectors have no effect"),
+        ({"pooler_config": {"pooling_type": "MAX"}}, "pooler_config: Invalid enum value 'MAX'"),
+        ({"max_model_len": 67}, "max_model_len=67 exceeds"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_encoder(folder, **settings)
+    with open_encoder(folder) as llm:
+        with pytest.raises(RequestError, match="this engine makes vectors and does not generate text"):
+            llm.generate("w1", SamplingParams(max_tokens=1), use_tqdm=False)
+        with pytest.raises(RequestError, match="makes vectors and has no classes; it cannot classify"):
+            llm.classify("w1", use_tqdm=False)
+        with pytest.raises(RequestError, match="out of vocabulary"):
+            llm.embed([[VOCAB_SIZE]], use_tqdm=False)
+    folder, *_ = write_encoder("Roberta")
+    with pytest.raises(PegboardError, match="positions for 64 tokens; set max_model_len to at most 64"):
+        open_encoder(folder, max_model_len=66)
+
+
+def test_steps_of_sentence_transformers(write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+    folder, model, tokenizer = write_encoder("Bert")
+    for mode, steps, pooled in (
+        ("mean_tokens", ("Pooling",), lambda hidden: hidden.mean(0)),
+        ("cls_token", ("Pooling", "Normalize"), lambda hidden: hidden[0] / hidden[0].norm()),
+    ):
+        declare(folder, mode, *steps)
+        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+        with open_encoder(folder) as llm:
+            (output,) = llm.embed(TEXTS[0], use_tqdm=False)
+            assert llm.llm_engine.plan.max_model_len == 12
+        true = pooled(states(model, tokenizer(TEXTS[0])["input_ids"]))
+        assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
+    declare(folder, "max_tokens", "Pooling")
+    with pytest.raises(ModelError, match="the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"):
+        open_encoder(folder)
+
+
+def test_a_decoder_that_pools_by_mean(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
+    reference = write("llama")
+    prompts = [[5, 6, 7, 8], list(range(3, 60)), [9]]
+    more = {"runner": "pooling", "max_model_len": 64, "max_num_batched_tokens": 70, "pooler_config": {"pooling_type": "MEAN"}}
+    with open_llm(reference.directory, **more) as llm:
+        outputs = llm.embed(prompts * 2, use_tqdm=False)
+    for prompt, output in zip(prompts * 2, outputs, strict=True):
+        true = states(reference.model.base_model, prompt).mean(0)
+        assert (torch.tensor(output.outputs.embedding) - true / true.norm()).abs().max() < 1e-4
