@@ -123,7 +123,11 @@ def test_scores_of_pairs(name: str, write_encoder: Callable[..., Any], open_enco
             outputs = llm.score([a for a, _ in own], [b for _, b in own], pooling_params=params, use_tqdm=False)
             for (first, second), output in zip(own, outputs, strict=True):
                 encoded = tokenizer(
-                    first, second, truncation=limit is not None, max_length=64 if limit == -1 else limit, return_token_type_ids=True
+                    first,
+                    second,
+                    truncation=limit is not None,
+                    max_length=64 if limit == -1 else limit,
+                    return_token_type_ids=True,
                 )
                 types = {"token_type_ids": torch.tensor([encoded["token_type_ids"]])} if name == "Bert" else {}
                 with torch.no_grad():

@@ -87,7 +87,8 @@ class FakeEngineClient:
     delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
     adapters: the LoRA adapters, which are models too.
     tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
-    tokens. pools: it makes vectors [sum of the token ids, number of tokens, 0.5] and no text.
+    tokens. pools: it makes vectors [sum of the token ids, number of tokens, 0.5] and no text. labels: of a model that classifies;
+    the value of class i is (sum of the token ids + i) mod 7 / 10.
 
     `requests` holds the requests received, `running` the ids being generated, `aborted` those whose stream was closed early,
     `controls` the control actions. `control_results` gives the answer to an action; the default is None.
@@ -109,8 +110,9 @@ class FakeEngineClient:
         reads_special: bool = False,
         adapters: "Sequence[LoRARequest]" = (),
         pools: bool = False,
+        labels: Sequence[str] = (),
     ) -> None:
-        self.script, self.pools = script, pools
+        self.script, self.pools, self.labels = script, pools, tuple(labels)
         self.max_model_len = max_model_len
         self.delay_s = delay_s
         self.fail_after = fail_after
@@ -121,7 +123,8 @@ class FakeEngineClient:
         self.control_results: dict[str, object] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
-        self._models = [ServedModel(name, name, max_model_len, 1_700_000_000) for name in models]
+        task: Any = "classify" if labels else "embed" if pools else "generate"
+        self._models = [ServedModel(name, name, max_model_len, 1_700_000_000, None, task, self.labels) for name in models]
         self.adapters = {adapter.lora_name: adapter for adapter in adapters}
         self._defaults = dict(defaults or {})
         self._health = Health(True)
@@ -171,13 +174,18 @@ class FakeEngineClient:
         prompt_ids = self._prompt_ids(prompt, params)
         if isinstance(params, PoolingParams) != self.pools:
             raise RequestError(f"this engine {'makes vectors' if self.pools else 'generates text'}")
+        if isinstance(params, PoolingParams) and params.task not in (None, self._models[0].task):
+            raise RequestError(f"this model cannot {params.task}", parameter="task")
         if isinstance(params, PoolingParams):
             self.running.add(request.request_id)
             try:
                 await asyncio.sleep(self.delay_s)
                 if self.fail_after == 0:
                     raise self.error
-                vector = np.array([sum(prompt_ids), len(prompt_ids), 0.5][: params.dimensions], np.float32).tobytes()
+                numbers = [sum(prompt_ids), len(prompt_ids), 0.5][: params.dimensions]
+                if self.labels:
+                    numbers = [(sum(prompt_ids) + place) % 7 / 10 for place in range(len(self.labels))]
+                vector = np.array(numbers, np.float32).tobytes()
                 yield RequestOutput(request.request_id, prompt.text, prompt_ids, [], True, embedding=vector)
             finally:
                 self.running.discard(request.request_id)
@@ -203,6 +211,8 @@ class FakeEngineClient:
             if params.truncate_prompt_tokens is None and len(prompt.text or "") > 64 * self.max_model_len:
                 raise RequestError("the prompt has more characters than fit into max_model_len", parameter="prompt")
             ids = self._tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
+            if prompt.second_text is not None:
+                ids += self._tokenizer.encode(prompt.second_text, add_special_tokens=False)
         if params.truncate_prompt_tokens is not None:
             limit = params.truncate_prompt_tokens
             ids = ids[-(self.max_model_len if limit == -1 else limit) :]

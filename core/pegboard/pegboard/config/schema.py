@@ -110,9 +110,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_extension_cls: Annotated[str | None, doc("Class whose methods collective_rpc may call: module:Class")] = None
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
     logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
-    runner: Annotated[
-        Literal["auto", "generate", "pooling"], doc("Make text, or vectors (pooling); auto = text if the model can")
-    ] = "auto"
+    runner: Annotated[Literal["auto", "generate", "pooling"], doc("Make text or vectors; auto = as the model")] = "auto"
     pooler_config: Annotated[dict[str, Any] | None, doc("How vectors are made: pooling_type, use_activation (JSON)")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
     spec_method: Annotated[str | None, doc("Draft plugin for speculative decoding")] = None

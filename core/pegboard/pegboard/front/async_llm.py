@@ -349,7 +349,7 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         """Return one entry per served name."""
         plan = self.plan
         root = plan.settings.engine.model or plan.model_names[0]
-        return [ServedModel(name, root, plan.max_model_len, self._created, *plan.task) for name in plan.model_names]
+        return [ServedModel(name, root, plan.max_model_len, self._created, None, *plan.task) for name in plan.model_names]
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params

@@ -20,6 +20,7 @@ from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pegboard.errors import RequestError, blame, expect
 from pegboard.front.output_stream import OutputStream
+from pegboard.front.pooled_prompts import first_tokens, ids_of_pair
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.kv_connector import KVConnectorSpec
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
@@ -262,14 +263,12 @@ class RequestBuilder:
     def _token_ids(self, prompt: Prompt, limit: int | None, longest: int) -> list[int]:
         """Return the token ids of the prompt. limit: the number of tokens to keep; -1 keeps as many as possible. A prompt for
         text keeps its last ones, a prompt for a vector its first ones. longest: the number of tokens that a prompt may have."""
-        vocab_size = self.plan.vocab_size
+        vocab_size = self.plan.vocab_size * (1 if prompt.second_text is None else 2)
         if limit is not None and limit > self.plan.max_model_len:
             reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {self.plan.max_model_len}"
             raise RequestError(reason, parameter="truncate_prompt_tokens")
         most = longest if limit == -1 else limit
-        if prompt.second_text is not None:
-            vocab_size, token_ids = 2 * vocab_size, self._pair(prompt, most, longest)
-        elif prompt.token_ids is not None:
+        if prompt.token_ids is not None:
             if limit is None and len(prompt.token_ids) > longest:
                 raise self._too_long(f"{len(prompt.token_ids)} tokens")
             token_ids = list(prompt.token_ids)
@@ -279,15 +278,19 @@ class RequestBuilder:
         elif self.tokenizer is None:
             raise RequestError("this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt")
         else:
-            text = prompt.text or ""
-            if limit is None and len(text) > longest and len(text) > longest * self._longest_token:  # it cannot fit
-                raise self._too_long(f"{len(text)} characters")
-            found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
-            token_ids = expect(found, list, self.tokenizer, "encode")
+            text, second = prompt.text or "", prompt.second_text
+            num_chars = len(text) + len(second or "")
+            if limit is None and num_chars > longest and num_chars > longest * self._longest_token:  # it cannot fit
+                raise self._too_long(f"{num_chars} characters")
+            if second is not None:
+                token_ids = ids_of_pair(self.tokenizer, self.plan, text, second, most)
+            else:
+                found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+                token_ids = expect(found, list, self.tokenizer, "encode")
         if most is not None and self.plan.pooling is None:
             token_ids = token_ids[-most:]
         elif most is not None and len(token_ids) > most:
-            token_ids = self._first(token_ids, prompt, most)
+            token_ids = first_tokens(self.tokenizer, prompt, token_ids, most)
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens", parameter="prompt")
         if len(token_ids) > longest:
@@ -296,32 +299,6 @@ class RequestBuilder:
             outside = next(token for token in token_ids if not 0 <= token < vocab_size)
             raise RequestError(f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt")
         return token_ids
-
-    def _first(self, token_ids: list[int], prompt: Prompt, most: int) -> list[int]:
-        """Return the first tokens of a prompt. The special tokens after a text stay."""
-        if prompt.text is None or prompt.token_ids is not None or self.tokenizer is None:
-            return token_ids[:most]
-        text = self.tokenizer.encode(prompt.text, add_special_tokens=False)
-        start = next((i for i in range(len(token_ids)) if token_ids[i : i + len(text)] == text), None)
-        last = [] if start is None else token_ids[start + len(text) :]
-        return [*token_ids[: most - len(last)], *last] if len(last) < most else token_ids[:most]
-
-    def _pair(self, prompt: Prompt, most: int | None, longest: int) -> list[int]:
-        """Return the token ids of two texts. The ids of the second text have the size of the vocabulary added if the model has
-        token types."""
-        encode_pair = getattr(self.tokenizer, "encode_pair", None)
-        if encode_pair is None:
-            raise RequestError("the model's tokenizer cannot encode two texts together", parameter="data_2")
-        text, second = prompt.text or "", prompt.second_text or ""
-        if most is None and len(text) + len(second) > longest * self._longest_token:  # they cannot fit
-            raise self._too_long(f"{len(text) + len(second)} characters")
-        token_ids, types = encode_pair(text, second, limit=most)
-        has_types = int(self.plan.checkpoint.config.get("type_vocab_size") or 0) > 1
-        return (
-            [token + self.plan.vocab_size * kind for token, kind in zip(token_ids, types, strict=True)]
-            if has_types
-            else token_ids
-        )
 
     @cached_property
     def _longest_token(self) -> int:

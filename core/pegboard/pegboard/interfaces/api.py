@@ -93,9 +93,9 @@ class ServedModel:
     root: str
     max_model_len: int
     created: int
+    parent: str | None = None
     task: Literal["generate", "embed", "classify"] = "generate"
     labels: tuple[str, ...] = ()
-    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

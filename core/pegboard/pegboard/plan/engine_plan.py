@@ -30,7 +30,7 @@ from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
-from pegboard.plan.pooling import check_budget, choose_pooling, labels, sentence_length
+from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -58,7 +58,8 @@ class EnginePlan:
     lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output
     according to the checkpoint. default_params: sampling defaults by SamplingParams field. model_names: names that clients may
     use. family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
-    pooling: what the engine makes of prompts; None = it generates text.
+    pooling: what the engine makes of prompts; None = it generates text. task: what that is, with the names of the model's
+    classes.
     """
 
     settings: Settings
@@ -73,13 +74,7 @@ class EnginePlan:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     pooling: Pooling | None = None
-
-    @property
-    def task(self) -> tuple[Literal["generate", "embed", "classify"], tuple[str, ...]]:
-        """Return what the engine makes of prompts, and the names of the model's classes."""
-        if self.pooling is None or self.pooling.task != "classify":
-            return ("generate" if self.pooling is None else "embed"), ()
-        return "classify", labels(self.checkpoint.config)
+    task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
 
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
@@ -132,6 +127,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             pooling=pooling,
+            task=task_of(pooling, checkpoint.config),
         )
     return plan, registry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -108,6 +108,15 @@ def _class_activation(config: Mapping[str, Any]) -> str:
     if problem == "regression":
         return "none"
     return "sigmoid" if problem == "multi_label_classification" or len(labels(config)) == 1 else "softmax"
+
+
+def task_of(
+    pooling: Pooling | None, config: Mapping[str, Any]
+) -> tuple[Literal["generate", "embed", "classify"], tuple[str, ...]]:
+    """Return what an engine makes of prompts, and the names of the model's classes."""
+    if pooling is None:
+        return "generate", ()
+    return pooling.task, labels(config) if pooling.task == "classify" else ()
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -195,10 +195,9 @@ class ModelRunner:
     ) -> Callable[[], StepOutput]:
         """Sample the rows that need a token. The tokens are written to `output` and the rows' history. Returns the callable that
         waits for the tokens."""
-        if not len(inputs.sample_rows):
-            return lambda: output
-        if self.parts.pooler is not None:
+        if self.parts.pooler is not None and len(inputs.sample_rows):
             output.embeddings = self.parts.pooler.pool(hidden, inputs, self.stages.logits)
+        if self.parts.pooler is not None or not len(inputs.sample_rows):
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
         step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)

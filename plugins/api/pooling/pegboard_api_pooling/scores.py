@@ -47,12 +47,14 @@ def cosine(first: Sequence[float], second: Sequence[float]) -> float:
 def read_pairs(request: ScoreRequest, most: int) -> list[tuple[str, str]]:
     """Return the pairs of texts. One text is scored with all others. Raises RequestError, which names the field that is wrong."""
     columns = []
-    for place in ("1", "2"):
-        given = {name: getattr(request, name) for name in (f"text_{place}", f"data_{place}")}
-        named = {name: value for name, value in given.items() if value is not None}
+    for given in (
+        {"text_1": request.text_1, "data_1": request.data_1},
+        {"text_2": request.text_2, "data_2": request.data_2},
+    ):
+        named = [(name, value) for name, value in given.items() if value is not None]
         if len(named) != 1:
-            raise RequestError(f"give one of text_{place} and data_{place}", parameter=f"text_{place}")
-        ((name, value),) = named.items()
+            raise RequestError(f"give one of {' and '.join(given)}", parameter=next(iter(given)))
+        name, value = named[0]
         columns.append(checked([value] if isinstance(value, str) else value, name, most))
     first, second = columns
     if len(first) == 1:

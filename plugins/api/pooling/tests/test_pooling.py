@@ -1,4 +1,4 @@
-"""POST /v1/embeddings with a fake engine."""
+"""The routes of engines that pool, with a fake engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pegboard_api_pooling.api import PoolingApi
-from pegboard_api_pooling.fields import EmbeddingRequest
+from pegboard_api_pooling.fields import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from pegboard_api_pooling.plugin import POOLING
 from starlette.testclient import TestClient
 
@@ -34,8 +34,8 @@ def made(**engine: Any) -> tuple[FakeEngineClient, TestClient]:
     return client, TestClient(make_app(apis, client), raise_server_exceptions=False)
 
 
-def post(body: Any, status: int = 200, **engine: Any) -> Any:
-    answer = made(**engine)[1].post(PATH, json=body)
+def post(body: Any, status: int = 200, path: str = PATH, **engine: Any) -> Any:
+    answer = made(**engine)[1].post(path, json=body)
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -115,9 +115,96 @@ def test_the_first_error_ends_all_inputs() -> None:
     assert not client.running
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(name=st.sampled_from([*EmbeddingRequest.model_fields, "unknown"]), value=VALUES)
-def test_no_value_breaks_the_server(name: str, value: Any) -> None:
-    client, http = made()
-    assert http.post(PATH, json={"input": "hi", name: value}).status_code in (200, 400, 404)
+def class_value(*texts: str, place: int = 0) -> float:
+    """What the fake engine says: BOS stands once, before the first text."""
+    return float(np.float32((BOS + sum(map(sum, (text.encode() for text in texts))) + place) % 7 / 10))
+
+
+def test_classes() -> None:
+    labels = ("bad", "so so", "good")
+    answer = post({"input": ["hi", "a"], "model": "fake-model", "request_id": "mine"}, path="/classify", labels=labels)
+    assert (answer["id"], answer["object"], answer["model"]) == ("classify-mine", "list", "fake-model")
+    for index, text in enumerate(("hi", "a")):
+        probs = [class_value(text, place=place) for place in range(3)]
+        expected = {"index": index, "label": labels[probs.index(max(probs))], "probs": probs, "num_classes": 3}
+        assert answer["data"][index] == expected
+    assert answer["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("data_1", "data_2")])
+def test_scores(path: str, names: tuple[str, str]) -> None:
+    """A cross-encoder has one class. With any other model the score is a cosine."""
+    for first, second, pairs in (
+        ("hi", "ho", [("hi", "ho")]),
+        ("hi", ["ho", "a"], [("hi", "ho"), ("hi", "a")]),
+        (["hi", "b"], ["ho", "a"], [("hi", "ho"), ("b", "a")]),
+    ):
+        body = dict(zip(names, (first, second), strict=True))
+        answer = post(body, path=path, labels=("fits",))
+        expected = [{"index": i, "object": "score", "score": class_value(*pair)} for i, pair in enumerate(pairs)]
+        assert answer["data"] == expected and answer["object"] == "list" and answer["id"].startswith("score-")
+        answer = post(body, path=path)
+        for each, pair in zip(answer["data"], pairs, strict=True):
+            one, other = (np.array(vector([BOS, *text.encode()])) for text in pair)
+            assert each["score"] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_ranks(path: str) -> None:
+    documents: list[Any] = ["ho", {"text": "a"}, "hum", "ho"]
+    body = {"query": "hi", "documents": documents, "model": "fake-model", "top_n": 3}
+    answer = post(body, path=path, labels=("fits",))
+    texts = ["ho", "a", "hum", "ho"]
+    scores = [class_value("hi", text) for text in texts]
+    order = sorted(range(4), key=lambda index: -scores[index])[:3]
+    assert answer["results"] == [
+        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]} for index in order
+    ]
+    assert answer["id"].startswith("rerank-") and answer["usage"]["total_tokens"] == 4 * 3 + 8
+    assert len(post({**body, "top_n": 0}, path=path)["results"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/classify", {"input": []}, "input must not be empty"),
+        ("/classify", {"input": "a", "dimensions": 3}, "unknown field 'dimensions'"),
+        ("/score", {"text_1": "a"}, "give one of text_2 and data_2"),
+        ("/score", {"text_1": "a", "data_1": "a", "text_2": "b"}, "give one of text_1 and data_1"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "2 texts are scored with 1"),
+        ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2 must not be empty"),
+        ("/score", {"text_1": "a", "text_2": ["b"] * 1025}, "1025 texts in one request, at most 1024"),
+        ("/rerank", {"query": "", "documents": ["b"]}, "query must not be empty"),
+        ("/rerank", {"query": "a", "documents": []}, "documents must not be empty"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/rerank", {"query": "a", "documents": [{"image": "b"}]}, "documents"),
+    ],
+)
+def test_wrong_bodies_of_scores_are_refused(path: str, body: dict[str, Any], words: str) -> None:
+    assert words in post(body, 400, path=path, labels=("fits",))["error"]["message"]
+
+
+def test_a_model_says_what_it_cannot_do() -> None:
+    assert "cannot embed" in post({"input": "a"}, 400, labels=("x",))["error"]["message"]
+    assert "cannot classify" in post({"input": "a"}, 400, path="/classify")["error"]["message"]
+    message = post({"text_1": "a", "text_2": "b"}, 400, path="/score", labels=("x", "y"))["error"]["message"]
+    assert "a model with one class, and this model has 2; use /classify" in message
+
+
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    PATH: (EmbeddingRequest, {"input": "hi"}),
+    "/classify": (ClassifyRequest, {"input": "hi"}),
+    "/score": (ScoreRequest, {"text_1": "hi", "text_2": "ho"}),
+    "/rerank": (RerankRequest, {"query": "hi", "documents": ["ho"]}),
+}
+
+
+@settings(max_examples=160, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), path=st.sampled_from(list(BODIES)), value=VALUES, labels=st.sampled_from([(), ("fits",)]))
+def test_no_value_breaks_the_server(data: st.DataObject, path: str, value: Any, labels: tuple[str, ...]) -> None:
+    model, body = BODIES[path]
+    name = data.draw(st.sampled_from([*model.model_fields, "unknown"]))
+    client, http = made(labels=labels)
+    assert http.post(path, json={**body, name: value}).status_code in (200, 400, 404)
     assert not client.running

@@ -1,4 +1,4 @@
-"""The backend `encoder`: the prompts of a step, one after the other, through torch's fused attention."""
+"""The backend `cpu_encoder`: the prompts of a step, one after the other, through torch's fused attention."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
 def test_contract() -> None:
-    check_entry(installed_entry("attention", "encoder"))
+    check_entry(installed_entry("attention", "cpu_encoder"))
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:

@@ -92,7 +92,7 @@ class Bert(nn.Module):
         if sizes.hidden_size % sizes.num_heads:
             raise ModelError(f"hidden_size={sizes.hidden_size} is not a multiple of num_attention_heads={sizes.num_heads}")
         longest = sizes.num_positions - sizes.first_position
-        if build.max_positions > longest:
+        if (build.max_positions or 0) > longest:
             raise ModelError(f"the model has positions for {longest} tokens; set max_model_len to at most {longest}")
         root = build.at(self.names.root) if self.has_root else build
         tables = root.at("embeddings")

@@ -57,7 +57,7 @@ def plan_kv(
 
 
 def capacity(plan: KVPlan) -> str:
-    """Say what fits in the KV cache: nothing, tokens, if every layer keeps all of them and one request runs, or states of requests."""
+    """Say what fits in the KV cache: tokens, if every layer keeps all of them and one request runs, or states of requests."""
     if not plan.block_bytes:
         return "none, the model stores no keys and values"
     tokens = [group.block_size for group in plan.groups if group.spec.unit == "token"]
