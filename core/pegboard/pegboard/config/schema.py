@@ -330,11 +330,7 @@ def structured_outputs_config(config: EngineConfig) -> StructuredOutputsConfig:
 
 def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
-    positive = ("max_model_len", "block_size", "mamba_block_size", "max_num_batched_tokens", "max_num_seqs", "max_in_flight",
-                "num_threads", "kv_cache_memory_bytes", "num_gpu_blocks_override", "tensor_parallel_size",
-                "pipeline_parallel_size", "stream_interval", "max_num_partial_prefills", "max_long_partial_prefills",
-                "max_num_queued_reqs", "spec_max_rows")  # fmt: skip
-    _check_positive(config, positive)
+    _check_positive(config, _DATA["positive"]["engine"])
     if config.dtype not in DTYPES:
         raise ConfigError(
             f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
@@ -360,9 +356,7 @@ def check_engine(config: EngineConfig) -> None:
 
 def check_server(config: ServerConfig) -> None:
     """Raise ConfigError for server values that are out of range or cannot work together."""
-    positive = ("api_server_count", "max_body_bytes", "max_prompts_per_request", "max_running_requests",
-                "h11_max_incomplete_event_size", "h11_max_header_count", "max_log_len")  # fmt: skip
-    _check_positive(config, positive)
+    _check_positive(config, _DATA["positive"]["server"])
     for name in ("shutdown_timeout_s", "engine_stall_s", "engine_end_s", "plugin_call_s", "lora_resolver_wait_s"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must not be negative, got {getattr(config, name)}")

@@ -150,7 +150,7 @@ def _pooling_type(checkpoint: Checkpoint, folder: str) -> str:
 
 
 def sentence_length(checkpoint: Checkpoint) -> int | None:
-    """Return the length in tokens that the model was trained for: that of sentence-transformers, or else that of its tokenizer."""
+    """Return the length in tokens that the model was trained for: that of sentence-transformers, or else of its tokenizer."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         path = checkpoint.path / name
         length = read_object(path).get(key) if path.is_file() else None
