@@ -201,6 +201,15 @@ CASES = {
     ),
     "dots1": Case("dots1", {**MANY, "head_dim": 16}, ROUTED),
     "glm4moe": Case("glm4_moe", {**MANY, "head_dim": 16, "use_qk_norm": True}, ROUTED, rotated=0.5),
+    "afmoe": Case(
+        "afmoe",
+        {**WINDOWS, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 2,
+         "num_dense_layers": 1, "head_dim": 16, "route_scale": 2.5, "mup_enabled": True},
+        {**CHOSEN, "moe_intermediate_size": "expert_feed_forward_length", "num_shared_experts": "expert_shared_count",
+         "num_dense_layers": "leading_dense_block_count", "route_scale": "expert_weights_scale",
+         "sliding_window": "attention.sliding_window"},
+        sizes=lambda config: {"expert_gating_func": 2},
+    ),
     "phimoe": Case("phimoe", {"num_local_experts": 4}, {"rms_norm_eps": RMS, "num_local_experts": "expert_count",
                    "num_experts_per_tok": "expert_used_count"}),
     "minimax-m2": Case(
@@ -229,6 +238,7 @@ NAMES = {
     ".attn_sub_norm.": ".inner_attn_ln.",
     ".ffn_sub_norm.": ".ffn_layernorm.",
     "e_score_correction_bias": "e_score_correction.bias",
+    ".expert_bias": ".expert_bias.bias",
 }
 """Names in transformers that the package knows by the names of another program."""
 OTHER_LAYOUTS = {**LAYOUTS, **STATES}

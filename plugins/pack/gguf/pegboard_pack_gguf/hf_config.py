@@ -137,6 +137,8 @@ def _computed(
     if kind == "falcon":  # models with several heads of keys order their rows by these
         has_groups = config["num_ln_in_parallel_attn"] == 2 or config["num_key_value_heads"] != 1
         return {"new_decoder_architecture": has_groups, "multi_query": not has_groups}
+    if kind == "afmoe":
+        return {"score_func": _score(metadata, "sigmoid", "sigmoid")}
     if kind == "stablelm":
         return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes}
     if kind == "mpt":

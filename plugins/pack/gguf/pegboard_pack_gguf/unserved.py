@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _NAMES = {
     "it has layers of experts whose names in GGUF files are not known yet": (
-        "afmoe arctic dbrx exaone-moe glm-dsa grok grovemoe llada-moe mimo2 mistral4 smallthinker step35"
+        "arctic dbrx exaone-moe glm-dsa grok grovemoe llada-moe mimo2 mistral4 smallthinker step35"
     ),
     "it has recurrent layers of a kind that is not read from GGUF files yet": (
         "arwkv7 kimi-linear plamo2 qwen35 qwen35moe rwkv6 rwkv6qwen2 rwkv7"
