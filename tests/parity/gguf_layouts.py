@@ -131,6 +131,11 @@ def llama4(tensors: Tensors, config: Any) -> Tensors:
     return in_file(tensors, {**TOP, **ATTENTION, **{f"feed_forward.{name}": to for name, to in block.items()}})
 
 
+def under_the_same_names(tensors: Tensors, config: Any) -> Tensors:
+    """Of families that compute what another one does."""
+    return in_file(tensors, {**TOP, **ATTENTION, **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}})
+
+
 def counts(config: Any) -> dict[str, Any]:
     return {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
 
@@ -187,6 +192,9 @@ LAYOUTS = {
                         "leading_dense_block_count": 1, "expert_shared_count": 1, "expert_gating_func": 2,
                         "rope.dimension_count": 8, "expert_shared_feed_forward_length": 32},
     ),
+    "orion": Layout("orion", "stablelm", {"partial_rotary_factor": 1.0, "layer_norm_eps": 1e-3}, under_the_same_names,
+                    lambda config: {"attention.layer_norm_epsilon": config.layer_norm_eps}),
+    "pangu-embedded": Layout("pangu-embedded", "llama", {"attention_bias": True}, under_the_same_names),
     "llama4": Layout(
         "llama4", "llama4_text",
         {"num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16, "num_hidden_layers": 4, "intermediate_size_mlp": 64,
@@ -204,7 +212,11 @@ def write_layout(reference: Any, layout: Layout, path: Path, stored: Literal["F3
     heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = getattr(config, "rope_parameters", None) or {}
-    eps = next(getattr(config, name) for name in ("rms_norm_eps", "layer_norm_epsilon", "norm_eps") if hasattr(config, name))
+    eps = next(
+        getattr(config, name)
+        for name in ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
+        if hasattr(config, name)
+    )
     metadata = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
                 "embedding_length": config.hidden_size, "feed_forward_length": getattr(config, "intermediate_size", None) or 0,
                 "attention.head_count": heads, "attention.head_count_kv": getattr(config, "num_key_value_heads", heads),

@@ -157,6 +157,7 @@ CASES = {
     "nemotron": Case(
         "nemotron", {"partial_rotary_factor": 0.5}, {"norm_eps": LAYER_NORM}, rotated=0.5, norm_offset=1.0
     ),
+    "jais2": Case("jais2", {}, {"layer_norm_eps": LAYER_NORM}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}, permuted=True),
     "glm4": Case("glm4", {"head_dim": 16}, rotated=0.5),
     "chatglm": Case("glm", {"head_dim": 16}, rotated=0.5),

@@ -306,6 +306,24 @@ ARCHITECTURES: dict[str, Architecture] = {
         config={"norm_eps": LAYER_NORM_EPS, "hidden_act": "relu2", "attention_bias": QKV_BIAS},
         is_partly_rotary=True,
     ),
+    "jais2": Architecture(
+        class_name="Jais2ForCausalLM",
+        model_type="jais2",
+        config={
+            "layer_norm_eps": LAYER_NORM_EPS,
+            "hidden_act": "relu2",
+            "attention_bias": QKV_BIAS,
+            "mlp_bias": Has(("blk.0.ffn_down.bias",)),
+        },
+    ),
+    "orion": Architecture(
+        class_name="OrionForCausalLM",
+        model_type="orion",
+        config={"rms_norm_eps": LAYER_NORM_EPS, "attention_bias": QKV_BIAS},
+    ),
+    "pangu-embedded": Architecture(
+        class_name="PanguEmbeddedForCausalLM", model_type="PanguEmbedded", config={**RMS, "bias": QKV_BIAS}
+    ),
     "smollm3": Architecture(
         class_name="SmolLM3ForCausalLM",
         model_type="smollm3",

@@ -203,7 +203,7 @@ def test_senseless_metadata(write_gguf, metadata: dict, message: str) -> None:
 
 
 def test_unknown_architecture_and_tensor(write_gguf) -> None:
-    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are arcee,"):
+    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are afmoe, arcee,"):
         describe(write_gguf("teapot"))
     with pytest.raises(ModelError, match="architecture 'rwkv7' cannot be served: it has recurrent layers"):
         describe(write_gguf("rwkv7"))
