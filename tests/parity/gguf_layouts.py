@@ -20,13 +20,15 @@ RMS = "attention.layer_norm_rms_epsilon"
 @dataclass(frozen=True)
 class Layout:
     """A model. arch: of the file. model_type, config: of a model of transformers that computes the same. tensors:
-    (tensors, config) → tensors by the names of the file. metadata: config → keys of the architecture."""
+    (tensors, config) → tensors by the names of the file. metadata: config → keys of the architecture.
+    numbers: tensors → whole keys of numbers that are tensors in a checkpoint."""
 
     arch: str
     model_type: str
     config: Mapping[str, Any]
     tensors: Callable[[Tensors, Any], Tensors]
     metadata: Callable[[Any], dict[str, Any]] = field(default=lambda config: {})
+    numbers: Callable[[Tensors], dict[str, list[float]]] = field(default=lambda tensors: {})
 
 
 def in_file(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
@@ -136,6 +138,17 @@ def under_the_same_names(tensors: Tensors, config: Any) -> Tensors:
     return in_file(tensors, {**TOP, **ATTENTION, **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}})
 
 
+def apertus(tensors: Tensors, config: Any) -> Tensors:
+    names = {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}
+    kept = {name: tensor for name, tensor in tensors.items() if ".act_fn." not in name}
+    return in_file(kept, {**TOP, **ATTENTION, **names, "mlp.down_proj": "ffn_down"})
+
+
+def xielu(tensors: Tensors) -> dict[str, list[float]]:
+    names = ("alpha_p", "alpha_n", "beta")
+    return {f"xielu.{name}": [t.item() for key, t in tensors.items() if key.endswith(f".act_fn.{name}")] for name in names}
+
+
 def counts(config: Any) -> dict[str, Any]:
     return {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
 
@@ -150,6 +163,7 @@ def scales(config: Any) -> dict[str, Any]:
 
 GRANITE = {"num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
            "residual_multiplier": 0.5, "attention_multiplier": 0.2, "rms_norm_eps": 0.01}  # fmt: skip
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 16}  # fmt: skip
 LAYOUTS = {
@@ -195,6 +209,7 @@ LAYOUTS = {
     "orion": Layout("orion", "stablelm", {"partial_rotary_factor": 1.0, "layer_norm_eps": 1e-3}, under_the_same_names,
                     lambda config: {"attention.layer_norm_epsilon": config.layer_norm_eps}),
     "pangu-embedded": Layout("pangu-embedded", "llama", {"attention_bias": True}, under_the_same_names),
+    "apertus": Layout("apertus", "apertus", {"attention_bias": True, "rope_parameters": PLAIN_ROPE}, apertus, numbers=xielu),
     "llama4": Layout(
         "llama4", "llama4_text",
         {"num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16, "num_hidden_layers": 4, "intermediate_size_mlp": 64,
@@ -227,6 +242,8 @@ def write_layout(reference: Any, layout: Layout, path: Path, stored: Literal["F3
         kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
                 list: writer.add_array}  # fmt: skip
         kind[type(value)](f"{layout.arch}.{key}", value)
+    for key, values in layout.numbers(dict(reference.model.state_dict())).items():
+        writer.add_array(key, values)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.arch)
     known = {gguf.TENSOR_NAMES[kind].format(bid=i) for kind in gguf.MODEL_TENSORS[number] for i in range(99)}
     tied = config.tie_word_embeddings

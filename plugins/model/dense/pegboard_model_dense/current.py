@@ -13,11 +13,12 @@ Hunyuan          queries and keys are normalized after their rotation (Tencent 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pegboard.errors import ModelError
+from pegboard.errors import ModelError, brief
 from pegboard.layers import read, size_of
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.traits import LayerTraits, Names, RopeTraits, Traits, common, refuse, renamed, types_of_layers
@@ -250,7 +251,20 @@ class Apertus(Decoder):
             }
         names = Names(before_attention="attention_layernorm", before_mlp="feedforward_layernorm", up=("up_proj",))
         bias = bool(read(config, "attention_bias", bool))
-        return common(base, names=names, gated=False, qk_norm="heads", qkv_bias=bias, out_bias=bias)
+        traits = common(base, names=names, gated=False, qk_norm="heads", qkv_bias=bias, out_bias=bias)
+        rows: Any = read(config, "xielu", list)  # of GGUF files; other checkpoints have tensors
+        if rows is None:
+            return traits
+        if len(rows) != len(traits.layers) or not all(_are_numbers(row) for row in rows):
+            told = f"the checkpoint's config has xielu={brief(rows)}"
+            raise ModelError(f"{told}; expected three finite numbers for each of {len(traits.layers)} layers")
+        pairs = zip(traits.layers, rows, strict=True)
+        return replace(traits, layers=tuple(replace(own, xielu=tuple(map(float, row))) for own, row in pairs))
+
+
+def _are_numbers(row: Any) -> bool:
+    is_row = isinstance(row, list) and len(row) == 3
+    return is_row and all(isinstance(value, int | float) and math.isfinite(value) for value in row)
 
 
 class Ouro(Decoder):

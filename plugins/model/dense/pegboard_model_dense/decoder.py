@@ -122,7 +122,7 @@ def make_layer(build: Build, index: int, traits: Traits, ropes: list[Rope], taps
         feed_forward = ExpertsBlock(build, traits, own.experts)
     elif own.width:
         names = traits.names
-        feed_forward = FeedForward(build.at(names.mlp) if names.mlp else build, traits, own.width)
+        feed_forward = FeedForward(build.at(names.mlp) if names.mlp else build, traits, own.width, own.xielu)
     blocks: Any = (
         SelfAttention(build.at(traits.names.attention), index, traits, own, ropes) if own.num_kv_heads else None,
         feed_forward,
@@ -274,9 +274,9 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate."""
+    """down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate. xielu: see `LayerTraits`."""
 
-    def __init__(self, build: Build, traits: Traits, width: int) -> None:
+    def __init__(self, build: Build, traits: Traits, width: int, xielu: tuple[float, ...] | None = None) -> None:
         super().__init__()
         names, hidden, rows = traits.names, traits.hidden_size, Rows(None, traits.transposed)
         columns = width * (2 if traits.gated else 1)
@@ -286,7 +286,7 @@ class FeedForward(nn.Module):
         if traits.gated:
             self.activation: Callable[[Tensor], Tensor] = Activation(build, traits.activation)
         elif traits.activation == "xielu":
-            self.activation = XIELU(build.at("act_fn"), width)
+            self.activation = XIELU(build.at("act_fn"), width, xielu)
         elif traits.activation in PLAIN_ACTIVATIONS:
             self.activation = PLAIN_ACTIVATIONS[traits.activation]
         else:

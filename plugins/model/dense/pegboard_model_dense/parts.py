@@ -137,13 +137,17 @@ class Rotate(Layer):
 class XIELU(Layer):
     """(x [T, n]) → αp · x² + β · x for positive x, and αn · (exp(x) - 1 - x) + β · x for others (Huang and Schlag 2024). The
     checkpoint has numbers from which αp = softplus(alpha_p) and αn = β + softplus(alpha_n) follow, at build.path. It may have
-    β, which is 0.5 otherwise."""
+    β, which is 0.5 otherwise. given: alpha_p, alpha_n and β, if the config has them; None = they are tensors."""
 
-    def __init__(self, build: Build, size: int) -> None:
+    def __init__(self, build: Build, size: int, given: tuple[float, ...] | None) -> None:
         super().__init__(build)
+        self.given = given
+        self.numbers: dict[str, PlainTensor] = {}
         self.factors = torch.ones(3, size, device=build.device)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        if self.given is not None:
+            return []
         names = [f"{self.build.path}.{name}" for name in ("alpha_p", "alpha_n", "beta")]
         self.numbers = {name: PlainTensor({name: (0, 1)}, (1,), self.build, "float32") for name in names}
         self.numbers[names[2]].data.fill_(0.5)
@@ -156,12 +160,15 @@ class XIELU(Layer):
         self.numbers[piece.name].accept(piece)
 
     def finish(self) -> None:
-        of_positive, of_negative, beta = (tensor.data for tensor in self.numbers.values())
+        loaded = [tensor.data for tensor in self.numbers.values()]
+        of_positive, of_negative, beta = loaded or torch.tensor(self.given, device=self.factors.device)
         alpha_n = beta + functional.softplus(of_negative)
         for factors, number in zip(self.factors, (functional.softplus(of_positive), alpha_n, beta - alpha_n), strict=True):
             factors.copy_(number.expand_as(factors))
 
     def bind(self) -> None:
+        if self.given is not None:
+            self.finish()
         alpha_p, alpha_n, line = self.factors
 
         def forward(x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class ExpertTraits:
 class LayerTraits:
     """One layer. window: in tokens. rope: the number of its rotary embedding; None = it has none. num_kv_heads: 0 = it has no
     attention. width: of the feed-forward block; 0 = it has none. scale: factor of q·k; None = head_dim^-0.5. experts: in place of
-    the feed-forward block."""
+    the feed-forward block. xielu: alpha_p, alpha_n and β of this activation; None = the checkpoint has them as tensors."""
 
     num_kv_heads: int
     width: int
@@ -82,6 +82,7 @@ class LayerTraits:
     rope: int | None = 0
     scale: float | None = None
     experts: ExpertTraits | None = None
+    xielu: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,7 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (current.Phi3, {"num_key_value_heads": 3}, "cannot share 3"),
         (current.Granite, {"residual_multiplier": -1.0}, "scales residuals by -1.0"),
         (current.Phi3, {"hidden_act": "relu2"}, "unknown activation"),
+        (current.Apertus, {"xielu": [[1.0, 2.0, 0.5]]}, "three finite numbers for each of 2 layers"),
         (current.Ouro, {"early_exit_threshold": 0.5}, "early_exit_threshold=0.5"),
         (current.Ouro, {"total_ut_steps": 0}, "expected 1 to 64"),
         (older.QWen, {"rotary_pct": 0.5}, "rotary_pct=0.5"),

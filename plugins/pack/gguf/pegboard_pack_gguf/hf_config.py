@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,6 +140,8 @@ def _computed(
         return {"new_decoder_architecture": has_groups, "multi_query": not has_groups}
     if kind == "afmoe":
         return {"score_func": _score(metadata, "sigmoid", "sigmoid")}
+    if kind == "apertus":  # without the divisors of its frequencies, they are not scaled
+        return {"xielu": _xielu(metadata, config["num_hidden_layers"]), "rope_scaling": config.get("rope_scaling")}
     if kind == "stablelm":
         return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes}
     if kind == "mpt":
@@ -152,6 +155,19 @@ def _computed(
     if "n_routed_experts" in config or kind == "minimax_m2":
         return _routing(metadata, config, "sigmoid" if architecture.whole else "softmax")
     return {}
+
+
+def _xielu(metadata: Metadata, num_layers: int) -> list[list[float]]:
+    """Returns alpha_p, alpha_n and beta of the activation of each layer. One number is that of all layers."""
+    rows = []
+    for name in ("alpha_p", "alpha_n", "beta"):
+        found = metadata.header.metadata.get(f"xielu.{name}")
+        values = found if isinstance(found, list) else [found] * num_layers
+        if len(values) != num_layers or any(type(value) is not float or not math.isfinite(value) for value in values):
+            told = f"metadata xielu.{name} is {found!r}, expected a finite number for each of {num_layers} layers"
+            raise ModelError(f"{metadata.header.path}: {told}")
+        rows.append(values)
+    return [list(row) for row in zip(*rows, strict=True)]
 
 
 def _mpt(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -306,6 +306,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         config={"norm_eps": LAYER_NORM_EPS, "hidden_act": "relu2", "attention_bias": QKV_BIAS},
         is_partly_rotary=True,
     ),
+    "apertus": Architecture(
+        class_name="ApertusForCausalLM",
+        model_type="apertus",
+        layer={**LAYER, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        config={**RMS, "hidden_act": "xielu", "attention_bias": QKV_BIAS},
+    ),
     "jais2": Architecture(
         class_name="Jais2ForCausalLM",
         model_type="jais2",

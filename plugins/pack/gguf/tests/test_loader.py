@@ -202,8 +202,15 @@ def test_senseless_metadata(write_gguf, metadata: dict, message: str) -> None:
         describe(write_gguf(metadata=metadata))
 
 
+def test_senseless_numbers_of_other_architectures(write_gguf) -> None:
+    with pytest.raises(ModelError, match=r"metadata xielu.alpha_p is None, expected a finite number for each of \d+ layers"):
+        describe(write_gguf("apertus"))
+    with pytest.raises(ModelError, match=r"mpt.feed_forward_length is \d+, expected a multiple of embedding_length"):
+        describe(write_gguf("mpt", metadata={"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 97}))
+
+
 def test_unknown_architecture_and_tensor(write_gguf) -> None:
-    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are afmoe, arcee,"):
+    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are afmoe, apertus, arcee,"):
         describe(write_gguf("teapot"))
     with pytest.raises(ModelError, match="architecture 'rwkv7' cannot be served: it has recurrent layers"):
         describe(write_gguf("rwkv7"))
