@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -252,8 +251,8 @@ class Rows:
             return piece
         data = piece.data
         if self.order is not None and not self.transposed and not isinstance(data, Tensor) and piece.shape[0] == len(self.order):
-            rows = np.frombuffer(data, np.uint8).reshape(len(self.order), -1)
-            return replace(piece, data=memoryview(rows[self.order.numpy()].reshape(-1)))
+            rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(self.order), -1)
+            return replace(piece, data=memoryview(rows[self.order].flatten().numpy()))
         if not isinstance(data, Tensor) or not piece.name.endswith((".weight", ".bias")):
             raise ModelError(
                 f"tensor {piece.name} is stored as {piece.stored}. This architecture stores the rows in an order that can be "
