@@ -43,3 +43,9 @@ def test_offline_generate(smollm2_gguf: Path, tmp_path: Path) -> None:
 def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
     """The example finds the model in the cache and prints its path."""
     assert Path(run("fetch_default_model.py", tmp_path).strip()) == smollm2_gguf
+
+
+def test_train_and_serve(tmp_path: Path) -> None:
+    """The engine answers better from round to round, because it has the trainer's weights."""
+    rewards = [float(found) for found in re.findall(r"mean reward (\d\.\d+)", run("train_and_serve.py", tmp_path))]
+    assert len(rewards) == 8 and rewards[0] < 0.6 and rewards[-1] > rewards[0] + 0.15

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,11 +20,13 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
+from pegboard.errors import ModelError
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftProposer, DraftSetup
 from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSetup, KVConnectorWorker
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
+from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
@@ -105,8 +108,7 @@ class FakeEngine:
         self.plan = replace(plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=kv_identity)
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
-        expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
-        setup = KVConnectorSetup(self.plan, expired=expired)
+        setup = self._connector_setup()
         self.connector = FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
         halves: Halves | None = kv_halves(setup) if kv_halves else None
         if self.connector and kv_load:
@@ -136,9 +138,24 @@ class FakeEngine:
             kv_events=kv_events,
             plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
             can_sleep=can_sleep,
+            describe_update=self._describe,
             clock=clock or time.time,
         )
         self.results: dict[tuple[str, int], Result] = {}
+
+    def _connector_setup(self) -> KVConnectorSetup:
+        expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
+        return KVConnectorSetup(self.plan, expired=expired)
+
+    def _describe(self, path: str) -> Checkpoint:
+        """Return an empty checkpoint. Its digest is its name. There is none below `missing`."""
+        folder = Path(path)
+        if folder.parent.name == "missing":
+            raise ModelError(f"there is no checkpoint {path}")
+        tokenizer = TokenizerPayload("fake")
+        return Checkpoint(
+            format="fake", path=folder, config={}, architectures=(), tensors={}, tokenizer=tokenizer, digest=folder.name
+        )
 
     def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars | None:
         if backend is None:

@@ -25,17 +25,18 @@ def fake_kv_spec(retain: Retain | None = None, *, slot_bytes: int = 4) -> KVCach
 
 
 class FakeModel:
-    """retains: the rule of each KV group, in order."""
+    """retains: the rule of each KV group, in order. weights: every stored value depends on them."""
 
     def __init__(self, retains: Sequence[Retain], vocab_size: int = 64) -> None:
         self.retains = tuple(retains)
         self.vocab_size = vocab_size
+        self.weights = 0
 
     # --- what is stored -----------------------------------------------------------------------------------------------------
 
     def value(self, token: int, position: int, lora_id: int = 0) -> int:
         """Return the stored value of a text token."""
-        return zlib.crc32(struct.pack("<qqq", token, position, lora_id))
+        return zlib.crc32(struct.pack("<qqq", token, position, lora_id), self.weights)
 
     def fold(self, state: int, value: int) -> int:
         """Return a state group's state after one more position. The empty state is 0."""

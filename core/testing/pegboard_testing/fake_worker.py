@@ -9,6 +9,7 @@ block copies, connector loads, writes of all rows, then reads and sampling of al
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from pegboard.interfaces.attention import KVPlan, State
 from pegboard.interfaces.draft import DraftProposer, DraftStep
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS
 from pegboard.interfaces.kv_connector import KVConnectorWorker
+from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard_testing.fake_model import FakeModel
 
 
@@ -41,6 +43,11 @@ class _Row:
     @property
     def seed(self) -> int | None:
         return self.request.seed
+
+
+def weights_of(name: str) -> int:
+    """Return the weights of a `FakeModel` that were read from the folder with this name."""
+    return zlib.crc32(name.encode())
 
 
 class FakeWorker:
@@ -105,11 +112,19 @@ class FakeWorker:
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
-        """Read or load an adapter. Other methods do nothing. Refuses the methods that a real worker refuses."""
+        """Read or load an adapter, or take other weights. Others do nothing. Refuses the methods that a real worker refuses."""
         if method not in START_CALLS | SERVING_CALLS | ENGINE_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
-        own = {"read_adapter": self._read_adapter, "load_adapter": self._load_adapter, "drop_adapters": self._drop_adapters}
+        own = {
+            "read_adapter": self._read_adapter,
+            "load_adapter": self._load_adapter,
+            "drop_adapters": self._drop_adapters,
+            "update_weights": self._update_weights,
+        }
         return own[method](*args) if method in own else None  # type: ignore[operator]
+
+    def _update_weights(self, checkpoint: Checkpoint) -> None:
+        self.model.weights = weights_of(checkpoint.path.name)
 
     def _read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:
         asked = self.asked[ticket] = self.asked.get(ticket, 0) + 1

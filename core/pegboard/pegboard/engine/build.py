@@ -30,6 +30,7 @@ from pegboard.interfaces.structured_output import StructuredOutputNeed, Structur
 from pegboard.log import get_logger
 from pegboard.plan.ambient import build_sinks, metrics_flags
 from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
+from pegboard.plan.weight_update import describe_update
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
@@ -86,6 +87,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         plugin_modules=registry.modules(),
         decisions=registry.describe_decisions,
         can_sleep=config.enable_sleep_mode,
+        describe_update=partial(describe_update, registry, plan),
         embedding_size=executor.call("embedding_size")[0] if config.enable_prompt_embeds else 0,
     )
 

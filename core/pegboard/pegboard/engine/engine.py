@@ -27,6 +27,7 @@ from pegboard.engine.pauses import Pauses
 from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
+from pegboard.engine.weight_updates import WeightUpdates, no_checkpoint
 from pegboard.engine.worker_calls import WorkerCalls
 from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, expect
 from pegboard.interfaces.attention import KVPlan
@@ -49,8 +50,8 @@ class Engine:
     the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
     checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
     decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set.
-    embedding_size: the width of prompts that are embeddings; 0 = they are refused. clock: returns seconds on the same clock as
-    `EngineRequest.arrival_s`.
+    describe_update: returns the checkpoint at a path. embedding_size: the width of prompts that are embeddings; 0 = they are
+    refused. clock: returns seconds on the same clock as `EngineRequest.arrival_s`.
 
     After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
     """
@@ -70,6 +71,7 @@ class Engine:
         plugin_modules: Mapping[str, str] | None = None,
         decisions: Callable[[], list[dict[str, Any]]] = list,
         can_sleep: bool = False,
+        describe_update: Callable[[str], Any] = no_checkpoint,
         embedding_size: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -99,12 +101,14 @@ class Engine:
             report=self._report_sleep,
             can_sleep=can_sleep,
         )
+        updates = WeightUpdates(self._queues, self._pauses, describe=describe_update, call=executor.call, dying=self._dying)
         workers = WorkerCalls(finish_steps=self._finish_steps, call=executor.call)
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
             "reset_prefix_cache": self._reset_prefix_cache,
             "call": workers.call,
             "collective_rpc": workers.collective_rpc,
+            "update_weights": updates.update,
             "pause": self._pauses.pause,
             "resume": self._pauses.resume,
             "is_paused": lambda: self._pauses.mode is not None,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -203,11 +204,7 @@ class LLM(PoolingMethods):
         outside of it; 2: both, and the weights are read from the checkpoint again. mode: what becomes of requests that were added
         to `llm_engine`, "abort", "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises ConfigError
         if the platform cannot release memory or there is no room to save the weights."""
-        engine = self.llm_engine
-        if mode == "wait" and engine.has_unfinished_requests():
-            raise RequestError("requests are not finished; call llm_engine.step() until they are", parameter="mode")
-        while not engine.engine.control("sleep", level=level, mode=mode):
-            engine.engine.step()  # until KV transfers have ended
+        self._until("sleep", mode, level=level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Take the memory with these tags again, "weights" or "kv_cache"; None = all of it. The engine serves again when it has
@@ -240,6 +237,20 @@ class LLM(PoolingMethods):
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model of each rank (see `pegboard.layers`), and return the results in rank order."""
         return self.llm_engine.apply_model(func)
+
+    def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
+        """Replace the weights by those in a folder or file, a checkpoint of the same model. mode: what becomes of requests that
+        were added to `llm_engine`, as in `sleep`. Nothing that was computed before is used any more. Raises RequestError if there
+        is no such checkpoint; the weights are then the same as before."""
+        self._until("update_weights", mode, path=str(path))
+
+    def _until(self, action: str, mode: "PauseMode", **arguments: Any) -> None:
+        """Run an action that stops the engine, until it has stopped."""
+        engine = self.llm_engine
+        if mode == "wait" and engine.has_unfinished_requests():
+            raise RequestError("requests are not finished; call llm_engine.step() until they are", parameter="mode")
+        while not engine.engine.control(action, mode=mode, **arguments):
+            engine.engine.step()  # until KV transfers have ended
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`. The names

@@ -1,12 +1,17 @@
-"""The method of `AsyncLLM` that calls the workers. The name is vLLM's."""
+"""The methods of `AsyncLLM` that call the workers and replace their weights. The names are vLLM's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from pegboard.errors import RequestError
+from pegboard.front.pauses import POLL_S
+
+if TYPE_CHECKING:
+    from pegboard.engine.pauses import PauseMode
 
 
 class AsyncWorkerCalls:
@@ -26,3 +31,10 @@ class AsyncWorkerCalls:
             raise RequestError(told, parameter="method")
         called = self.control("collective_rpc", method=method, args=list(args), kwargs=dict(kwargs or {}))
         return cast("list[Any]", await asyncio.wait_for(called, timeout))
+
+    async def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
+        """Replace the weights by those in a folder or file on the engine's machine, a checkpoint of the same model. mode: what
+        becomes of running requests, as in `pause_generation`. Nothing that was computed before is used any more. Raises
+        RequestError if there is no such checkpoint; the weights are then the same as before."""
+        while not await self.control("update_weights", path=str(path), mode=mode):
+            await asyncio.sleep(POLL_S)

@@ -19,7 +19,9 @@ START_CALLS = frozenset({"allocate", "warm_up", "embedding_size"})
 SERVING_CALLS = frozenset({"memory", "profile"})
 """Worker methods that `Executor.call` may also name between steps."""
 
-ENGINE_CALLS = frozenset({"read_adapter", "load_adapter", "drop_adapters", "sleep", "wake_up", "collective_rpc"})
+ENGINE_CALLS = frozenset(
+    {"read_adapter", "load_adapter", "drop_adapters", "sleep", "wake_up", "collective_rpc", "update_weights"}
+)
 """Worker methods that only the engine itself calls, while no step is in flight."""
 
 

@@ -94,7 +94,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     reference = engine.model or default_model()
     with _progress() as report:
         files = fetch(registry, settings, reference, FileFilter(), report, engine.revision)
-        checkpoint = _describe(registry, settings, files)
+        checkpoint = describe_files(registry, files, engine.load_format, engine.seed)
         if engine.tokenizer is not None:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
             checkpoint = replace(checkpoint, tokenizer=payload)
@@ -207,17 +207,17 @@ def fetch(
     return files
 
 
-def _describe(registry: Registry, settings: Settings, files: LocalFiles) -> Checkpoint:
-    decision = _choose_loader(registry, settings, files.root)
-    loader: WeightLoader = registry.build(decision.require(), WeightLoaderSetup(seed=settings.engine.seed))
+def describe_files(registry: Registry, files: LocalFiles, load_format: str, seed: int) -> Checkpoint:
+    """Return the description of the model in `files`. load_format: a weight loader, or "auto". Raises ModelError."""
+    decision = _choose_loader(registry, load_format, files.root)
+    loader: WeightLoader = registry.build(decision.require(), WeightLoaderSetup(seed=seed))
     with blame(decision.require().id, registry.modules):
         checkpoint: Checkpoint = expect(loader.describe(files), Checkpoint, loader, "describe")
     return checkpoint
 
 
-def _choose_loader(registry: Registry, settings: Settings, root: Path) -> Decision:
+def _choose_loader(registry: Registry, asked: str, root: Path) -> Decision:
     """Choose the loader: the one that was asked for, or the best of those whose file patterns and magic match the files."""
-    asked = settings.engine.load_format
     if asked != "auto":
         return registry.choose("weight_loader", Need(), explicit=asked)
     entries = registry.entries("weight_loader")
@@ -256,7 +256,7 @@ def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progre
     wanted = sorted({pattern for spec in specs for pattern in spec.reads})
     files = fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
     if files.root.is_file():
-        return _describe(registry, settings, files).tokenizer
+        return describe_files(registry, files, settings.engine.load_format, settings.engine.seed).tokenizer
     return TokenizerPayload(str(default_name("tokenizer")), files.root)
 
 

@@ -7,11 +7,11 @@ finished weights plus one layer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tqdm import tqdm
 
-from pegboard.errors import ModelError, expect
+from pegboard.errors import EngineDeadError, ModelError, expect
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
 from pegboard.layers import Layer
 from pegboard.log import get_logger
@@ -35,7 +35,8 @@ def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Chec
 
 def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint) -> None:
     """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. Raises ModelError,
-    before anything is written if the checkpoint lacks tensors or has one with another shape."""
+    and what `check_tensors` raises, before anything is written."""
+    check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted: dict[str, WantedWeight] = {}
@@ -44,13 +45,6 @@ def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint
         for weight in own:
             owners.setdefault(weight.name, []).append(layer)
             wanted[weight.name] = weight
-            stored = checkpoint.tensors.get(weight.name)
-            if stored is not None and weight.shape and weight.shape != stored.shape:
-                told = f"has shape {list(stored.shape)}; the model expects {list(weight.shape)}"
-                raise ModelError(f"{checkpoint.path}: tensor {weight.name} {told}")
-    missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
-    if missing:
-        raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")
     unused = sorted(set(checkpoint.tensors) - set(wanted))
     if unused:
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
@@ -64,6 +58,32 @@ def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint
                 layer.finish()
     if owners:
         raise ModelError(f"the weight loader {checkpoint.format!r} did not deliver: {_some(sorted(owners))}")
+
+
+def fill_or_restore(fill: Callable[[Checkpoint], None], checkpoint: Checkpoint, last: Checkpoint) -> None:
+    """Fill the layers from a checkpoint. If that fails, fill them from the last one, and raise the error. Raises EngineDeadError
+    if that fails too."""
+    try:
+        fill(checkpoint)
+    except Exception:
+        try:
+            fill(last)
+        except Exception as error:
+            raise EngineDeadError(f"the weights are incomplete, and cannot be read again: {error}") from error
+        raise
+
+
+def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
+    """Raise ModelError if the checkpoint lacks tensors or has one with another shape."""
+    wanted = {weight.name: weight for own in declared.values() for weight in own}
+    for name, weight in wanted.items():
+        stored = checkpoint.tensors.get(name)
+        if stored is not None and weight.shape and weight.shape != stored.shape:
+            told = f"has shape {list(stored.shape)}; the model expects {list(weight.shape)}"
+            raise ModelError(f"{checkpoint.path}: tensor {name} {told}")
+    missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
+    if missing:
+        raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")
 
 
 def bind_layers(layers: Iterable[Layer]) -> None:

@@ -38,7 +38,7 @@ from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, fill_layers, load_weights
+from pegboard.worker.model_loader import bind_layers, check_tensors, fill_layers, fill_or_restore, load_weights
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.weight_memory import WeightMemory
@@ -351,6 +351,13 @@ class Worker:
 
     def _fill(self, checkpoint: Checkpoint) -> None:
         fill_layers(self.declared, self._loader(checkpoint), checkpoint)
+
+    def update_weights(self, checkpoint: Checkpoint) -> None:
+        """Fill the layers from another checkpoint of the same model. If it cannot be read, they are filled from the last one
+        again. Raises ModelError, and EngineDeadError if the last one cannot be read either."""
+        check_tensors(self.declared, checkpoint)
+        fill_or_restore(self._fill, checkpoint, self.plan.checkpoint)
+        self.plan = replace(self.plan, checkpoint=checkpoint)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

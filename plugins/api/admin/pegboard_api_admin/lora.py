@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from pegboard.interfaces.api import ApiSetup
 from pegboard_api_admin.bodies import described, read_body
 from pegboard_api_admin.errors import error_body
+from pegboard_api_admin.folders import named, resolved
 from pegboard_api_admin.options import LoRAOptions
 
 INVALID, NOT_FOUND = "InvalidUserInput", "NotFoundError"
@@ -45,7 +45,7 @@ class LoRAApi:
 
     def __init__(self, options: LoRAOptions, setup: ApiSetup) -> None:
         self._client = setup.client
-        self._directories = options.directories and [path.expanduser().resolve() for path in options.directories]
+        self._directories = resolved(options.directories)
 
     def routes(self) -> Sequence[BaseRoute]:
         return [
@@ -65,7 +65,8 @@ class LoRAApi:
         if not body.load_inplace and self._is_adapter(name):
             told = "If you want to load the adapter in place, set 'load_inplace' to True."
             return _refused(400, f"The lora adapter '{name}' has already been loaded. {told}", INVALID)
-        if not await asyncio.to_thread(self._is_there, body.lora_path):
+        folder = await asyncio.to_thread(named, body.lora_path, self._directories)
+        if folder is None or not folder.is_dir():
             return _refused(404, f"Loading lora {name} failed: No adapter found for {body.lora_path}", NOT_FOUND)
         await self._client.control("load_lora_adapter", name=name, path=body.lora_path, load_inplace=body.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -84,15 +85,6 @@ class LoRAApi:
 
     def _is_adapter(self, name: str) -> bool:
         return any(model.name == name and model.parent is not None for model in self._client.models())
-
-    def _is_there(self, text: str) -> bool:
-        """True if the path is a folder that clients may name. Whether another folder exists is not told."""
-        try:
-            path = Path(text).expanduser().resolve()
-            allowed = self._directories is None or any(path.is_relative_to(folder) for folder in self._directories)
-            return allowed and path.is_dir()
-        except (OSError, ValueError, RuntimeError):  # a name that no file can have, a loop of links, an unknown home
-            return False
 
 
 def _refused(status: int, message: str, kind: str) -> Response:

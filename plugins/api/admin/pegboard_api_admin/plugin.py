@@ -23,4 +23,6 @@ LORA = ApiSpec(
     options="pegboard_api_admin.options:LoRAOptions",
     flags=frozenset({"loads_adapters"}),
 )
-WORKERS = ApiSpec(api="1.0", implementation="pegboard_api_admin.workers:WorkersApi")
+WORKERS = ApiSpec(
+    api="1.0", implementation="pegboard_api_admin.workers:WorkersApi", options="pegboard_api_admin.options:WorkerOptions"
+)

@@ -1,20 +1,24 @@
-"""The api `worker_admin`: calls of the workers while the server runs, with vLLM's routes and bodies. It runs only when enabled,
-because its clients run methods that the server's owner has added to the workers."""
+"""The api `worker_admin`: calls of the workers and new weights while the server runs. It runs only when enabled, because its
+clients run methods that the server's owner has added to the workers, and choose which files of this machine are read."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup
 from pegboard_api_admin.bodies import described, read_body
 from pegboard_api_admin.errors import error_body
+from pegboard_api_admin.folders import named, resolved
+from pegboard_api_admin.options import WorkerOptions
+from pegboard_api_admin.pauses import POLL_S
 from pegboard_api_admin.query import read_query
 
 
@@ -29,14 +33,35 @@ class CallBody(BaseModel):
     timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
-class WorkersApi:
-    """POST /collective_rpc."""
+class UpdateSource(BaseModel):
+    """path: a folder or file with a checkpoint of the same model, on the engine's machine."""
 
-    def __init__(self, options: None, setup: ApiSetup) -> None:
+    model_config = ConfigDict(extra="forbid")
+
+    path: str
+
+
+class UpdateBody(BaseModel):
+    """Body of POST /update_weights. mode: what becomes of running requests, as in /pause."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    update_info: UpdateSource
+    mode: Literal["abort", "wait", "keep"] = "abort"
+
+
+class WorkersApi:
+    """POST /collective_rpc and POST /update_weights."""
+
+    def __init__(self, options: WorkerOptions, setup: ApiSetup) -> None:
         self._client = setup.client
+        self._directories = resolved(options.directories)
 
     def routes(self) -> Sequence[BaseRoute]:
-        return [Route("/collective_rpc", described(self._collective_rpc, CallBody), methods=["POST"])]
+        return [
+            Route("/collective_rpc", described(self._collective_rpc, CallBody), methods=["POST"]),
+            Route("/update_weights", described(self._update_weights, UpdateBody), methods=["POST"]),
+        ]
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
         return error_body(status, message, parameter)
@@ -53,6 +78,18 @@ class WorkersApi:
             told = f"the workers have not answered within timeout = {body.timeout} s; the method runs on"
             return JSONResponse(error_body(504, told, "timeout"), 504)
         return JSONResponse({"results": [_shown(result) for result in results]})
+
+    async def _update_weights(self, http: Request) -> Response:
+        """Replace the weights by those of another checkpoint of the same model. Answers when they are in use. What was computed
+        with the old ones is not used any more."""
+        read_query(http, {})
+        body = read_body(await http.body(), UpdateBody)
+        path = await asyncio.to_thread(named, body.update_info.path, self._directories)
+        if path is None:
+            raise RequestError("update_info.path: there is no such checkpoint that clients may name", parameter="path")
+        while await self._client.control("update_weights", path=str(path), mode=body.mode) is False:
+            await asyncio.sleep(POLL_S)
+        return JSONResponse({"message": "Weights updated"})
 
 
 def _shown(result: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from pegboard_api_admin.options import WorkerOptions
 from pegboard_api_admin.plugin import WORKERS
 from pegboard_api_admin.workers import WorkersApi
 from starlette.testclient import TestClient
@@ -21,8 +22,8 @@ def engine():
     return FakeEngineClient()
 
 
-def make_client(engine, **settings):
-    apis = [("worker_admin", WorkersApi(None, ApiSetup(engine)), WORKERS)]
+def make_client(engine, directories=None, **settings):
+    apis = [("worker_admin", WorkersApi(WorkerOptions(directories=directories), ApiSetup(engine)), WORKERS)]
     return TestClient(build_app(apis, engine, ServerConfig(**settings)))
 
 
@@ -31,8 +32,9 @@ def client(engine):
     return make_client(engine)
 
 
-def test_behind_the_key(engine):
-    assert make_client(engine, api_key=["k"]).post("/collective_rpc", json={"method": "m"}).status_code == 401
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights"])
+def test_behind_the_key(engine, path):
+    assert make_client(engine, api_key=["k"]).post(path, json={}).status_code == 401
     assert engine.controls == []
 
 
@@ -74,3 +76,45 @@ def test_failures_are_shown(client, engine, monkeypatch):
     monkeypatch.setattr(engine, "control", hang)
     answer = client.post("/collective_rpc", json={"method": "m", "timeout": 0.01})
     assert answer.status_code == 504 and "runs on" in answer.json()["error"]["message"]
+
+
+def test_weights_are_updated_when_the_engine_says_so(client, engine, monkeypatch, tmp_path):
+    calls, answers = [], [False, False, True]
+
+    async def control(action, **arguments):
+        calls.append((action, arguments))
+        return answers.pop(0)
+
+    monkeypatch.setattr(engine, "control", control)
+    answer = client.post("/update_weights", json={"update_info": {"path": str(tmp_path)}, "mode": "wait"})
+    assert answer.json() == {"message": "Weights updated"}
+    assert calls == [("update_weights", {"path": str(tmp_path.resolve()), "mode": "wait"})] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "update_info"),
+        ({"update_info": {}}, "update_info.path"),
+        ({"update_info": {"path": "/", "names": ["a"]}}, "update_info.names"),
+        ({"update_info": {"path": "/"}, "mode": "now"}, "mode"),
+        ({"update_info": {"path": "/no/such/folder"}}, "path"),
+        ({"update_info": {"path": "a\0b"}}, "path"),
+    ],
+)
+def test_wrong_updates_name_their_field(client, engine, body, field):
+    answer = client.post("/update_weights", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert engine.controls == []
+
+
+def test_only_the_named_folders_are_read(engine, tmp_path):
+    for name in ("weights/step 1", "secret"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "weights/link").symlink_to(tmp_path / "secret")
+    client = make_client(engine, directories=str(tmp_path / "weights"))
+    for path in (tmp_path / "secret", tmp_path / "weights/link", tmp_path / "weights/../secret", tmp_path / "missing"):
+        answer = client.post("/update_weights", json={"update_info": {"path": str(path)}})
+        assert answer.status_code == 400 and "may name" in answer.json()["error"]["message"]
+    assert engine.controls == []
+    assert client.post("/update_weights", json={"update_info": {"path": str(tmp_path / "weights/step 1")}}).status_code == 200

@@ -252,8 +252,12 @@ class BlockHasher:
     def __init__(self, algo: str, block_size: int, identity: str = "") -> None:
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
-        self._root = root_hash(identity)
         self._nonce = os.urandom(16).hex()
+        self.restart(identity)
+
+    def restart(self, identity: str) -> None:
+        """Give the blocks that are hashed from now on another identity."""
+        self._root = root_hash(identity)
 
     def extend(self, request: Request) -> None:
         """Hash the blocks that have become full since the last call."""
