@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pegboard import LLM, SamplingParams
+from pegboard import LLM, SamplingParams, StructuredOutputsParams
 
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 258, 2
 CONFIG = {
@@ -24,6 +24,7 @@ CONFIG = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 128,
 }
+CHOICES = ["yes", "yesterday", "never"]
 PROMPTS = ["Hello there, hello there", "abc" * 10, "x"]
 
 
@@ -53,6 +54,7 @@ def main(folder: Path) -> None:
         "plugin_options": {"kv_connector.my-kv-connector": {"path": folder / "blocks.sqlite"}},
         "scheduling_policy": "my-scheduling-policy",
         "logits_processors": ["my-logits-processor"],
+        "structured_outputs_config": {"backend": "my-structured-output"},
     }
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(folder), **plain) as llm:
@@ -62,8 +64,11 @@ def main(folder: Path) -> None:
         forbidden = found[0][0]
         banning = SamplingParams(temperature=0, max_tokens=1, extra_args={"my_logits_processor_ids": [forbidden]})
         banned = llm.generate(PROMPTS[:1], banning)[0].outputs[0].token_ids
+        choosing = SamplingParams(temperature=0, max_tokens=20, structured_outputs=StructuredOutputsParams(choice=CHOICES))
+        chosen = [output.outputs[0].text for output in llm.generate(PROMPTS, choosing)]
     assert found == expected, f"expected {expected}, found {found}"
     assert forbidden not in banned
+    assert set(chosen) <= set(CHOICES), chosen
     assert (folder / "blocks.sqlite").stat().st_size > 0
     print("served")
 
