@@ -39,6 +39,10 @@ from pegboard.worker.worker import Worker, WorkerPlan
 
 log = get_logger(__name__)
 
+WHOLE_PROMPTS_TOKENS = 4096
+"""The default size of steps that consist of whole prompts. No other request waits for a token meanwhile, and large steps make
+faster products: encoders took 20 % less time than with 512."""
+
 MAX_FILL_THREADS = 4
 """The number of threads that fill token masks. This is little work, and more threads would cost more than they save."""
 
@@ -131,7 +135,8 @@ def _with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfi
         open_settings.discard("kv_cache_memory_bytes")
     filled = {name: value for name, value in platform.defaults(plan.checkpoint.dtype).items() if name in open_settings}
     if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
-        filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), plan.max_model_len)
+        least = max(plan.max_model_len, WHOLE_PROMPTS_TOKENS if plan.pooling is not None else 0)
+        filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), least)
     if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:
         filled["max_num_seqs"] = min(int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens)
     config = settings.with_engine(f"platform {entry.name}", **filled).engine
