@@ -23,6 +23,7 @@ from pegboard.interfaces.attention import (
 )
 from pegboard_kernel_cpu.attention_structs import (
     CACHE_TYPES,
+    ENCODER,
     PIECES_PER_THREAD,
     QUANTIZED_BLOCK,
     SHARED_PIECES,
@@ -58,7 +59,7 @@ class NativeAttention:
         windows = [layer.window for layer in setup.layers]
         self.window = 0 if None in windows else max(window or 0 for window in windows)
         chunks = {layer.chunk for layer in setup.layers}
-        self.chunk = (first.chunk or 0) if len(chunks) == 1 else 0
+        self.chunk = ENCODER if first.encoder else (first.chunk or 0) if len(chunks) == 1 else 0
         self.num_threads = self.library.num_threads
         self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
         self.views: Mapping[int, KVView] = {}
@@ -178,7 +179,7 @@ class NativeLayer:
             num_heads=self.layer.num_heads,
             sinks=None if self.layer.sinks is None else self.layer.sinks.data_ptr(),
             window=self.layer.window or 0,
-            chunk=self.layer.chunk or 0,
+            chunk=ENCODER if self.layer.encoder else self.layer.chunk or 0,
             scale=self.layer.scale * unit,
             soft_cap=self.layer.soft_cap or 0.0,
             value_unit=unit,

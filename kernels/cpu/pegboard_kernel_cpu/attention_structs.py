@@ -7,6 +7,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from pegboard_kernel_cpu.structures import E4M3_UNIT, Quantized
 
 TILE = 48
+ENCODER = -1
 PIECES_PER_THREAD = 4
 SHARED_PIECES = 32
 QUANTIZED_BLOCK = 32

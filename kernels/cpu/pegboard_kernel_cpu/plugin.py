@@ -69,6 +69,7 @@ ATTENTION = AttentionSpec(
         "chunk": True,
         "sinks": True,
         "soft_cap": True,
+        "encoder": True,
         "block_size": Multiple(16),
     },
     flags=frozenset({"replay"}),

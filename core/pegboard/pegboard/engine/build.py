@@ -67,6 +67,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         min(rank.kv_memory_bytes for rank in ready),
         limits,
         num_blocks_override=config.num_gpu_blocks_override,
+        whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
     )
     kv_plan = msgspec.structs.replace(kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan))
     executor.call("allocate", kv_plan)

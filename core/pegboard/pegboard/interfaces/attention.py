@@ -29,8 +29,8 @@ class AttentionSpec(Spec):
     """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window, chunk, sinks and soft_cap are True if the backend
     can do them (see `AttentionLayer`).
     latent: the types in which it can store the latents of latent attention, where kv_dtype does not count. sparse: True if it can
-    choose keys by an index (see `SparseIndex`). encoder: True if it can compute layers that store nothing, where kv_dtype and
-    block_size do not count (see `AttentionLayer`).
+    choose keys by an index (see `SparseIndex`). encoder: True if it can compute layers whose tokens attend to those after
+    them, where kv_dtype does not count (see `AttentionLayer`). Keys and values are then stored in the compute type, if at all.
 
     flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
     `plan` fills in place.
@@ -177,7 +177,7 @@ class AttentionLayer:
     token at position p attends to the positions from p − p mod chunk (Meta 2025, Llama 4). A layer has a window, a chunk or
     neither. shares_kv_with: the layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None =
     head_dim. exact_keys: the cache must store floats of at least 16 bits. encoder: a token attends to all tokens of its request,
-    also to those after it (with a window, to those at most window // 2 away). A step has all of them, and nothing is stored.
+    also to those after it (with a window, to those at most window // 2 away). A step has all of them, so they need not be stored.
     latent: set for latent attention. Such a layer has one KV head, head_dim = C + R and value_dim = C.
 
     sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more score, sinks[h], whose value
@@ -208,6 +208,8 @@ class AttentionLayer:
     @property
     def retain(self) -> Retain:
         """What later tokens still read of the layer's cache."""
+        if self.encoder:
+            return Full()
         if self.chunk is not None:
             return Chunk(self.chunk)
         return Full() if self.window is None else Window(self.window)

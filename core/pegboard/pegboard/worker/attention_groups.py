@@ -73,6 +73,7 @@ class AttentionGroups:
             i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None for i, layer in layers.items()
         }
         self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
+        self.stored |= {i: setup.dtype for i, layer in layers.items() if layer.encoder}
         for index, layer in layers.items():
             if layer.exact_keys and (stored := self.stored[index]) not in ("float32", "bfloat16", "float16"):
                 raise ConfigError(f"the KV cache of this model cannot store {stored}; use --kv-cache-dtype auto")
@@ -87,7 +88,6 @@ class AttentionGroups:
         need = replace(
             self.need,
             kv_dtype=stored if layer.latent is None and not layer.encoder else None,
-            block_size=None if layer.encoder else self.need.block_size,
             latent=None if layer.latent is None else stored,
             head_dim=layer.head_dim,
             window=layer.window is not None,

@@ -93,7 +93,7 @@ static void see(Tile *t, int chunk, int count) {
         for (int row = t->start[i]; row < t->start[i + 1]; row++) {
             int oldest = first_key(t->position[row], t->a->window, t->a->chunk);
             t->first_key[row] = maximum(oldest - chunk, 0);
-            t->stop_key[row] = minimum(t->position[row] + 1 - chunk, count);
+            t->stop_key[row] = minimum(stop_key(t->position[row], t->a->window, t->a->chunk, chunk + count) - chunk, count);
             if (t->first_key[row] >= t->stop_key[row]) continue;
             from = minimum(from, t->first_key[row]);
             stop = maximum(stop, t->stop_key[row]);

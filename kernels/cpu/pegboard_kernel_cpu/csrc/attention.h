@@ -14,6 +14,7 @@
 #define TILE 48 /* maximum number of query rows (tokens times heads of a group) that are computed together */
 #define CHUNK 128 /* number of keys per update of the running softmax */
 #define MAX_DIM 256
+#define ENCODER -1 /* in place of the size of a chunk */
 #define KEY_STEP 32 /* tasks start at a multiple of this number of keys */
 
 enum { FLOAT32, BFLOAT16, INT8, FLOAT16, E4M3, E5M2, NUM_TYPES };
@@ -74,7 +75,9 @@ typedef struct {
     const Plan *plan;
     Cache cache;
     const float *sinks; /* [heads], scores of a key whose value is zero; NULL = none */
-    int32_t num_heads, window, chunk; /* 0 = none; a window includes the token itself, chunks start at multiples of their size */
+    int32_t num_heads, window, chunk; /* 0 = none; a window includes the token itself, chunks start at multiples of their size;
+                                         * chunk ENCODER: tokens attend to those after them, too, and a window is half before
+                                         * and half after the token */
     float scale, soft_cap; /* soft_cap 0 = none */
     float value_unit; /* what the products read of the values is multiplied by it */
     Quantized to; /* used only if the channels of a group's heads are a multiple of 32 */
@@ -86,8 +89,15 @@ INLINE int maximum(int a, int b) { return a > b ? a : b; }
 
 /* Return the first position that the token at `position` attends to. */
 INLINE int first_key(int position, int window, int chunk) {
+    if (chunk == ENCODER) return window ? maximum(position - window / 2, 0) : 0;
     if (chunk) return position / chunk * chunk;
     return window ? maximum(position + 1 - window, 0) : 0;
+}
+
+/* Return the position after the last one that the token at `position` attends to; length: tokens of its request. */
+INLINE int stop_key(int position, int window, int chunk, int length) {
+    if (chunk != ENCODER) return position + 1;
+    return window ? minimum(position + window / 2 + 1, length) : length;
 }
 
 #endif

@@ -74,7 +74,7 @@ static void add_row(Work *w, int row) {
     for (int first = 0; first < num_tokens; first += w->tile) {
         int count = minimum(w->tile, num_tokens - first);
         int from = first_key(known + first, w->window, w->chunk) / KEY_STEP * KEY_STEP;
-        add_item(w, row, first, count, from, known + first + count);
+        add_item(w, row, first, count, from, stop_key(known + first + count - 1, w->window, w->chunk, plan->seq_lens[row]));
     }
 }
 

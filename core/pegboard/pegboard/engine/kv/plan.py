@@ -30,11 +30,13 @@ def plan_kv(
     limits: Limits,
     *,
     num_blocks_override: int | None = None,
+    whole_prompts: bool = False,
 ) -> KVPlan:
     """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
 
     limits.block_size is rounded up to what the layers' kernels need. num_blocks_override: exact number of blocks, including the
-    null block; memory_bytes is then ignored. Raises KVCacheTooSmall if one request of `max_model_len` tokens does not fit. The
+    null block; memory_bytes is then ignored. whole_prompts: a request ends with the step that computes it, so no more blocks
+    are needed than two steps use. Raises KVCacheTooSmall if one request of `max_model_len` tokens does not fit. The
     message gives the bytes it needs and the max_model_len that would fit. Raises ConfigError if no layer stores anything.
     """
     if not specs:
@@ -50,6 +52,9 @@ def plan_kv(
     common = math.lcm(*(size for size, (_, spec) in zip(sizes, parts, strict=True) if spec.unit == "token"))
     groups = tuple(_group(layers, spec, size, common) for size, (layers, spec) in zip(sizes, parts, strict=True))
     num_blocks = num_blocks_override if num_blocks_override is not None else memory_bytes // block_bytes
+    if whole_prompts:
+        of_step = sum(limits.max_num_batched_tokens // group.block_size + limits.max_num_seqs for group in groups)
+        num_blocks = min(num_blocks, 2 * of_step + 1)
     hash_block_size = math.gcd(*(group.block_size for group in groups))  # one chain of hashes names the blocks of all groups
     plan = KVPlan(groups, num_blocks, block_bytes, hash_block_size)
     check_fits(plan, limits.max_model_len, limits.chunk_tokens)
