@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pegboard.errors import ModelError
-from pegboard.layers import Attention, Build, Embedding, LayerNorm, Linear, read, size_of
+from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.layers import Attention, Build, Embedding, Layer, LayerNorm, Linear, read, size_of
+from pegboard.layers.build import PlainTensor
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -97,35 +99,61 @@ class Bert(nn.Module):
         root = build.at(self.names.root) if self.has_root else build
         tables = root.at("embeddings")
         self.words = Embedding(tables.at("word_embeddings"), sizes.vocab_size, sizes.hidden_size)
-        self.places = Embedding(tables.at("position_embeddings"), sizes.num_positions, sizes.hidden_size)
-        self.types = None
-        if sizes.num_types:
-            self.types = Embedding(tables.at("token_type_embeddings"), sizes.num_types, sizes.hidden_size)
+        self.places = Places(tables, sizes)
         self.norm = LayerNorm(tables.at("LayerNorm"), sizes.hidden_size, sizes.eps)
         layers = root.at(self.names.layers)
         self.layers = nn.ModuleList(BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers))
-        self.vocab_size, self.first, self.last_type = sizes.vocab_size, sizes.first_position, sizes.num_types - 1
+        self.vocab_size = sizes.vocab_size
 
     @staticmethod
     def sizes(config: Mapping[str, Any]) -> Sizes:
         return Sizes.of(config)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        if self.types is None:
-            words: Tensor = self.words(input_ids)
-            return words
-        types = torch.div(input_ids, self.vocab_size, rounding_mode="floor").clamp(max=self.last_type)
-        embedded: Tensor = self.words(input_ids % self.vocab_size) + self.types(types)
-        return embedded
+        words: Tensor = self.words(input_ids)
+        return words
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden = self.norm(hidden + self.places(positions + self.first))
+        hidden = self.norm(hidden + self.places(positions))
         for layer in self.layers:
             hidden = layer.forward(hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden.float()
+
+
+class Places(Layer):
+    """(positions [T]) → [T, hidden], the vector of each position plus that of token type 0. They are added when weights are
+    loaded."""
+
+    def __init__(self, build: Build, sizes: Sizes) -> None:
+        super().__init__(build)
+        self.shape, self.types_shape = (sizes.num_positions, sizes.hidden_size), (sizes.num_types, sizes.hidden_size)
+        self.first = sizes.first_position
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        names = (f"{self.build.path}.position_embeddings.weight", f"{self.build.path}.token_type_embeddings.weight")
+        shapes = (self.shape, self.types_shape)
+        self.table, self.types = (
+            PlainTensor({name: (0, shape[0])}, shape, self.build) for name, shape in zip(names, shapes, strict=True)
+        )
+        return [WantedWeight(name, shape) for name, shape in zip(names, shapes, strict=True) if shape[0]]
+
+    def accept(self, piece: WeightPiece) -> None:
+        (self.types if piece.name in self.types.names else self.table).accept(piece)
+
+    def finish(self) -> None:
+        if len(self.types.data):
+            self.table.data += self.types.data[0]
+
+    def bind(self) -> None:
+        table = self.table.data[self.first :]
+        self.forward = lambda positions: table[positions]
+
+    def change(self, types: Tensor) -> Tensor:
+        """Return what the second token type adds to the first: types [T] of 0 or 1 → [T, hidden]."""
+        return types.unsqueeze(1) * (self.types.data[1] - self.types.data[0])
 
 
 class BertLayer(nn.Module):
@@ -147,8 +175,9 @@ class BertLayer(nn.Module):
         self.last_norm = LayerNorm(build.at(names.last_norm), size, sizes.eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        q, k, v = self.qkv(hidden).view(len(hidden), 3, self.num_heads, self.head_dim).unbind(1)
-        hidden, _ = self.attention_norm(self.out(self.attention(q, k, v)), hidden)
+        heads, count = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim), self.num_heads
+        mixed = self.attention(heads[:, :count], heads[:, count : 2 * count], heads[:, 2 * count :])
+        hidden, _ = self.attention_norm(self.out(mixed), hidden)
         result, _ = self.last_norm(self.down(self.activation(self.up(hidden))), hidden)
         normalized: Tensor = result
         return normalized
@@ -202,7 +231,14 @@ class _Classes:
 
 
 class BertClasses(_Classes, Bert):
+    """It also reads pairs, whose second text has token type 1. This step is not recorded."""
+
     first_name, last_name = "bert.pooler.dense", "classifier"
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        types = (input_ids >= self.vocab_size).to(input_ids.dtype)
+        words: Tensor = self.words(input_ids - types * self.vocab_size)
+        return words + self.places.change(types) if len(self.places.types.data) > 1 else words
 
 
 class RobertaClasses(_Classes, Roberta):
