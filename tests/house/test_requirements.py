@@ -27,6 +27,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.authoring.formats_page",
         "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",
+        "pegboard_testing.contract_encoder",
         "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_kv_connector",
         "pegboard_testing.contract_latent",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -141,11 +141,19 @@ def as_stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     return (wide.clamp(-largest, largest).to(dtype).float() * scale.unsqueeze(-1)).to(x.dtype)
 
 
+class Tested(Protocol):
+    """A contract: the device, and a function that returns a new backend."""
+
+    device: str
+
+    def backend(self, setup: AttentionSetup) -> AttentionBackend: ...
+
+
 class Trial:
     """A backend whose new cache contains garbage, rows of random queries, keys and values in shuffled blocks, and the same data
     in plain tensors for the reference. stored: the type of the cache, which holds all keys and values exactly; None = dtype."""
 
-    def __init__(self, contract: "AttentionContract", layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
+    def __init__(self, contract: Tested, layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
                  seed: int, dtype: str = "float32", stored: str | None = None) -> None:  # fmt: skip
         self.layers, self.block_size = with_scales(layers, stored, seed, contract.device), block_size
         self.lengths, self.device = lengths, contract.device

@@ -22,6 +22,7 @@ from pegboard.errors import CannotRecord, ModelError
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec
 from pegboard.ops.rope import rope
 from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, as_stored, random_steps, with_scales
+from pegboard_testing.contract_encoder import EncoderContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -31,6 +32,13 @@ TOLERANCES = {"float32": 3e-5, "bfloat16": 3e-5, "float16": 3e-5, "int8": 1e-4, 
 
 
 class TestNativeAttention(AttentionContract):
+    spec = ATTENTION
+
+    def backend(self, setup: AttentionSetup) -> NativeAttention:
+        return NativeAttention(None, setup)
+
+
+class TestNativeEncoders(EncoderContract):
     spec = ATTENTION
 
     def backend(self, setup: AttentionSetup) -> NativeAttention:

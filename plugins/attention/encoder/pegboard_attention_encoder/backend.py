@@ -45,7 +45,7 @@ class EncoderAttention:
         return known
 
     def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
-        """See `AttentionBackend.bind`. Heads that share keys are not computed together."""
+        """See `AttentionBackend.bind`."""
         width, scale, window = layer.num_heads * (layer.value_dim or layer.head_dim), layer.scale, layer.window
         is_shared = layer.num_heads != layer.num_kv_heads
 
