@@ -14,13 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pegboard import LLM, PoolingParams, SamplingParams
 from pegboard.errors import ConfigError, ModelError, PegboardError, RequestError
+from pegboard.interfaces.api import Prompt
 
 VOCAB_SIZE = 60
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 DISTIL_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
 ARCHITECTURES = {
     "Bert": SIZES,
-    "Roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "Roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
     "XLMRoberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
     "DistilBert": DISTIL_SIZES,
 }
@@ -111,7 +112,7 @@ def test_classes(name: str, write_encoder: Callable[..., Any], open_encoder: Cal
             assert (torch.tensor(plain.outputs) - true).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["Bert", "XLMRoberta"])
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "XLMRoberta"])
 def test_scores_of_pairs(name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
     """A cross-encoder. The second text of Bert has another token type. The longer text is truncated first."""
     folder, model, tokenizer = write_encoder(name, "ForSequenceClassification", num_labels=1)
@@ -185,6 +186,8 @@ def test_what_an_encoder_cannot_do(write_encoder: Callable[..., Any], open_encod
             llm.classify("w1", use_tqdm=False)
         with pytest.raises(RequestError, match="out of vocabulary"):
             llm.embed([[VOCAB_SIZE]], use_tqdm=False)
+        with pytest.raises(RequestError, match="only a model that classifies reads two texts"):
+            llm.embed(Prompt(text="w1", second_text="w2"), use_tqdm=False)
     folder, *_ = write_encoder("Roberta")
     with pytest.raises(PegboardError, match="positions for 64 tokens; set max_model_len to at most 64"):
         open_encoder(folder, max_model_len=66)

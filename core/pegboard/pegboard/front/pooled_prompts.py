@@ -24,7 +24,10 @@ def first_tokens(tokenizer: "Tokenizer | None", prompt: Prompt, token_ids: list[
 
 def ids_of_pair(tokenizer: "Tokenizer", plan: "EnginePlan", text: str, second: str, most: int | None) -> list[int]:
     """Return the token ids of two texts. If the model has token types, those of the second text have the size of the vocabulary
-    added. most: the number of tokens to keep. Raises RequestError if the tokenizer cannot encode pairs."""
+    added. most: the number of tokens to keep. Raises RequestError if the model does not classify, or if the tokenizer cannot
+    encode pairs."""
+    if plan.pooling is None or plan.pooling.task != "classify":
+        raise RequestError("only a model that classifies reads two texts together", parameter="second_text")
     encode_pair = getattr(tokenizer, "encode_pair", None)
     if encode_pair is None:
         raise RequestError("the model's tokenizer cannot encode two texts together", parameter="data_2")

@@ -29,9 +29,10 @@ def choose_pooling(settings: Settings, flags: frozenset[str], checkpoint: Checkp
     ask for something else.
     """
     engine = settings.engine
-    if flags and engine.runner == "generate":
+    always_pools = bool(flags & {"encoder", "classifier"})
+    if always_pools and engine.runner == "generate":
         raise ConfigError(f"runner 'generate': {checkpoint.architectures[0]} generates no text; use runner 'auto' or 'pooling'")
-    if not flags and engine.runner != "pooling":
+    if not always_pools and engine.runner != "pooling":
         if engine.pooler_config is not None:
             raise ConfigError("pooler_config has no effect on a model that generates text; add runner 'pooling'")
         return settings, None

@@ -212,40 +212,42 @@ class DistilBert(Bert):
         return Sizes.of({**config, **named, "type_vocab_size": 0, "layer_norm_eps": 1e-12})
 
 
-class _Classes:
-    """A head of two layers on the state of the first token: last(activation(first(x)))."""
+class Classifier(Bert):
+    """A head of two layers on the state of the first token: last(activation(first(x))). It also reads pairs. If the config has
+    token types, the steps are not recorded, because their ids must be told apart."""
 
     has_root = True
     first_name, last_name = "classifier.dense", "classifier.out_proj"
     between: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__(config, build)  # type: ignore[call-arg]  # Bert's, which comes next
-        size, labels = self.sizes(config).hidden_size, num_labels(config)  # type: ignore[attr-defined]
+        super().__init__(config, build)
+        size, labels = self.sizes(config).hidden_size, num_labels(config)
         self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
         self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
+        self.has_types = (read(config, "type_vocab_size", int) or 0) > 1
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        if not self.has_types:
+            return super().embed(input_ids)
+        types = (input_ids >= self.vocab_size).to(input_ids.dtype)
+        words: Tensor = self.words(input_ids - types * self.vocab_size)
+        return words + self.places.change(types) if len(self.places.types.data) > 1 else words
 
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.last_layer(self.between(self.first_layer(hidden)))
         return values.float()
 
 
-class BertClasses(_Classes, Bert):
-    """It also reads pairs, whose second text has token type 1. This step is not recorded."""
-
+class BertClasses(Classifier):
     first_name, last_name = "bert.pooler.dense", "classifier"
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        types = (input_ids >= self.vocab_size).to(input_ids.dtype)
-        words: Tensor = self.words(input_ids - types * self.vocab_size)
-        return words + self.places.change(types) if len(self.places.types.data) > 1 else words
 
-
-class RobertaClasses(_Classes, Roberta):
+class RobertaClasses(Classifier, Roberta):
     pass
 
 
-class DistilBertClasses(_Classes, DistilBert):
+class DistilBertClasses(Classifier, DistilBert):
     first_name, last_name = "pre_classifier", "classifier"
     between = staticmethod(functional.relu)
 
