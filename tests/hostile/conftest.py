@@ -1,4 +1,4 @@
-"""The application of all APIs for generation, with a fake engine, called on the event loop of the test."""
+"""All APIs that read bodies, except those of pooling models, with a fake engine, called on the event loop of the test."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from pegboard_api_admin.admin import AdminApi
+from pegboard_api_admin.options import AdminOptions
+from pegboard_api_admin.plugin import ADMIN
 from pegboard_api_anthropic.api import AnthropicApi
 from pegboard_api_anthropic.plugin import ANTHROPIC
 from pegboard_api_openai.api import OpenAIApi
@@ -58,6 +61,7 @@ def apis(setup: ApiSetup) -> Any:
         ("tokenize", TokenizeApi(None, setup), TOKENIZE),
         ("responses", ResponsesApi(ResponsesOptions(), setup), RESPONSES),
         ("anthropic", AnthropicApi(None, setup), ANTHROPIC),
+        ("admin", AdminApi(AdminOptions(), setup), ADMIN),
     ]
 
 

@@ -69,10 +69,11 @@ VALID: dict[str, list[dict[str, Any]]] = {
     DETOKENIZE: [{"tokens": [1, 2, 260]}],
     "/v1/responses/input_tokens": [{"input": "the", "tools": [FLAT_TOOL]}],
     "/inference/v1/generate": [{"token_ids": [7, 8, 9], "sampling_params": {"max_tokens": 4, "seed": 1, "logprobs": 1}}],
+    "/abort_requests": [{"request_ids": ["unknown"]}],
     "/invocations": [{"prompt": "the", "max_tokens": 2}, {"messages": [USER], "max_tokens": 2}],
 }  # fmt: skip
-"""Bodies that are answered with 200, for every route that reads a body and generates text. "served" is replaced by the name of
-the model."""
+"""Bodies that are answered with 200, for every route that reads a body, except those of pooling models. "served" is replaced by
+the name of the model."""
 
 WEIGHTS = {CHAT: 30, COMPLETION: 25, RESPONSES: 15, MESSAGES: 15}
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -243,8 +243,8 @@ def test_help_of_a_word(capsys):
     assert "--max-num-seqs" in only and "--max-num-batched-tokens" not in only
     assert "engine" in shown("listgroup", capsys)
     assert "--port" in shown("all", capsys)
-    refused = shown("pooler", capsys)
-    assert "--pooler-config" in refused and ABSENT["pooler_config"].reason in refused
+    refused = shown("convert", capsys)
+    assert "--convert" in refused and ABSENT["convert"].reason in refused
     with pytest.raises(UsageError, match="no flag matches"):
         parse("--help=zzzzz")
 
