@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from pegboard.config.schema import MOST_USED, Setting, Settings, settings_of
+from pegboard.config.schema import MOST_USED, SHORT_FLAGS, Setting, Settings, settings_of
 from pegboard.config.sources import VLLM, config_layers, is_vllm_name, parse_number, settings_from
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
 from pegboard.errors import ConfigError, UsageError, did_you_mean
@@ -149,11 +149,12 @@ that match a word or belong to a group."
 
 def _add_setting(group: Any, setting: Setting) -> None:
     prefix = "plugins_" if setting.section == "plugins" else ""
-    theirs = [name for name, ours in ALIASES.items() if ours == setting.name]
+    name = prefix + setting.name
+    more = [name for name, ours in ALIASES.items() if ours == setting.name] + ([SHORT_FLAGS[name]] if name in SHORT_FLAGS else [])
     text = setting.help.replace("%", "%%")
     if setting.default not in (None, [], {}) and not isinstance(setting.default, bool):
         text += f" (default {' '.join(setting.default) if isinstance(setting.default, list) else setting.default})"
-    _add_flag(group, prefix + setting.name, f"{setting.section}.{setting.name}", text, setting.type, theirs)
+    _add_flag(group, name, f"{setting.section}.{setting.name}", text, setting.type, more)
 
 
 def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()) -> None:

@@ -26,6 +26,8 @@ NEEDS: Mapping[str, str] = _DATA["needs"]
 """Setting → the setting without which it has no effect."""
 MOST_USED = frozenset(f"{section}.{name}" for section, names in _DATA["most_used"].items() for name in names)
 """The settings that a command's short help shows, as section.name."""
+SHORT_FLAGS: Mapping[str, str] = _DATA["short_flags"]
+"""Long name of a flag → another name for it."""
 SHORT_DTYPES: Mapping[str, str] = _DATA["short_dtypes"]
 """vLLM's short names of types → names of torch."""
 
@@ -109,7 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prompt_embeds: Annotated[bool, doc("Accept prompts that are embeddings")] = False
     worker_extension_cls: Annotated[str | None, doc("Class whose methods collective_rpc may call: module:Class")] = None
     enforce_eager: Annotated[bool, doc("Do not record and replay the forward")] = False
-    logits_processors: Annotated[list[str] | None, doc("Logits processor plugins, in order")] = None
+    logits_processors: Annotated[list[str] | None, doc("Logits processor plugins or classes (module:Class), in order")] = None
     runner: Annotated[Literal["auto", "generate", "pooling"], doc("Make text or vectors; auto = as the model")] = "auto"
     pooler_config: Annotated[dict[str, Any] | None, doc("How vectors are made: pooling_type, use_activation (JSON)")] = None
     # speculative decoding, structured output, LoRA, connectors: chosen plugins and their limits
@@ -253,6 +255,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     override: Annotated[list[str], doc("Distributions whose plugins may replace those of another distribution")] = []
     enable: Annotated[list[str], doc("Ambient plugins to run in addition to the defaults, kind:name")] = []
     disable: Annotated[list[str], doc("Default ambient plugins that should not run, kind:name")] = []
+    files: Annotated[list[str], doc("Python files with a plugin that is not installed, for development: FILE.py")] = []
     options: Annotated[dict[str, dict[str, Any]], doc("Plugin options by kind.name")] = {}
 
 

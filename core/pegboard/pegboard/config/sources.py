@@ -30,14 +30,25 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 
 
 def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of `LLM(model, **values)`: engine fields, and `plugin_options={"kind.name": {field: value}}`. Raises
-    ConfigError, which names the field, if one is unknown or wrong."""
+    """Return the settings of `LLM(model, **values)`: engine fields, `plugin_options={"kind.name": {field: value}}`, and
+    `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises ConfigError, which names the field, if one is unknown
+    or wrong."""
     given = dict(values)
-    options = given.pop("plugin_options", None) or {}
+    plugins = {"options": given.pop("plugin_options", None) or {}, "files": given.pop("plugin_files", None) or []}
+    if isinstance(processors := given.get("logits_processors"), list | tuple):
+        given["logits_processors"] = [_class_path(item) if isinstance(item, type) else item for item in processors]
     if model is not None:
         given["model"] = model
     theirs = {name: given.pop(name) for name in list(given) if is_vllm_name(name)}
-    return settings_from([({"engine": given, "plugins": {"options": options}, VLLM: theirs}, "the arguments")])
+    return settings_from([({"engine": given, "plugins": plugins, VLLM: theirs}, "the arguments")])
+
+
+def _class_path(processor: type) -> str:
+    """Return "module:Class", by which every process finds the class. Raises ConfigError for a class inside a function."""
+    path = f"{processor.__module__}:{processor.__qualname__}"
+    if "<" in path:
+        raise ConfigError(f"logits_processors: {path} is inside a function; define the class at the top level of a module")
+    return path
 
 
 def is_vllm_name(name: str) -> bool:

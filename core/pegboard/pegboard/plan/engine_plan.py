@@ -32,7 +32,7 @@ from pegboard.plan.families import NONE, Family, choose_family, choose_parser, n
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
 from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
 from pegboard.plugins.defaults import default_model, default_name
-from pegboard.plugins.discovery import Entry
+from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
@@ -83,7 +83,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     A download shows a bar on stderr, if that is a terminal. Each choice is logged as one DEBUG line. Raises ConfigError,
     ModelError or PluginError.
     """
-    registry = Registry.discover(settings.plugins)
+    registry = Registry.discover(settings.plugins, settings.engine.logits_processors or ())
     settings = _amend(registry, settings)
     check_engine(settings.engine)
     registry = with_enabled(registry, settings)
@@ -272,7 +272,7 @@ def _check_installed(registry: Registry) -> None:
 
 
 def _check_names(registry: Registry, settings: Settings) -> None:
-    """Check that every plugin that the user named is installed, before anything is fetched or loaded."""
+    """Check that every plugin that the user named is installed, or is a class that fits, before anything is fetched or loaded."""
     engine = settings.engine
     asked: dict[str, Sequence[str | None]] = {
         "platform": [engine.device],
@@ -290,7 +290,9 @@ def _check_names(registry: Registry, settings: Settings) -> None:
     for kind, names in asked.items():
         for name in names:
             if name not in (None, "auto"):
-                registry.find(kind, str(name))
+                entry = registry.find(kind, str(name))
+                if entry.version == UNINSTALLED:
+                    registry.spec(entry)
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> frozenset[str]:

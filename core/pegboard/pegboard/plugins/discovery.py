@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 PREFIX = "pegboard."
 HOOKS_KIND = "hooks"
+UNINSTALLED = "uninstalled"
+"""The version of plugins that no distribution provides (`pegboard.plugins.uninstalled`)."""
 _GROUP = re.compile(r"pegboard\.([a-z0-9_]+)\.v(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry point as metadata. value: "module:OBJECT" of the spec. group: "pegboard.<kind>.v<major>"."""
+    """One entry point as metadata. value: "module:OBJECT" of the spec; of an uninstalled plugin, "module:Class" or
+    "/path/FILE.py:Class" of its implementation. group: "pegboard.<kind>.v<major>"."""
 
     kind: str
     name: str

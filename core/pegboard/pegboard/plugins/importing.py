@@ -8,26 +8,51 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 from pegboard.errors import PluginBroken, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
-from pegboard.plugins.discovery import Entry
+from pegboard.plugins.discovery import UNINSTALLED, Entry
 
 
 def import_object(path: str) -> Any:
-    """Return the object at "module:OBJECT" (attributes may be dotted), or the module for "module"."""
+    """Return the object at "module:OBJECT" (attributes may be dotted), or the module for "module". The module may be a file,
+    "/path/FILE.py", which is run once per process."""
     module_name, _, attributes = path.partition(":")
-    found: Any = import_module(module_name.strip())
+    found: Any = _import_file(module_name) if module_name.endswith(".py") else import_module(module_name.strip())
     for attribute in filter(None, attributes.strip().split(".")):
         found = getattr(found, attribute)
     return found
+
+
+def module_name(path: str) -> str:
+    """Return the name of the module of "module:OBJECT" or "/path/FILE.py:OBJECT" in sys.modules."""
+    name = path.partition(":")[0].strip()
+    return f"pegboard_file_{crc32(name.encode()):08x}_{Path(name).stem}" if name.endswith(".py") else name
+
+
+def _import_file(path: str) -> ModuleType:
+    name = module_name(path)
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
+        sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def import_part(entry: Entry, path: str, what: str) -> Any:
@@ -45,7 +70,12 @@ def import_part(entry: Entry, path: str, what: str) -> Any:
 
 def import_spec(entry: Entry) -> Spec:
     """Import a plugin's spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
-    spec = import_part(entry, entry.value, "spec")
+    if entry.version == UNINSTALLED:
+        from pegboard.plugins.uninstalled import spec_of
+
+        spec = spec_of(entry)
+    else:
+        spec = import_part(entry, entry.value, "spec")
     expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if not isinstance(spec, expected):
         found = f"the class {spec.__name__} itself" if isinstance(spec, type) else f"a {type(spec).__name__}"

@@ -12,7 +12,7 @@ from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
-from pegboard.plugins.discovery import HOOKS_KIND, Entry, Scan, normalized
+from pegboard.plugins.discovery import HOOKS_KIND, UNINSTALLED, Entry, Scan, normalized
 
 OptionKey = tuple[str, str]
 """(kind, name), where name is the short one or "distribution:name"."""
@@ -40,12 +40,14 @@ def overrides(config: PluginConfig, entry: Entry) -> bool:
 
 def enabled(config: PluginConfig, entry: Entry) -> bool:
     """Return whether the entry may act. Entries of passive kinds always may. Ambient ones may if they are a default or enabled,
-    and not disabled."""
+    and not disabled. Those of a file that was named count as enabled."""
     if not is_ambient(entry):
         return True
     if any(matches(pattern, entry) for pattern in config.disable):
         return False
-    return entry.name in default_enabled(entry.kind) or any(matches(pattern, entry) for pattern in config.enable)
+    if entry.version == UNINSTALLED or entry.name in default_enabled(entry.kind):
+        return True
+    return any(matches(pattern, entry) for pattern in config.enable)
 
 
 def check(config: PluginConfig, scan: Scan) -> None:
@@ -57,6 +59,9 @@ def check(config: PluginConfig, scan: Scan) -> None:
             _check_pattern(setting, pattern, installed)
     for pattern in config.enable:
         _check_enable(pattern, installed)
+    for entry in installed:
+        if entry.version == UNINSTALLED and (reason := blocked(config, entry)):
+            raise ConfigError(f"--plugin: {entry.id} may not be used: {reason}")
     for kind, name in map(option_key, config.options):
         if not any(entry.kind == kind and names_entry(name, entry) for entry in installed):
             known = [f"{entry.kind}.{entry.name}" for entry in installed]

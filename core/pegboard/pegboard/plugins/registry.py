@@ -18,8 +18,8 @@ from pegboard.errors import ConfigError, PluginBroken, PluginConflict, PluginUns
 from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options, policy
-from pegboard.plugins.discovery import Entry, Scan, normalized
-from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility, run_probe
+from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
+from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility, module_name, run_probe
 from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
 from pegboard.plugins.selection import Decision
@@ -58,10 +58,16 @@ class Registry:
         self._unverified: set[str] = set()
 
     @classmethod
-    def discover(cls, config: PluginConfig | None = None) -> Registry:
-        """Return a registry of everything that is installed, under the rules of `config`. Scans once per process. Raises
-        ConfigError for a rule about something unknown."""
+    def discover(cls, config: PluginConfig | None = None, processors: Sequence[str] = ()) -> Registry:
+        """Return a registry of everything that is installed, and of `config.files`, under the rules of `config`. Scans once per
+        process. processors: names of logits processors, which may be classes, "module:Class". Raises ConfigError for a rule about
+        something unknown or a wrong file, and PluginBroken if a file fails."""
         scan = discovery.scan()
+        if (config is not None and config.files) or any(":" in name for name in processors):
+            from pegboard.plugins.uninstalled import with_classes, with_files
+
+            scan = with_files(scan, config.files if config is not None else ())
+            scan = with_classes(scan, "logits_processor", processors)
         registry = cls(scan, config)
         policy.check(registry.config, scan)
         return registry
@@ -181,7 +187,7 @@ class Registry:
     def verify_version(self, entry: Entry) -> None:
         """Check that, in a child process, the distribution has the version that the parent saw. Raises PluginBroken, which names
         both versions."""
-        if entry.distribution not in self._unverified:
+        if entry.distribution not in self._unverified or entry.version == UNINSTALLED:
             return
         from importlib.metadata import PackageNotFoundError, version
 
@@ -297,10 +303,10 @@ class Registry:
         for entry in (*self.scan.entries, *self.scan.hooks):
             if entry.kind == "command":
                 continue
-            roots.setdefault(entry.value.partition(":")[0].partition(".")[0], []).append(entry)
+            roots.setdefault(module_name(entry.value).partition(".")[0], []).append(entry)
             spec = self._specs.get(entry)
             paths = [getattr(spec, part, None) or "" for part in ("implementation", "validate", "worker", "adapters")]
-            for module in {path.partition(":")[0] for path in paths} - {""}:
+            for module in {module_name(path) for path in paths} - {""}:
                 parts.setdefault(module, []).append(entry)
         owners = {}
         for module, entries in (roots | parts).items():
