@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pegboard.config.schema import check_engine
 from pegboard.config.sources import engine_settings
 from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ConfigError, ModelError
 from pegboard.layers.rope import Rope
-from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, rope_parameters
+from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, rope_parameters, stretched
 from pegboard_testing.fake_build import fake_build
 
 
@@ -73,6 +75,51 @@ def test_rotary_settings_per_type_of_layer_are_overridden_as_a_whole() -> None:
 def test_rotary_settings_that_cannot_be_computed(scaling: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="rope|rotary"):
         Rope(fake_build(), 8, max_positions=64, scaling=scaling)
+
+
+NAMES = ("factor", "original_max_position_embeddings", "partial_rotary_factor", "alpha", "mixed_b", "low_freq_factor",
+         "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "long_factor",
+         "short_factor", "truncate", "rope_theta", "unknown")  # fmt: skip
+KINDS = ("linear", "dynamic", "ntk", "llama3", "yarn", "deepseek_yarn", "longrope", "su", "default", "", "none")
+ODD = st.one_of(
+    st.integers(-(10**40), 10**40), st.floats(), st.booleans(), st.text(max_size=2), st.lists(st.integers(), max_size=4),
+    st.none(), st.just({"a": 1}), st.just([1.0] * 4), st.just(10**400), st.floats(0.5, 64),
+)  # fmt: skip
+
+
+@given(
+    kind=st.sampled_from(KINDS) | ODD,
+    values=st.dictionaries(st.sampled_from(NAMES), ODD, max_size=5),
+    outer=st.dictionaries(st.sampled_from(["rope_theta", "original_max_position_embeddings"]), ODD),
+    place=st.sampled_from(["rope_parameters", "rope_scaling"]),
+)
+@settings(deadline=None)
+def test_odd_rotary_settings_are_computed_or_refused(
+    kind: Any, values: dict[str, Any], outer: dict[str, Any], place: str
+) -> None:
+    """Never a TypeError or an OverflowError, whatever a config has in these places."""
+    try:
+        base, scaling = rope_parameters({**outer, place: {"rope_type": kind, **values}})
+        stretched(scaling, 64)
+        rope = Rope(fake_build(), 8, max_positions=64, base=base, scaling=scaling)
+    except ModelError:
+        return
+    assert rope.frequencies.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"rope_theta": [1e4, 1e6]}, "rope_theta=\\[10000.0, 1000000.0\\], expected 0 or a number"),
+        ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta='1e4'"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type=\\['yarn'\\] in its rotary settings, expected a name"),
+        ({"rope_parameters": [1]}, "rope_scaling \\[1\\], expected an object"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "factor=True"),
+    ],
+)
+def test_rotary_settings_of_another_type_are_named(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        rope_parameters(config)
 
 
 def test_an_odd_number_of_rotary_channels() -> None:

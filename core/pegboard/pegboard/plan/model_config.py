@@ -23,6 +23,10 @@ _LENGTH_KEYS = (
     "max_sequence_length",
     "n_ctx",
 )
+_ROPE_NUMBERS = {
+    *("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor", "alpha", "mixed_b"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"),
+}
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,12 +63,22 @@ def overriding(overrides: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`.
+    Raises ModelError if these are no object, or if a value that every rule reads as a number or a name is something else."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"the model's config has rope_parameters or rope_scaling {brief(given)}, expected an object")
+    parameters = dict(given)
     if original := config.get("original_max_position_embeddings"):
         parameters["original_max_position_embeddings"] = original
-    return base, parameters
+    base = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    for name, value in (*parameters.items(), ("rope_theta", base)):
+        if name in ("rope_type", "type") and value is not None and not isinstance(value, str):
+            raise ModelError(f"the model's config has {name}={brief(value)} in its rotary settings, expected a name")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and (value == 0 or 1e-9 <= value <= 1e30)
+        if name in _ROPE_NUMBERS and value is not None and not is_number:
+            raise ModelError(f"the model's config has {name}={brief(value)}, expected 0 or a number from 1e-9 to 1e30")
+    return float(base), parameters
 
 
 def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
