@@ -9,9 +9,16 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.ernie4_5_vl_moe.configuration_ernie4_5_vl_moe import Ernie4_5_VLMoeTextConfig
+from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeTextRotaryEmbedding
+from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLTextConfig
+from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLRotaryEmbedding
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
 from pegboard.errors import ModelError
-from pegboard.layers.rope import rope_frequencies
+from pegboard.layers.rope import Rope, rope_frequencies
+from pegboard_testing.fake_build import fake_build
 
 DIM, BASE, LENGTH = 16, 500.0, 64
 RULES: dict[str, dict[str, Any]] = {
@@ -81,7 +88,35 @@ def test_deepseek_yarn(factors: dict[str, float], magnitude: float) -> None:
     assert torch.equal(found, yarn) and own_magnitude == pytest.approx(magnitude)
 
 
-@pytest.mark.parametrize("kind", ["mrope", "dual_chunk", "mllama4", "xdrope", "ernie45_vl", "unheard_of"])
+SECTIONS = [4, 2, 2]
+SEVERAL: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "mrope": (Qwen2VLTextConfig, Qwen2VLRotaryEmbedding, {"mrope_section": SECTIONS}),
+    "ernie45_vl": (Ernie4_5_VLMoeTextConfig, Ernie4_5_VLMoeTextRotaryEmbedding, {"mrope_section": [3, 3, 2]}),
+    "xdrope": (HunYuanVLTextConfig, HunYuanVLRotaryEmbedding, {"mrope_section": SECTIONS, "alpha": 1000.0, "factor": 1.0}),
+}
+"""Rules that give a token several positions: what transformers has for them, and the settings of a checkpoint."""
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_rules_with_several_positions_for_a_token_of_text(kind: str) -> None:
+    """All positions of a token of text are the same. Compared is each channel's cosine and sine, as the model uses them."""
+    make_config, make_rope, own = SEVERAL[kind]
+    known = {"rope_theta": BASE, "rope_type": "dynamic" if kind == "xdrope" else "default", **own}
+    config = make_config(
+        hidden_size=64, num_attention_heads=4, head_dim=DIM, max_position_embeddings=LENGTH, rope_parameters=known
+    )
+    positions = torch.arange(LENGTH)
+    rope = make_rope(config)
+    cos, sin = rope(torch.zeros(1, 1, 1), positions.expand(1, 1, -1).expand(len(own["mrope_section"]), 1, -1))
+    mine = Rope(fake_build(), DIM, max_positions=LENGTH, base=BASE, scaling={"rope_type": kind, **own})
+    mine.bind()
+    pairs = kind == "ernie45_vl"  # this model rotates channel 2i with 2i + 1, others with i + DIM / 2
+    for found, expected in zip(mine.forward(positions), (cos, sin), strict=True):
+        wide = found.repeat_interleave(2, -1) if pairs else torch.cat([found, found], -1)
+        torch.testing.assert_close(wide, expected.view(LENGTH, DIM), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dual_chunk", "mllama4", "unheard_of"])
 def test_other_rules_are_refused_by_name(kind: str) -> None:
     with pytest.raises(ModelError, match=f"'{kind}' is not supported; known: default, linear"):
         rope_frequencies(DIM, BASE, {"rope_type": kind}, LENGTH)

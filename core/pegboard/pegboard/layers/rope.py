@@ -75,14 +75,14 @@ def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_posi
     """Return the angle per position of each channel pair, [dim / 2] float32, and the factor of cos and sin."""
     kind = _kind(scaling)
     inverse = _inverse(dim, base)
-    if kind == "default":
+    if kind in ("default", "mrope", "ernie45_vl"):
         return inverse, 1.0
     original = int(scaling.get("original_max_position_embeddings") or max_positions)
     factor = float(scaling.get("factor") or max_positions / original)
     if kind == "linear":
         return inverse / factor, 1.0
-    if kind == "dynamic" and (alpha := scaling.get("alpha")):  # HunYuan: the base grows by a fixed amount
-        return _inverse(dim, base * float(alpha) ** (dim / (dim - 2))), 1.0
+    if kind == "xdrope" or (kind == "dynamic" and scaling.get("alpha")):  # HunYuan: the base grows by a fixed amount
+        return _inverse(dim, base * float(scaling["alpha"]) ** (dim / (dim - 2))), 1.0
     if kind == "dynamic":  # all lengths use the base of the longest one, because a key must not depend on later tokens
         grown = factor * stretched_positions(scaling, max_positions) / max_positions - (factor - 1)
         return _inverse(dim, base * grown ** (dim / (dim - 2))), 1.0
@@ -94,7 +94,7 @@ def rope_frequencies(dim: int, base: float, scaling: Mapping[str, Any], max_posi
         return _yarn(inverse, dim, base, factor, original, scaling)
     if kind in ("longrope", "su"):  # "su": its first name
         return _longrope(inverse, factor, original, max_positions, scaling)
-    known = "default, linear, dynamic, ntk, llama3, yarn, deepseek_yarn, longrope"
+    known = "default, linear, dynamic, ntk, llama3, yarn, deepseek_yarn, longrope, mrope, ernie45_vl, xdrope"
     raise ModelError(f"rope scaling {kind!r} is not supported; known: {known}")
 
 
