@@ -30,7 +30,8 @@ from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_argu
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 HEADERS, BODY_ENDS = Markers(START, CHANNEL), Markers(START, CHANNEL, *ENDS)
-TOKENS = Stops(START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+WORDS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+TOKENS = Stops(*WORDS)
 HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s*to=(?P<before>[\w.-]+))?"
     r"<\|channel\|>(?P<channel>analysis|commentary|final)(?:\s*to=(?P<behind>[\w.-]+))?\s*(?:(?:<\|constrain\|>)?\s*(?:json|code))?\s*"
@@ -128,7 +129,11 @@ class HarmonyToolParser(StreamParser):
             self.text.forget()
             yield from self.calls.whole(name, "{}")
             return (yield from self._body(self._content))
-        if not (yield from self.text.peek()):  # cut off
+        first = yield from self.text.peek()
+        if first == "<":
+            first = yield from self.text.ahead(max(map(len, WORDS)))
+        if any(word.startswith(first) for word in WORDS):  # cut off, perhaps in a token
+            self.text.take(len(first))
             self.text.forget()
             yield self.calls.start(name)
             yield self.calls.arguments("{}")

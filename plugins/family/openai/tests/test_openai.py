@@ -101,3 +101,9 @@ def test_code_ends_where_the_next_message_begins() -> None:
     ends a call."""
     text = f"{CHANNEL}commentary to=python code{MESSAGE}print(1){START}assistant{CHANNEL}final{MESSAGE}So."
     assert shape(parsed(text, reasons=False)) == ("So.", "", [("python", {"code": "print(1)"}, True)])
+
+
+@pytest.mark.parametrize("count", range(len("<|call|>")))
+def test_a_token_that_is_cut_off_is_not_an_argument(count: int) -> None:
+    message = parsed(f"{CHANNEL}commentary to=functions.f{MESSAGE}{'<|call|>'[:count]}")
+    assert shape(message) == ("", "", [("f", {}, False)])

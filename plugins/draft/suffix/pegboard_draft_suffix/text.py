@@ -1,0 +1,80 @@
+"""Text of one or more answers, and where in it each run of a few tokens occurred."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+ANCHOR = 2
+"""Every run of so many tokens is indexed. A match is at least so long."""
+BITS = 32
+MASK = (1 << BITS * ANCHOR) - 1
+END = -1
+"""Follows each answer of a text of several answers. It is not a token id."""
+
+
+class Text:
+    """Tokens, of which the oldest may be dropped. A position counts all tokens that were ever added.
+
+    The occurrences of a run are a chain, as in the LZ77 compressors: `_latest` maps the run to the position after its last
+    occurrence, and `_previous` maps that to the one before.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = array("i")
+        self.first = 0  # position of tokens[0]
+        self._latest: dict[int, int] = {}
+        self._previous = array("q")  # of each position; no earlier occurrence: -1
+        self._run, self._run_length = 0, 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.first + len(self.tokens)
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """Add tokens. The run before each of them is indexed, because it now has a token after it."""
+        tokens, previous, latest = self.tokens, self._previous, self._latest
+        run, length, position = self._run, self._run_length, self.end
+        for token in token_ids:
+            if length >= ANCHOR:
+                previous.append(latest.get(run, -1))
+                latest[run] = position
+            else:
+                previous.append(-1)
+            tokens.append(token)
+            position += 1
+            if token == END:
+                run, length = 0, 0
+            else:
+                run, length = (run << BITS | token) & MASK, length + 1
+        self._run, self._run_length = run, length
+
+    def drop(self, count: int) -> None:
+        """Drop the oldest tokens, which are whole answers."""
+        run, length = 0, 0
+        for position, token in enumerate(self.tokens[:count], start=self.first):
+            if length >= ANCHOR and self._latest.get(run) == position:
+                del self._latest[run]
+            run, length = (0, 0) if token == END else ((run << BITS | token) & MASK, length + 1)
+        del self.tokens[:count], self._previous[:count]
+        self.first += count
+
+    def occurrences(self, tail: Sequence[int]) -> Iterator[int]:
+        """Yield the positions after each occurrence of the last `ANCHOR` tokens of tail, the latest first."""
+        run = 0
+        for token in tail[-ANCHOR:]:
+            run = run << BITS | token
+        position = self._latest.get(run, -1) if len(tail) >= ANCHOR else -1
+        while position >= self.first:
+            yield position
+            position = self._previous[position - self.first]
+
+    def agreement(self, position: int, tail: Sequence[int]) -> int:
+        """Return how many tokens before a position equal the last ones of tail."""
+        tokens, index, count = self.tokens, position - self.first, len(tail)
+        most = min(index, count)
+        same = ANCHOR
+        while same < most and tokens[index - same - 1] == tail[count - same - 1]:
+            same += 1
+        return same

@@ -1,0 +1,154 @@
+"""The texts against a search from the definition, and the proposer over rows that share answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pegboard_draft_suffix.continuation import MOST_OCCURRENCES, continuation
+from pegboard_draft_suffix.options import SuffixOptions
+from pegboard_draft_suffix.proposer import Answers, SuffixProposer
+from pegboard_draft_suffix.text import ANCHOR, END, Text
+from pydantic import ValidationError
+
+from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
+from pegboard_testing.contract_draft import DraftContract
+from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_limits import fake_limits
+
+TOKENS = st.integers(0, 2) | st.sampled_from([0, 70_000, 2**31 - 1])
+
+
+def search(tokens: list[int], tail: list[int]) -> dict[int, int]:
+    """Return the indexes at which `continuation` looks, with the number of tokens before each that agree with tail."""
+    found = {}
+    for index in range(len(tokens) - 1, 0, -1):
+        same = 0
+        while same < min(index, len(tail)) and tokens[index - same - 1] == tail[len(tail) - same - 1]:
+            same += 1
+        if same >= ANCHOR and len(found) < MOST_OCCURRENCES:
+            found[index] = same
+    return found
+
+
+def score(tokens: list[int], indexes: list[int], drafts: list[int]) -> float:
+    """Return how many draft tokens are right on average over the indexes."""
+    total = 0
+    for index in indexes:
+        for token, draft in zip(tokens[index : index + len(drafts)], drafts, strict=False):
+            if token != draft:
+                break
+            total += 1
+    return total / len(indexes)
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("draft", "suffix"))
+
+
+class TestSuffix(DraftContract):
+    """A row's proposals depend on its own text alone if no answers are kept."""
+
+    def proposer(self, setup: DraftSetup) -> DraftProposer:
+        return SuffixProposer(SuffixOptions(suffix_decoding_max_cached_requests=0), setup)
+
+
+class TestSharedSuffix(DraftContract):
+    def proposer(self, setup: DraftSetup) -> DraftProposer:
+        return SuffixProposer(SuffixOptions(suffix_decoding_max_cached_requests=3), setup)
+
+    test_proposals_fit_their_rows = None  # other rows change the proposals here
+
+
+@given(st.data())
+def test_a_continuation_is_the_best_that_the_occurrences_have(data: st.DataObject) -> None:
+    answers = data.draw(st.lists(st.lists(TOKENS, max_size=12), max_size=8))
+    dropped = data.draw(st.integers(0, len(answers)))
+    text = Text()
+    for answer in answers:
+        for first in range(0, len(answer), 3):  # as after steps that accept some drafts
+            text.append(answer[first : first + 3])
+        text.append([END])
+    text.drop(sum(len(answer) + 1 for answer in answers[:dropped]))
+    kept = [token for answer in answers[dropped:] for token in [*answer, END]]
+    tail = data.draw(st.lists(TOKENS, max_size=6))
+    most, factor, least = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([0.5, 1.0, 3.0])), data.draw(st.floats(0, 1))
+    assert text.tokens.tolist() == kept and text.end == text.first + len(kept)
+
+    best = continuation(text, tail, most, factor, least)
+    found = search(kept, tail)
+    if not found:
+        assert not best.token_ids
+        return
+    assert len(best.token_ids) <= min(most, int(factor * max(found.values()))) and END not in best.token_ids
+    groups = [[index for index, same in found.items() if same >= length] for length in set(found.values())]
+    if best.token_ids:
+        assert any(score(kept, group, best.token_ids) == pytest.approx(best.score) for group in groups)
+        assert best.score >= least * len(best.token_ids)
+    for length, group in zip(set(found.values()), groups, strict=True):
+        token, same = Counter(kept[index] for index in group).most_common(1)[0]
+        if most and factor * length >= 1 and token != END and same > least * len(group):
+            assert best.score >= same / len(group), "the first token alone is better"
+
+
+def test_a_row_proposes_what_finished_requests_answered() -> None:
+    """The answer counts, and the end of its prompt, so that the same question finds it. The rest of the prompt does not."""
+    options = SuffixOptions(suffix_decoding_max_tree_depth=4)
+    proposer = SuffixProposer(options, DraftSetup(fake_limits()))
+    question = np.array([91, 92, 93, 5, 6, 7, 8], np.int32)
+    proposer.add(0, question)
+    step = DraftStep(np.array([0]), [np.append(question, [1, 2, 3, 4])], np.array([8]))
+    assert not proposer.propose(step).token_ids[0].tolist()
+    proposer.remove(np.array([0]))
+
+    proposer.add(2, np.array([40, 5, 6, 7, 8], np.int32))
+    assert propose(proposer, 2, [40, 5, 6, 7, 8], 8) == [1, 2, 3, 4]
+    assert propose(proposer, 2, [40, 5, 6, 7, 8, 1], 2) == [2, 3]
+    proposer.add(3, np.array([91, 92], np.int32))
+    assert propose(proposer, 3, [91, 92], 8) == []
+
+
+def test_a_row_prefers_the_text_that_agrees_longer() -> None:
+    proposer = SuffixProposer(SuffixOptions(), DraftSetup(fake_limits()))
+    proposer.add(0, np.array([9], np.int32))
+    propose(proposer, 0, [9, 1, 2, 3, 4, 5], 0)
+    proposer.remove(np.array([0]))
+    own = [3, 4, 6, 6, 1, 2, 3, 4]  # "3 4" is followed by 6 in the row, and "1 2 3 4" by 5 in the answer
+    proposer.add(0, np.array(own, np.int32))
+    assert propose(proposer, 0, own, 4) == [6, 6]  # two tokens that are expected are more than one
+    assert propose(proposer, 0, own, 1) == [6]
+    proposer.add(1, np.array(own[2:], np.int32))
+    assert propose(proposer, 1, own[2:], 4) == [5]
+
+
+def propose(proposer: SuffixProposer, row: int, history: list[int], most: int) -> list[int]:
+    step = DraftStep(np.array([row]), [np.array(history, np.int32)], np.array([most]))
+    (ids,) = proposer.propose(step).token_ids
+    return ids.tolist()
+
+
+@given(st.lists(st.lists(TOKENS, min_size=1, max_size=5), max_size=30), st.integers(0, 9))
+def test_the_oldest_answers_are_dropped(given_answers: list[list[int]], most: int) -> None:
+    answers = Answers(most)
+    for answer in given_answers:
+        answers.add(answer)
+    kept = answers.text.tokens.tolist()
+    count = kept.count(END)
+    assert min(most, len(given_answers)) - most // 8 <= count <= most
+    last = [token for answer in given_answers[len(given_answers) - count :] for token in [*answer, END]]
+    assert kept == last
+    runs = sum(max(0, len(answer) - 1) for answer in given_answers[len(given_answers) - count :])
+    assert len(answers.text._latest) <= runs, "runs of dropped answers are still indexed"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"suffix_decoding_max_tree_depth": 1}, {"suffix_decoding_max_cached_requests": -1}, {"suffix_decoding_max_spec_factor": 0},
+     {"suffix_decoding_min_token_prob": 1.5}, {"max_tree_depth": 8}],
+)  # fmt: skip
+def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        SuffixOptions.model_validate(wrong)
