@@ -91,7 +91,7 @@ def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.E
     masks[:] = 0
     monkeypatch.setattr(xgrammar_backend, "CALL_S", 10.0)
     gate.set()
-    backend.fill([quick, watched, quick], masks)
+    backend.fill([quick, watched, quick.fork()], masks)
     assert [np.bitwise_count(row).sum() for row in masks] == [3, 1, 3], "a, b and ab; a"
 
 
