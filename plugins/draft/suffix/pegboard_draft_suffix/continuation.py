@@ -30,6 +30,8 @@ def continuation(text: Text, tail: Sequence[int], most: int, factor: float, leas
     Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
     found: dict[int, list[int]] = {}
+    if not most:
+        return Continuation()
     for position in islice(text.occurrences(tail), MOST_OCCURRENCES):
         found.setdefault(text.agreement(position, tail), []).append(position - text.first)
     best, indexes = Continuation(), list[int]()
