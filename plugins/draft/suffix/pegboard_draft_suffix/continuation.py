@@ -24,7 +24,7 @@ class Continuation:
 def continuation(text: Text, tail: Sequence[int], most: int, factor: float, least: float) -> Continuation:
     """Return the best continuation of `tail` that the text has.
 
-    The occurrences that agree with the last k tokens of `tail` give one continuation for each k. Of these the one with the highest
+    The occurrences that agree with the last k tokens of `tail` give one continuation for each k. The one with the highest
     score is returned: a long agreement has few occurrences and allows long drafts, a short one has more occurrences to count.
     most: maximum number of tokens. factor: maximum number of tokens per token that agrees. least: see `_follow`.
     Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
