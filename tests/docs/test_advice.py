@@ -25,14 +25,14 @@ SOURCES = [path for project in PROJECTS for path in sorted(project.parent.glob("
 DATA = [path for project in PROJECTS for path in sorted(project.parent.glob("pegboard*/**/*.toml"))]
 
 ACTIONS = {
-    "plugins": {"list", "show", "why", "doctor", "new", "test", "compat"},
+    "plugins": {"list", "show", "why", "doctor", "lock", "diff", "sync", "cost", "new", "test", "compat"},
     "bench": {"latency", "throughput", "serve", "startup"},
 }
 """Commands that are followed by a second word."""
 
 FOREIGN = {
     **dict.fromkeys(("--find-links", "--index-url", "--no-index", "--disable-pip-version-check", "--no-deps"), "pip"),
-    **dict.fromkeys(("--no-input", "--only-binary", "--progress-bar", "--retries"), "pip"),
+    **dict.fromkeys(("--no-input", "--only-binary", "--progress-bar", "--retries", "--force-reinstall"), "pip"),
     "--import-mode": "pytest",
     **dict.fromkeys(("--flag", "--no-flag"), "stand for any flag"),
     "--no-such-flag-of-pegboard": "must not exist",

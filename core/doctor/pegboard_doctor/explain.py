@@ -158,16 +158,30 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
 def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
     """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels and the model's layers.
     Return the exit status, which is 1 if the model cannot run or the requested kind is not among the choices."""
+    if arguments.kind is not None:
+        check_kind(arguments.kind)
+    registry, trouble = decide(arguments.model, config, arguments.kind in (None, "model", "attention"))
+    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
+    if decisions or arguments.as_json:
+        _print_decisions(decisions, arguments.as_json)
+    if trouble:
+        print(f"this model cannot run: {trouble}", file=sys.stderr)
+    elif not decisions:
+        print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
+    return 0 if decisions and not trouble else 1
+
+
+def decide(model: str, config: PluginConfig, with_layers: bool = True) -> tuple[Registry, str]:
+    """Make the choices for a model. with_layers: also those that depend on its layers. Return the registry that holds them, and
+    why the model cannot run ("" if it can)."""
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 
-    if arguments.kind is not None:
-        check_kind(arguments.kind)
-    plan, registry = resolve(replace(engine_settings(arguments.model, {}), plugins=config))
+    plan, registry = resolve(replace(engine_settings(model, {}), plugins=config))
     platform = registry.choose("platform", _need("platform", (), None), required=False).winner
     _kernels(registry, _need("kernel", (), platform.name if platform else None))
     trouble = ""
-    if platform is not None and arguments.kind in (None, "model", "attention"):
+    if platform is not None and with_layers:
         from pegboard.engine.build import choose_for_model
 
         try:
@@ -177,14 +191,7 @@ def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
             for place, made in registry.decisions.items():
                 if place[0] == "model":
                     registry.record(replace(made, notes=(f"this model cannot run: {trouble}",)))
-    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
-    if decisions or arguments.as_json:
-        _print_decisions(decisions, arguments.as_json)
-    if trouble:
-        print(f"this model cannot run: {trouble}", file=sys.stderr)
-    elif not decisions:
-        print(f"{arguments.kind}: not chosen before the engine starts", file=sys.stderr)
-    return 0 if decisions and not trouble else 1
+    return registry, trouble
 
 
 def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:

@@ -256,6 +256,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable: Annotated[list[str], doc("Ambient plugins to run in addition to the defaults, kind:name")] = []
     disable: Annotated[list[str], doc("Default ambient plugins that should not run, kind:name")] = []
     files: Annotated[list[str], doc("Python files with a plugin that is not installed, for development: FILE.py")] = []
+    lock: Annotated[str | None, doc("Lock file (pegboard plugins lock): refuse to start with other plugins or versions")] = None
     options: Annotated[dict[str, dict[str, Any]], doc("Plugin options by kind.name")] = {}
 
 

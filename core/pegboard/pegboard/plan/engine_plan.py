@@ -31,6 +31,7 @@ from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
 from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
+from pegboard.plugins import lockfile
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
@@ -84,6 +85,8 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     ModelError or PluginError.
     """
     registry = Registry.discover(settings.plugins, settings.engine.logits_processors or ())
+    if settings.plugins.lock is not None:
+        lockfile.check(registry, settings.plugins.lock)
     settings = _amend(registry, settings)
     check_engine(settings.engine)
     registry = with_enabled(registry, settings)

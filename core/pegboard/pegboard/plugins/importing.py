@@ -22,6 +22,7 @@ from zlib import crc32
 from pegboard.errors import PluginBroken, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
+from pegboard.plugins.class_specs import class_spec
 from pegboard.plugins.discovery import UNINSTALLED, Entry
 
 
@@ -64,19 +65,18 @@ def import_part(entry: Entry, path: str, what: str) -> Any:
         advice = f"reinstall {entry.distribution}" if (error.name or "").startswith(own) else f"is {error.name!r} installed?"
         raise PluginBroken(f"{entry.id}: {what} {path!r} does not import: {error}; {advice}", plugin=entry.id) from error
     except Exception as error:  # the import runs the plugin's code, which may raise anything
-        message = f"{entry.id}: {what} {path!r} does not import: {type(error).__name__}: {error}"
+        advice = "; move it to a module, which other processes can import" if path.startswith("__main__:") else ""
+        message = f"{entry.id}: {what} {path!r} does not import: {type(error).__name__}: {error}{advice}"
         raise PluginBroken(message, plugin=entry.id) from error
 
 
 def import_spec(entry: Entry) -> Spec:
     """Import a plugin's spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
+    expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if entry.version == UNINSTALLED:
-        from pegboard.plugins.uninstalled import spec_of
-
-        spec = spec_of(entry)
+        spec = class_spec(entry, import_part(entry, entry.value, "class"), expected)
     else:
         spec = import_part(entry, entry.value, "spec")
-    expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if not isinstance(spec, expected):
         found = f"the class {spec.__name__} itself" if isinstance(spec, type) else f"a {type(spec).__name__}"
         message = f"{entry.id}: {entry.value!r} is {found}, expected a {expected.__name__} object; see pegboard.interfaces"

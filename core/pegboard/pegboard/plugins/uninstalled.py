@@ -1,20 +1,18 @@
 """Plugins that are not installed: a class in a file (`--plugin FILE.py`), and a logits processor that is named by its class
 (`--logits-processors module:Class`). They are for development. Each becomes an `Entry` whose version is `UNINSTALLED`, and whose
-spec is made from the class.
+spec is made from the class (`pegboard.plugins.class_specs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pegboard.errors import ConfigError, PluginBroken, did_you_mean
+from pegboard.errors import ConfigError, did_you_mean
 from pegboard.interfaces import KINDS
-from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
-from pegboard.plugins.importing import import_object, import_part
+from pegboard.plugins.importing import import_part
 
 NO_FILES = frozenset({"command", "platform"})
 """Kinds that are needed before the settings are read, or on which every other choice depends."""
@@ -72,48 +70,3 @@ def with_classes(scan: Scan, kind: str, names: Iterable[str]) -> Scan:
 
 def _joined(scan: Scan, found: Sequence[Entry]) -> Scan:
     return replace(scan, entries=tuple(sorted({*scan.entries, *found}, key=lambda entry: entry.sort_key)))
-
-
-def spec_of(entry: Entry) -> Spec:
-    """Return the spec of an uninstalled class. The class attribute `spec_fields` holds fields of the kind's spec as a mapping. A
-    flag of the kind is also set if the class has an attribute of that name that is True. Raises PluginBroken."""
-    try:
-        made = import_part(entry, entry.value, "class")
-    except PluginBroken as error:
-        if not entry.value.startswith("__main__:"):
-            raise
-        message = f"{entry.id}: another process cannot import a class from the program that was started; move it to a module"
-        raise PluginBroken(message, plugin=entry.id) from error
-    kind = KINDS[entry.kind]
-    expected: type[Spec] = import_object(kind.spec)
-    given: Any = getattr(made, "spec_fields", {})
-    known = {item.name for item in fields(expected)} - {"api", "implementation", "replaces"}
-    if not isinstance(made, type):
-        reason = f"is a {type(made).__name__}, expected a class"
-    elif not isinstance(given, dict):
-        reason = f"has spec_fields = {given!r}, expected a mapping of fields of {expected.__name__}"
-    elif unknown := sorted(set(given) - known):
-        reason = f"has the unknown field {unknown[0]!r} in spec_fields{did_you_mean(unknown[0], known)}"
-    elif entry.kind == "logits_processor" and (why := _not_a_processor(made)):
-        reason = why
-    else:
-        flags = {flag for flag in expected.FLAGS if getattr(made, flag, False) is True} | set(given.get("flags", ()))
-        fitting = {**given, "api": f"{kind.major}.{kind.minor}", "implementation": entry.value, "flags": frozenset(flags)}
-        try:
-            return expected(**fitting)
-        except (TypeError, ValueError) as error:
-            reason = f"makes no {expected.__name__}: {error}"
-    raise PluginBroken(f"{entry.id}: {entry.value!r} {reason}", plugin=entry.id)
-
-
-def _not_a_processor(made: type) -> str | None:
-    """Return why a class cannot be a logits processor, or None if it can."""
-    if hasattr(made, "update_state") or hasattr(made, "is_argmax_invariant"):
-        return (
-            "has the methods of vLLM's logits processors (update_state, is_argmax_invariant). Pegboard's has update, apply and "
-            "argmax_invariant: see docs/vllm.md"
-        )
-    missing = [name for name in ("update", "apply", "argmax_invariant") if not hasattr(made, name)]
-    if getattr(made, "host_tokens", False) and not hasattr(made, "extend"):
-        missing.append("extend")
-    return f"has no {', '.join(missing)}: see pegboard.interfaces.logits_processor" if missing else None

@@ -1,0 +1,159 @@
+"""`pegboard plugins lock` pins the installed plugins in a file, `diff` compares the installation with it, and `sync` restores
+it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from pegboard.config.schema import PluginConfig
+from pegboard.config.sources import plugin_config
+from pegboard.errors import ConfigError
+from pegboard.interfaces.command import CommandSetup
+from pegboard.plugins import lockfile
+from pegboard.plugins.lockfile import Difference, LockFile
+from pegboard.plugins.registry import Registry
+from pegboard_doctor.explain import decide
+
+FILE = "pegboard-lock.json"
+
+
+class Lock:
+    """The command `plugins lock`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        description = f"Write the plugins that may be used, with their versions and digests, to FILE (default {FILE})."
+        self._parser = setup.parser(prog="pegboard plugins lock", description=description)
+        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the file to write")
+        self._parser.add_argument("--model", metavar="REF", help="also record the choices for serving this model")
+
+    def run(self, words: Sequence[str]) -> int:
+        arguments, config = self._parser.parse(words), _unlocked()
+        if config.files:
+            raise ConfigError(f"plugins.files has {config.files[0]}, and a file cannot be locked: make it a package")
+        distributions = lockfile.installed(Registry.discover(config))
+        needed = _requirements(distributions)
+        choices = _choices(arguments.model, config) if arguments.model is not None else {}
+        made = LockFile(1, distributions, needed, arguments.model, choices)
+        Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+        print(f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, {len(choices)} choices")
+        print(f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else")
+        return 0
+
+
+class Diff:
+    """The command `plugins diff`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        description = "Show what differs between a lock file and this installation: distributions, and choices for its model."
+        self._parser = setup.parser(prog="pegboard plugins diff", description=description)
+        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the lock file")
+
+    def run(self, words: Sequence[str]) -> int:
+        """Return 0, or 1 if anything differs."""
+        locked, config = lockfile.read(Path(self._parser.parse(words).file)), _unlocked()
+        lines = [str(found) for found in _differences(locked, config)]
+        if locked.model is not None:
+            here = _choices(locked.model, config)
+            for key in sorted({*locked.choices, *here}):
+                before, now = locked.choices.get(key, "nothing"), here.get(key, "nothing")
+                if before != now:
+                    lines.append(f"{key}: {before} was chosen for {locked.model}, now {now}")
+        print("\n".join(lines) or "nothing differs")
+        return 1 if lines else 0
+
+
+class Sync:
+    """The command `plugins sync`."""
+
+    def __init__(self, options: None, setup: CommandSetup) -> None:
+        description = "Show the pip commands that restore the plugins of a lock file, or run them."
+        self._parser = setup.parser(prog="pegboard plugins sync", description=description)
+        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the lock file")
+        self._parser.add_argument("--yes", action="store_true", help="run the commands")
+
+    def run(self, words: Sequence[str]) -> int:
+        """Return 0, or 1 if the set could not be restored."""
+        arguments = self._parser.parse(words)
+        commands = list(_commands(_differences(lockfile.read(Path(arguments.file)), _unlocked())))
+        if not arguments.yes:
+            print("\n".join(map(shlex.join, commands)) or "nothing to do")
+            return 0
+        for command in commands:
+            print(shlex.join(command), flush=True)
+            if subprocess.run(command, check=False).returncode:
+                return 1
+        # This interpreter may have imported older versions.
+        own = [sys.executable, "-m", "pegboard", "plugins", "diff", arguments.file]
+        return subprocess.run(own, check=False).returncode
+
+
+def _unlocked() -> PluginConfig:
+    """Return the rules without their lock, so that these commands work where a server refuses to start."""
+    return msgspec.structs.replace(plugin_config(), lock=None)
+
+
+def _differences(locked: LockFile, config: PluginConfig) -> list[Difference]:
+    return lockfile.differences(locked, lockfile.installed(Registry.discover(config)))
+
+
+def _commands(found: Iterable[Difference]) -> Iterable[list[str]]:
+    """Return the pip commands. Raises ConfigError for a name or a version that is not one."""
+    found, pip = list(found), [sys.executable, "-m", "pip"]
+    pins = []
+    for each in found:
+        if each.wanted is not None:
+            try:
+                pins.append(f"{canonicalize_name(each.name, validate=True)}=={Version(each.wanted)}")
+            except (InvalidName, InvalidVersion) as error:
+                raise ConfigError(f"the lock file names {each.name!r} {each.wanted!r}: {error}") from error
+    if pins:
+        yield [*pip, "install", "--no-deps", "--force-reinstall", *pins]
+    if extra := [each.name for each in found if each.wanted is None]:
+        yield [*pip, "uninstall", "--yes", *extra]
+
+
+def _requirements(distributions: Iterable[str]) -> dict[str, str]:
+    """Return name → version of what these distributions need, directly or not, and that is not one of them."""
+    given = set(distributions)
+    found: dict[str, str] = {}
+    waiting = list(given)
+    while waiting:
+        for text in _required(waiting.pop()):
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                continue  # `plugins doctor` reports it
+            name = str(canonicalize_name(requirement.name))
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            version = lockfile.installed_version(name)
+            if applies and version and name not in given and name not in found:
+                found[name] = version
+                waiting.append(name)
+    return dict(sorted(found.items()))
+
+
+def _required(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:
+        return []
+
+
+def _choices(model: str, config: PluginConfig) -> dict[str, str]:
+    """Return "kind" or "kind key" → the plugin that is chosen for the model on this machine."""
+    registry, _ = decide(model, config)
+    return {
+        f"{made.kind} {made.key}".rstrip(): made.winner.qualified
+        for _, made in sorted(registry.decisions.items())
+        if made.winner is not None
+    }

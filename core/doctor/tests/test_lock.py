@@ -1,0 +1,132 @@
+"""`pegboard plugins lock`, `diff` and `sync`, and a start with a lock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.cli.main import command_setup
+from pegboard.config.schema import PluginConfig, Settings
+from pegboard.errors import ConfigError
+from pegboard.plan.engine_plan import resolve
+from pegboard.plugins import discovery, lockfile
+from pegboard_doctor.lock import Diff, Lock, Sync
+from pegboard_testing.authoring.one_request import CONFIG
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
+
+COMMANDS: dict[str, Callable[..., Any]] = {"lock": Lock, "diff": Diff, "sync": Sync}
+
+
+@pytest.fixture
+def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+    monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
+    fake_distributions.add("acme", {"sampler": {"one": "locked_one:ONE"}}, {"locked_one": spec_source("sampler", "ONE")})
+    fake_distributions.add("other", {"sampler": {"two": "locked_two:TWO"}}, {"locked_two": spec_source("sampler", "TWO")})
+    return fake_distributions
+
+
+def run(action: str, *words: str) -> int:
+    return COMMANDS[action](None, command_setup(f"plugins-{action}")).run(words)
+
+
+def test_every_change_is_found(
+    fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "lock.json")
+    assert run("lock", file) == 0
+    locked = json.loads(Path(file).read_text())
+    assert locked["distributions"]["acme"]["plugins"] == ["sampler:one"] and locked["distributions"]["acme"]["version"] == "1.0"
+    assert "numpy" in locked["requirements"], "what pegboard needs is pinned"
+    capsys.readouterr()
+    assert run("diff", file) == 0 and capsys.readouterr().out == "nothing differs\n"
+    assert run("sync", file) == 0 and capsys.readouterr().out == "nothing to do\n"
+
+    fakes.write(locked_one=spec_source("sampler", "ONE") + "\n# changed\n")
+    next(fakes.root.glob("other-*")).joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.1\n")
+    fakes.add("third", {"sampler": {"three": "locked_three:THREE"}}, {"locked_three": spec_source("sampler", "THREE")})
+    locked["requirements"]["numpy"] = "0.1"
+    Path(file).write_text(json.dumps(locked))
+    assert run("diff", file) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "acme 1.0: its files differ from the locked ones",
+        "other: 1.0 is locked, 1.1 is installed",
+        "third 1.0 is installed, but not locked",
+    ]
+    assert told[3].startswith("numpy: 0.1 is locked, ") and len(told) == 4
+    with pytest.raises(ConfigError, match=r"(?s)the plugins differ from .*acme 1.0: its files.*run pegboard plugins sync"):
+        resolve(Settings(plugins=PluginConfig(lock=file)))
+    assert run("sync", file) == 0
+    install, uninstall = capsys.readouterr().out.splitlines()
+    assert install.endswith("install --no-deps --force-reinstall acme==1.0 other==1.0 numpy==0.1")
+    assert uninstall.endswith("uninstall --yes third")
+
+    ran: list[list[str]] = []
+
+    def runs(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0 if len(ran) < 3 else 1)
+
+    monkeypatch.setattr(subprocess, "run", runs)
+    assert run("sync", file, "--yes") == 1, "the status is that of the last comparison"
+    assert ran[0][-1] == "numpy==0.1" and ran[1][-1] == "third" and ran[2][-3:] == ["plugins", "diff", file]
+
+
+def test_a_denied_plugin_is_not_part_of_the_set(
+    fakes: FakeDistributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('plugins.deny = ["other"]\nplugins.lock = "no such file"\n')
+    monkeypatch.setenv("PEGBOARD_CONFIG", str(config))
+    file = tmp_path / "lock.json"
+    assert run("lock", str(file)) == 0, "the lock of the rules does not stop the command that makes one"
+    assert sorted(json.loads(file.read_text())["distributions"]) == ["acme", "pegboard"]
+    assert run("diff", str(file)) == 0
+    config.write_text("")
+    assert run("diff", str(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as a lock file"),
+        ('{"format": 2, "distributions": {}}', "format"),
+        ('{"format": 1, "distributions": {"a": {"version": "1"}}}', "digest"),
+    ],
+)
+def test_wrong_files_are_explained(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "lock.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        lockfile.read(tmp_path / "lock.json")
+    with pytest.raises(ConfigError, match="cannot be read as a lock file"):
+        lockfile.read(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(("name", "version"), [("--index-url=http://x", "1"), ("acme", "1 --index-url=x")])
+def test_nothing_but_pins_reaches_pip(fakes: FakeDistributions, tmp_path: Path, name: str, version: str) -> None:
+    locked = {"format": 1, "distributions": {name: {"version": version, "digest": "", "plugins": []}}}
+    (tmp_path / "lock.json").write_text(json.dumps(locked))
+    with pytest.raises(ConfigError, match="the lock file names"):
+        run("sync", str(tmp_path / "lock.json"))
+
+
+def test_choices_for_a_model_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the plugins that are really installed."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    file = tmp_path / "lock.json"
+    assert run("lock", str(file), "--model", str(tmp_path)) == 0
+    locked = json.loads(file.read_text())
+    assert locked["choices"]["model LlamaForCausalLM"].endswith(":LlamaForCausalLM")
+    locked["choices"]["model LlamaForCausalLM"] = "acme:LlamaForCausalLM"
+    file.write_text(json.dumps(locked))
+    capsys.readouterr()
+    assert run("diff", str(file)) == 1
+    told = capsys.readouterr().out
+    assert "model LlamaForCausalLM: acme:LlamaForCausalLM was chosen for" in told and len(told.splitlines()) == 1
