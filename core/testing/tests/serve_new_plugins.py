@@ -1,6 +1,7 @@
 """Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The folder gets a checkpoint.
 
-The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone.
+The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone. So are those of
+the new platform, attention and executor.
 """
 
 from __future__ import annotations
@@ -56,9 +57,17 @@ def main(folder: Path) -> None:
         "logits_processors": ["my-logits-processor"],
         "structured_outputs_config": {"backend": "my-structured-output"},
     }
+    device = {
+        "device": "my-platform",
+        "attention_backend": "my-attention",
+        "distributed_executor_backend": "my-executor",
+    }
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(folder), **plain) as llm:
         expected = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS]
+    with LLM(str(folder), **plain, **device) as llm:
+        on_device = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    assert on_device == expected, f"expected {expected}, found {on_device}"
     with LLM(str(folder), **plain, **more) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
         forbidden = found[0][0]

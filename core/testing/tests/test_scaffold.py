@@ -64,7 +64,7 @@ def test_new_packages_are_formatted(packages: dict[str, Path]) -> None:
     ("kind", "name", "message"),
     [
         ("tool_parsr", "mine", "tool_parser"),
-        ("executor", "mine", "no template for the kind executor yet"),
+        ("sampler", "mine", "no template for the kind sampler yet"),
         ("tool_parser", "My Parser", "expected lower-case letters"),
         ("tool_parser", "../mine", "expected lower-case letters"),
         ("tool_parser", "1st", "expected lower-case letters"),
