@@ -67,9 +67,7 @@ class Decoder(nn.Module):
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
-        self.layers = LayerStack(
-            build.at(names.layers), len(traits.layers), lambda b, i: make_layer(b, i, traits, self.ropes, taps)
-        )
+        self.layers = LayerStack(build.at(names.layers), len(traits.layers), lambda b, i: self.make_layer(b, i, traits, taps))
         is_folded = traits.norm.startswith("rms") and not traits.head_bias
         factor = traits.logits_scale if is_folded else 1.0
         self.passes = traits.passes
@@ -83,6 +81,28 @@ class Decoder(nn.Module):
     def traits(config: Mapping[str, Any]) -> Traits:
         """Read the traits from the checkpoint's config. Raises ModelError for values that the model cannot have."""
         raise NotImplementedError
+
+    def make_layer(self, build: Build, index: int, traits: Traits, taps: dict[int, Tensor]) -> nn.Module:
+        """Return a layer. A model whose blocks are arranged in its own way overrides this. taps: see `Skip`."""
+        own = traits.layers[index]
+        feed_forward: nn.Module | None = None
+        if own.experts is not None:
+            feed_forward = ExpertsBlock(build, traits, own.experts)
+        elif own.width:
+            names = traits.names
+            feed_forward = FeedForward(build.at(names.mlp) if names.mlp else build, traits, own.width, own.xielu)
+        attention = self.make_attention(build.at(traits.names.attention), index, traits) if own.num_kv_heads else None
+        blocks: Any = (attention, feed_forward)
+        kinds = {"before": NormBefore, "after": NormAfter, "parallel": Parallel}
+        layer: nn.Module = kinds[traits.order](build, traits, *blocks)
+        starts = [(start, share) for start, to, share in traits.skips if to == index]
+        if starts or any(start == index for start, _, _ in traits.skips):
+            return Skip(layer, index, starts, taps)
+        return layer
+
+    def make_attention(self, build: Build, index: int, traits: Traits) -> nn.Module:
+        """Return the attention of a layer, (hidden [T, hidden], step) → [T, hidden]. build: of its tensors."""
+        return SelfAttention(build, index, traits, traits.layers[index], self.ropes)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embedding(input_ids)
@@ -115,26 +135,6 @@ def make_rope(build: Build, rule: RopeTraits, max_positions: int) -> Rope:
     return Rope(own, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling)
 
 
-def make_layer(build: Build, index: int, traits: Traits, ropes: list[Rope], taps: dict[int, Tensor]) -> nn.Module:
-    own = traits.layers[index]
-    feed_forward: nn.Module | None = None
-    if own.experts is not None:
-        feed_forward = ExpertsBlock(build, traits, own.experts)
-    elif own.width:
-        names = traits.names
-        feed_forward = FeedForward(build.at(names.mlp) if names.mlp else build, traits, own.width, own.xielu)
-    blocks: Any = (
-        SelfAttention(build.at(traits.names.attention), index, traits, own, ropes) if own.num_kv_heads else None,
-        feed_forward,
-    )
-    kinds = {"before": NormBefore, "after": NormAfter, "parallel": Parallel}
-    layer: nn.Module = kinds[traits.order](build, traits, *blocks)
-    starts = [(start, share) for start, to, share in traits.skips if to == index]
-    if starts or any(start == index for start, _, _ in traits.skips):
-        return Skip(layer, index, starts, taps)
-    return layer
-
-
 class NormBefore(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)). `residual` is the sum so far. Results may be normalized, too. A
     layer may lack a block (DeciLM)."""
@@ -143,30 +143,30 @@ class NormBefore(nn.Module):
         super().__init__()
         names, size = traits.names, traits.hidden_size
 
-        def norm(name: str, block: object) -> Any:
+        def norm(name: str, block: object, offset: float = 1.0) -> Any:
             before = name in (names.before_attention, names.before_mlp)
             scale = traits.residual_scale if before else 1.0
-            return make_norm(build.at(name), size, traits, scale) if name and block is not None else None
+            return make_norm(build.at(name), size, traits, scale, offset=offset) if name and block is not None else None
 
         self.attention, self.feed_forward = attention, feed_forward
         self.before_attention = norm(names.before_attention, attention)
-        self.after_attention = norm(names.after_attention, attention)
+        self.after_attention = norm(names.after_attention, attention, traits.after_offsets[0])
         self.before_mlp = norm(names.before_mlp, feed_forward)
-        self.after_mlp = norm(names.after_mlp, feed_forward)
+        self.after_mlp = norm(names.after_mlp, feed_forward, traits.after_offsets[1])
 
     def forward(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
         if self.attention is not None:
-            hidden, residual = _added(self.before_attention, hidden, residual)
+            hidden, residual = added(self.before_attention, hidden, residual)
             hidden = self.attention.forward(hidden, step)
             hidden = hidden if self.after_attention is None else self.after_attention(hidden)
         if self.feed_forward is not None:
-            hidden, residual = _added(self.before_mlp, hidden, residual)
+            hidden, residual = added(self.before_mlp, hidden, residual)
             hidden = self.feed_forward.forward(hidden)
             hidden = hidden if self.after_mlp is None else self.after_mlp(hidden)
         return hidden, residual
 
 
-def _added(norm: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def added(norm: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (normalized sum, sum)."""
     if residual is None:
         return norm(hidden), hidden
@@ -317,7 +317,9 @@ class ExpertsBlock(nn.Module):
         )
         self.shared = FeedForward(build.at(own.shared), traits, own.shared_width) if own.shared_width else None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        shared = None if self.shared is None else self.shared.forward(hidden)
+    def forward(self, hidden: Tensor, shared: Tensor | None = None) -> Tensor:
+        """shared: [T, hidden], added to the sum; None = what the shared experts compute, if there are any."""
+        if self.shared is not None:
+            shared = self.shared.forward(hidden)
         out: Tensor = self.experts(hidden, self.router(hidden), shared)
         return out

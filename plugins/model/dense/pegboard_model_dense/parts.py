@@ -22,16 +22,17 @@ ALIBI_CHANNELS = 8
 
 class AdjustedNorm(Norm):
     """A Norm with the weight (w + offset) · factor, kept as float32, so that it is not rounded. Gemma's checkpoints store the
-    weight minus 1. The last norm takes the factor of the logits."""
+    weight minus an offset. The last norm takes the factor of the logits. The tensor may be called "scale" (Grok)."""
 
     def __init__(self, build: Build, size: int, eps: float, offset: float, factor: float) -> None:
         super().__init__(build, size, eps)
         self.offset, self.factor = offset, factor
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        wanted = super().declare(available)
-        self.weight = PlainTensor(self.weight.names, (self.size,), replace(self.build, dtype="float32"))
-        return wanted
+        names = [f"{self.build.path}.{part}" for part in ("weight", "scale")]
+        name = next((name for name in names if name in available), names[0])
+        self.weight = PlainTensor({name: (0, self.size)}, (self.size,), replace(self.build, dtype="float32"))
+        return [WantedWeight(name, (self.size,))]
 
     def accept(self, piece: WeightPiece) -> None:
         data = (piece.data.float() + self.offset) * self.factor if isinstance(piece.data, Tensor) else piece.data
@@ -76,15 +77,15 @@ class HeadsNorm(Norm):
         self.forward = forward
 
 
-def make_norm(build: Build, size: int, traits: Traits, scale: float = 1.0, factor: float = 1.0) -> Norm:
+def make_norm(build: Build, size: int, traits: Traits, scale: float = 1.0, factor: float = 1.0, *, offset: float = 1.0) -> Norm:
     """Return a norm of the traits' kind. scale: the input is that of the paper, divided by this. factor: of its results; for
-    root-mean-square norms only."""
+    root-mean-square norms only. offset: of "rms+1"."""
     if not traits.norm.startswith("rms"):
         return StoredLayerNorm(build, size, traits.eps, traits.norm)
     eps = traits.eps / scale**2
     if traits.norm == "rms" and factor == 1.0:
         return Norm(build, size, eps)
-    return AdjustedNorm(build, size, eps, 1.0 if traits.norm == "rms+1" else 0.0, factor)
+    return AdjustedNorm(build, size, eps, offset if traits.norm == "rms+1" else 0.0, factor)
 
 
 class Scale(Layer):

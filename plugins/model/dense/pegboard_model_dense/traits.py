@@ -89,8 +89,9 @@ class LayerTraits:
 class Traits:
     """A model.
 
-    norm: "rms", "rms+1" (the checkpoint stores the weight minus 1), "layer" (with a bias), "layer+1", "layer, no bias" or "layer,
-    no weight" (nor a bias).
+    norm: "rms", "rms+1" (the checkpoint stores the weight minus 1), "rms, scale" (the weight may be called scale), "layer" (with
+    a bias), "layer+1", "layer, no bias" or "layer, no weight" (nor a bias).
+    after_offsets: what "rms+1" adds to the weights of names.after_attention and names.after_mlp.
     order: what each block does with its norm. "before": x + f(norm(x)). "after": x + norm(f(x)). "parallel": both blocks read
     norm(x). names.after_… can be given in addition to "before".
     row_order: of tensors that merge projections. "parts": all of Q, then K, then V. "groups": for each KV head its queries, its
@@ -115,7 +116,8 @@ class Traits:
     ropes: tuple[RopeTraits, ...] = ()
     eps: float = 1e-6
     names: Names = field(default_factory=Names)
-    norm: Literal["rms", "rms+1", "layer", "layer+1", "layer, no bias", "layer, no weight"] = "rms"
+    norm: Literal["rms", "rms+1", "rms, scale", "layer", "layer+1", "layer, no bias", "layer, no weight"] = "rms"
+    after_offsets: tuple[float, float] = (1.0, 1.0)
     order: Literal["before", "after", "parallel"] = "before"
     row_order: Literal["parts", "groups", "kv heads"] = "parts"
     qk_norm: Literal["", "heads", "own", "all", "rotated"] = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_dense import current, experts, gpt, older
+from pegboard_model_dense import arctic, current, experts, gpt, grok, older, plamo, step
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.parts import NormalizedHead, alibi_slopes
 from torch import Tensor
@@ -45,6 +45,17 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     current.Apertus: {"attention_bias": True},
     current.Ouro: {"total_ut_steps": 2, "early_exit_threshold": 1.0},
     current.HunYuan: {"head_dim": 4, "use_qk_norm": True},
+    arctic.Arctic: {"num_local_experts": 4, "num_experts_per_tok": 2, "parallel_attn_mlp_res": True},
+    grok.Grok: {"num_experts": 4, "num_experts_per_tok": 2, "attn_output_multiplier": 0.5},
+    plamo.Plamo3: {"head_dim": 4, "window_size": 5, "sliding_window_pattern": 2},
+    step.Step3: {
+        "head_dim": 4,
+        "share_q_dim": 8,
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_intermediate_size": 8,
+        "share_expert_dim": 8,
+    },
     older.Biased: {"bias": True, "qkv_bias": False},
     older.Fairseq2: {},
     older.Baichuan: {"num_key_value_heads": 4},
@@ -121,6 +132,10 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (current.Apertus, {"xielu": [[1.0, 2.0, 0.5]]}, "three finite numbers for each of 2 layers"),
         (current.Ouro, {"early_exit_threshold": 0.5}, "early_exit_threshold=0.5"),
         (current.Ouro, {"total_ut_steps": 0}, "expected 1 to 64"),
+        (grok.Grok, {"residual_moe": True}, "residual_moe=True"),
+        (plamo.Plamo3, {"sliding_window": [5, 7]}, "windows of one length"),
+        (plamo.Plamo3, {"rope_scaling_factor": 4.0}, "without initial_context_length"),
+        (step.Step3, {"moe_layers_enum": "1,a"}, "moe_layers_enum='1,a'"),
         (older.QWen, {"rotary_pct": 0.5}, "rotary_pct=0.5"),
         (older.MiniCPM, {"num_experts": 8}, "num_experts=8"),
         (older.Solar, {"bskcn_3": [0], "bskcn_1": [1]}, "no earlier layer in bskcn_1"),

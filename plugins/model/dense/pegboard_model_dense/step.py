@@ -1,0 +1,79 @@
+"""Step-3 (StepFun 2025, arXiv 2507.19427): attention with one head of keys and values, whose queries come from a normalized
+vector of a few channels; experts with a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pegboard.errors import ModelError
+from pegboard.layers import Attention, Build, Linear, RouterRule, read, size_of
+from pegboard_model_dense.decoder import Decoder, Step
+from pegboard_model_dense.experts import with_experts
+from pegboard_model_dense.parts import make_norm
+from pegboard_model_dense.traits import ExpertTraits, Traits, common, renamed
+
+
+class Step3(Decoder):
+    def __init__(self, config: Mapping[str, Any], build: Build) -> None:
+        self.query_rank = read(config, "share_q_dim", int) or read(config, "head_dim", int) or 256
+        super().__init__(config, build)
+
+    @staticmethod
+    def traits(config: Mapping[str, Any]) -> Traits:
+        base = {
+            "rms_norm_eps": 1e-5,
+            "head_dim": 256,
+            **renamed(config, max_position_embeddings="max_position_embedding"),
+            "num_key_value_heads": 1,
+            "hidden_act": "silu",
+        }
+        own = ExpertTraits(
+            count=size_of(config, "moe_num_experts"),
+            width=size_of(config, "moe_intermediate_size"),
+            rule=RouterRule(size_of(config, "moe_top_k"), renormalize=bool(read(config, "norm_expert_weight", bool))),
+            router="moe.gate",
+            modules="moe",
+            shared="share_expert",
+            shared_width=size_of(config, "share_expert_dim"),
+        )
+        traits = common(base)
+        chosen = _layers_with_experts(config, len(traits.layers))
+        return with_experts(traits, own, lambda index: index in chosen)
+
+    def make_attention(self, build: Build, index: int, traits: Traits) -> nn.Module:
+        return FactorizedAttention(build, index, traits, self.query_rank, self.ropes[0])
+
+
+def _layers_with_experts(config: Mapping[str, Any], count: int) -> set[int]:
+    """Return the layers that `moe_layers_enum` lists, as text with commas or as a list; all but the first if it is missing."""
+    told = config.get("moe_layers_enum")
+    if told is None:
+        return set(range(1, count))
+    try:
+        return {int(index) for index in (told.split(",") if isinstance(told, str) else told)}
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"the checkpoint's config has moe_layers_enum={told!r}; expected numbers of layers") from error
+
+
+class FactorizedAttention(nn.Module):
+    """Multi-matrix factorization attention: q = wq(norm(q_proj(x))), one key and one value for all heads."""
+
+    def __init__(self, build: Build, index: int, traits: Traits, rank: int, rope: Any) -> None:
+        super().__init__()
+        hidden, dim, heads = traits.hidden_size, traits.head_dim, traits.num_heads
+        self.heads, self.dim = heads, dim
+        self.q_proj = Linear(build.at("q_proj"), hidden, rank)
+        self.k_proj, self.v_proj = Linear(build.at("k_proj"), hidden, dim), Linear(build.at("v_proj"), hidden, dim)
+        self.norm = make_norm(build.at("inter_norm"), rank, traits)
+        self.wq = Linear(build.at("wq"), rank, heads * dim)
+        self.out = Linear(build.at("o_proj"), heads * dim, hidden)
+        self.attention = Attention(build, index, heads, 1, dim, rope=rope)
+
+    def forward(self, hidden: Tensor, step: Step) -> Tensor:
+        k, v = (project(hidden).view(len(hidden), 1, self.dim) for project in (self.k_proj, self.v_proj))
+        q = self.wq(self.norm(self.q_proj(hidden))).view(len(hidden), self.heads, self.dim)
+        out: Tensor = self.out(self.attention(q, k, v, step[0]))
+        return out
