@@ -1,7 +1,7 @@
 """Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The folder gets a checkpoint.
 
-The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone. So are those of
-the new platform, attention and executor.
+The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone. So are
+those of the new platform, attention, executor and sampler. Draws with a seed do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -61,13 +61,18 @@ def main(folder: Path) -> None:
         "device": "my-platform",
         "attention_backend": "my-attention",
         "distributed_executor_backend": "my-executor",
+        "sampler": "my-sampler",
     }
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(folder), **plain) as llm:
         expected = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS]
     with LLM(str(folder), **plain, **device) as llm:
         on_device = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        seeded = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=20, logprobs=2) for seed in range(3)]
+        together = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, seeded)]
+        alone = [llm.generate([prompt], each)[0].outputs[0].token_ids for prompt, each in zip(PROMPTS, seeded, strict=True)]
     assert on_device == expected, f"expected {expected}, found {on_device}"
+    assert together == alone, f"expected {alone}, found {together}"
     with LLM(str(folder), **plain, **more) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
         forbidden = found[0][0]

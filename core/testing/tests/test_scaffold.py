@@ -11,6 +11,7 @@ import pytest
 
 from pegboard.cli.main import main
 from pegboard.errors import PegboardError
+from pegboard.interfaces import KINDS
 from pegboard_testing.authoring.scaffold import kinds, write_package
 
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
@@ -64,7 +65,6 @@ def test_new_packages_are_formatted(packages: dict[str, Path]) -> None:
     ("kind", "name", "message"),
     [
         ("tool_parsr", "mine", "tool_parser"),
-        ("sampler", "mine", "no template for the kind sampler yet"),
         ("tool_parser", "My Parser", "expected lower-case letters"),
         ("tool_parser", "../mine", "expected lower-case letters"),
         ("tool_parser", "1st", "expected lower-case letters"),
@@ -74,6 +74,10 @@ def test_what_cannot_be_made_is_explained(kind: str, name: str, message: str, tm
     with pytest.raises(PegboardError, match=message):
         write_package(kind, name, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_every_kind_has_a_template() -> None:
+    assert set(kinds()) == set(KINDS)
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,17 +53,15 @@ class New:
 
 @cache
 def kinds() -> tuple[str, ...]:
-    """Return the kinds that have a template, sorted."""
+    """Return the kinds, which all have a template, sorted."""
     names = (path.name.removesuffix(".txt") for path in TEMPLATES.iterdir())
     return tuple(sorted(name for name in names if name in KINDS))
 
 
 def write_package(kind: str, name: str, directory: Path) -> Path:
-    """Make `directory`/<package> with the files of a new plugin, and return it. Raises PegboardError if the kind is unknown or
-    has no template, if the name cannot be a module's name, or if the folder is already there."""
+    """Make `directory`/<package> with the files of a new plugin, and return it. Raises PegboardError if the kind is unknown, if
+    the name cannot be a module's name, or if the folder is already there."""
     check_kind(kind)
-    if kind not in kinds():
-        raise UsageError(f"there is no template for the kind {kind} yet; there are templates for {', '.join(kinds())}")
     if not NAME.fullmatch(name):
         raise UsageError(f"the name is {name!r}, expected lower-case letters, digits, - and _, beginning with a letter")
     about, own = read_template(kind)
