@@ -1,0 +1,1 @@
+"""Tool calls in tags that carry the name of the function."""
