@@ -16,7 +16,7 @@ from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
 TALK = [command for command in PEGBOARD if command.words[1] in ("chat", "complete")]
-OFFLINE = [c for c in PEGBOARD if c.words[1] == "run-batch" or (c.words[1] == "bench" and c.words[2] != "serve")]
+OFFLINE = [c for c in PEGBOARD if c.words[1] in ("run-batch", "perplexity") or (c.words[1] == "bench" and c.words[2] != "serve")]
 LOAD = [command for command in PEGBOARD if command.words[1:3] == ("bench", "serve")]
 OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD)]
 
@@ -94,9 +94,10 @@ def test_pegboard_loads_a_server(command: Command, server: Server, environment: 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(OFFLINE), ids=str)
 def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """The batch files have the JSON that the pages show."""
+    """The batch files have the JSON that the pages show. Files of text have any text."""
     (line,) = (block.text for block in blocks(ROOT / "docs/serving.md") if block.language == "json")
     (tmp_path / "requests.jsonl").write_text(line, "utf-8")
+    (tmp_path / "text.txt").write_text("The capital of France is Paris.", "utf-8")
     words = [str(smollm2_gguf) if word == HUB_MODEL else word for word in command.words]
     small = ["--max-model-len", "512", "--kv-cache-memory-bytes", str(2**27)]
     result = runs([*words, *small], env=environment, cwd=tmp_path)
