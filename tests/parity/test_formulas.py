@@ -234,6 +234,82 @@ class Step3:
         return SimpleNamespace(logits=(norm(own, "model.norm.weight", x) @ own["lm_head.weight"].T)[None])
 
 
+class Plamo2:
+    """Mamba-2 with normalized steps, inputs and outputs; attention in every second layer."""
+
+    state, rank, num_heads = 6, 64, 3
+    config = {**LLAMA, "hidden_size_per_head": DIM, "mamba_step": 2, "mamba_num_heads": num_heads, "mamba_d_state": state,
+              "mamba_d_conv": 4, "tie_word_embeddings": True}  # fmt: skip
+
+    def __init__(self) -> None:
+        shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+        inner, read = self.num_heads * DIM, (("B_norm", self.state), ("C_norm", self.state), ("dt_norm", self.rank))
+        heads: Shapes = {}
+        for i in range(LAYERS):
+            at = f"model.layers.layers.{i}."
+            shapes |= {f"{at}{name}.weight": (HIDDEN,) for name in Plamo.norms}
+            shapes |= {f"{at}mlp.gate_up_proj.weight": (2 * WIDTH, HIDDEN), f"{at}mlp.down_proj.weight": (HIDDEN, WIDTH)}
+            at += "mixer."
+            if i % 2:
+                shapes |= {f"{at}qkv_proj.weight": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+                           f"{at}o_proj.weight": (HIDDEN, HEADS * DIM)}  # fmt: skip
+                heads |= {f"{at}q_weight": (HEADS * DIM,), f"{at}k_weight": (KV_HEADS * DIM,)}
+                continue
+            shapes |= {f"{at}in_proj.weight": (2 * inner, HIDDEN), f"{at}conv1d.weight": (inner, 1, 4),
+                       f"{at}bcdt_proj.weight": (2 * self.state + self.rank, inner),
+                       f"{at}dt_proj.weight": (self.num_heads, self.rank), f"{at}out_proj.weight": (HIDDEN, inner)}  # fmt: skip
+            heads |= {f"{at}{name}_weight": (size,) for name, size in read}
+            heads |= {f"{at}{name}": (self.num_heads,) for name in ("A_log", "D", "dt_bias")}
+        self.tensors = {name: tensor - (1.0 if tensor.dim() == 1 else 0.0) for name, tensor in random_tensors(shapes).items()}
+        own = random_tensors(heads)
+        self.tensors |= {name: t.view(-1, DIM) if name.endswith(("q_weight", "k_weight")) else t for name, t in own.items()}
+
+    def mamba(self, at: str, x: Tensor) -> Tensor:
+        """Token by token, as the recurrence is written."""
+        own = self.tensors
+        gate, x = (x @ own[f"{at}in_proj.weight"].T).unflatten(1, (self.num_heads, 2 * DIM)).split(DIM, 2)
+        padded = functional.pad(x.flatten(1).T, (3, 0))
+        x = functional.silu(functional.conv1d(padded[None], own[f"{at}conv1d.weight"], groups=len(padded))[0].T)
+        parts = (x @ own[f"{at}bcdt_proj.weight"].T).split([self.state, self.state, self.rank], 1)
+        b, c, steps = (norm(own, f"{at}{n}_norm_weight", part) for n, part in zip(("B", "C", "dt"), parts, strict=True))
+        steps = functional.softplus(steps @ own[f"{at}dt_proj.weight"].T + own[f"{at}dt_bias"])
+        x, h, outputs = x.unflatten(1, (self.num_heads, DIM)), torch.zeros(self.num_heads, DIM, self.state), []
+        for t in range(len(x)):
+            decay = torch.exp(-steps[t] * own[f"{at}A_log"].exp())[:, None, None]
+            h = h * decay + (steps[t][:, None] * x[t])[:, :, None] * b[t]
+            outputs.append((h * c[t]).sum(-1) + own[f"{at}D"][:, None] * x[t])
+        return (torch.stack(outputs) * functional.silu(gate)).flatten(1) @ own[f"{at}out_proj.weight"].T
+
+    def attention(self, at: str, x: Tensor) -> Tensor:
+        own = self.tensors
+        heads = (x @ own[f"{at}qkv_proj.weight"].T).unflatten(1, (-1, DIM))
+        q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        q, k = (functional.rms_norm(part, (DIM,), eps=EPS) * own[f"{at}{n}_weight"] for n, part in (("q", q), ("k", k)))
+        return attended(q, k, v, base=10_000.0, scale=DIM**-0.5) @ own[f"{at}o_proj.weight"].T
+
+    def __call__(self, ids: Tensor) -> Any:
+        own = self.tensors
+        x = own["model.embed_tokens.weight"][ids[0]]
+        for i in range(LAYERS):
+            at = f"model.layers.layers.{i}."
+            mixer = self.attention if i % 2 else self.mamba
+            y = mixer(f"{at}mixer.", norm(own, f"{at}pre_mixer_norm.weight", x, 1.0))
+            x = x + norm(own, f"{at}post_mixer_norm.weight", y, 1 / 5)
+            y = norm(own, f"{at}pre_mlp_norm.weight", x, 1.0)
+            y = swiglu(y, *own[f"{at}mlp.gate_up_proj.weight"].chunk(2), own[f"{at}mlp.down_proj.weight"])
+            x = x + norm(own, f"{at}post_mlp_norm.weight", y, 1 / 5**1.5)
+        return SimpleNamespace(logits=(norm(own, "model.norm.weight", x, 1.0) @ own["model.embed_tokens.weight"].T)[None])
+
+
+def test_plamo_2(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:
+    model = Plamo2()
+    reference = reference_of(write_checkpoint(tmp_path / "model", "Plamo2ForCausalLM", model.config, model.tensors), model)
+    check_parity(reference, mamba_block_size=8)
+    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=17, max_model_len=56, mamba_block_size=8)
+    check_cached(reference, (56, 52, 48), mamba_block_size=8)
+    check_recorded(reference)
+
+
 MODELS: dict[str, Any] = {
     "Grok1ModelForCausalLM": Grok,
     "Plamo3ForCausalLM": Plamo,

@@ -35,6 +35,7 @@ class Names:
 
     root: str = "model"
     embedding: str = "embed_tokens"
+    layers: str = "layers"
     norm: str = "norm"
 
 
@@ -73,7 +74,7 @@ class StateDecoder(nn.Module):
             scaling = {name: value for name, value in scaling.items() if name != "partial_rotary_factor"}
             positions = read(config, "max_position_embeddings", int) or 2048
             self.rope = Rope(inner, rotary_dim, max_positions=positions, base=base, scaling=scaling)
-        self.layers = LayerStack(inner.at("layers"), size_of(config, "num_hidden_layers"), make)
+        self.layers = LayerStack(inner.at(names.layers), size_of(config, "num_hidden_layers"), make)
         self.norm = norm(inner.at(names.norm), hidden, eps)
         tied = read(config, "tie_word_embeddings", bool)
         is_tied = is_tied if tied is None else tied

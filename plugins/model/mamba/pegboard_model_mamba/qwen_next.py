@@ -55,10 +55,14 @@ class Qwen3NextModel(StateDecoder):
 
 
 class OffsetNorm(Norm):
-    """A Norm whose weight is stored minus 1."""
+    """A Norm whose weight is stored minus `offset`."""
+
+    def __init__(self, build: Build, size: int, eps: float, offset: float = 1.0) -> None:
+        super().__init__(build, size, eps)
+        self.offset = offset
 
     def accept(self, piece: WeightPiece) -> None:
-        super().accept(replace(piece, data=piece.data.float() + 1) if isinstance(piece.data, Tensor) else piece)
+        super().accept(replace(piece, data=piece.data.float() + self.offset) if isinstance(piece.data, Tensor) else piece)
 
 
 class GatedDeltaNet(nn.Module):

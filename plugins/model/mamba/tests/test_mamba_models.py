@@ -12,6 +12,7 @@ from pegboard_model_mamba.hybrids import BambaModel, FalconH1Model, GraniteHybri
 from pegboard_model_mamba.lfm import Lfm2Model
 from pegboard_model_mamba.minimax import MiniMaxModel, decay_rates
 from pegboard_model_mamba.nemotron import NemotronHModel
+from pegboard_model_mamba.plamo import Plamo2Model
 from pegboard_model_mamba.pure import Mamba2Model, MambaModel, step_limits
 from pegboard_model_mamba.qwen_next import Qwen3NextModel
 from pegboard_model_mamba.zamba import Zamba2Model
@@ -42,7 +43,8 @@ QWEN: dict[str, Any] = {
 }
 MINIMAX: dict[str, Any] = {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]}
 NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "FalconH1", "NemotronH",
-         "Qwen3Next", "Zamba2", "MiniMax", "MiniMaxText01", "MiniMaxM1")  # fmt: skip
+         "Qwen3Next", "Zamba2", "MiniMax", "MiniMaxText01", "MiniMaxM1",
+         "Plamo2")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,6 +117,8 @@ def test_step_limits() -> None:
         (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
         (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "MX"}, "kinds .'X', .*served are linear_attention"),
         (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
+        (Plamo2Model, {**COMMON, "mamba_num_heads": 2, "mamba_d_state": 4, "mamba_step": 1}, "mamba_step=1"),
+        (Plamo2Model, {**COMMON, "mamba_num_heads": 0, "mamba_d_state": 4}, "mamba_num_heads=0, mamba_d_state=4"),
         (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid"]}, "layers_block_type=.*expected one of mamba"),
         (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid", "mamba"], "hidden_act": "relu"}, "served with gelu"),
         (MiniMaxModel, {**MINIMAX, "postnorm": False}, "postnorm=False.*served are postnorm=true"),
