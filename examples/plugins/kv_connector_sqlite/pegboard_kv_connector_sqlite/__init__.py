@@ -1,0 +1,1 @@
+"""A KV connector that stores blocks in SQLite."""
