@@ -112,8 +112,9 @@ def test_pegboard_serve(
     command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The server starts, and it stops when told to. The model in the pages is replaced by the local one, and a tool server by a
-    real one."""
+    real one. Files of the repository are found."""
     words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
+    words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
     if "--tool-server" in words:
         words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")
     if any("adapters" in word for word in words):
