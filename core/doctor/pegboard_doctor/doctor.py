@@ -20,7 +20,7 @@ from pegboard.interfaces import HOOKS_GROUP, KINDS
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
 from pegboard.interfaces.spec import Broken, Ok
-from pegboard.plugins.discovery import Entry, distributions, normalized
+from pegboard.plugins.discovery import UNINSTALLED, Entry, distributions, normalized
 from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
@@ -130,7 +130,13 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
 
 def _specs(registry: Registry) -> Iterator[Finding]:
     allowed = [entry for entry in registry.scan.entries if not registry.blocked(entry)]
-    for entry, cost in measure(allowed).items():
+    for entry in [entry for entry in allowed if entry.version == UNINSTALLED]:
+        try:
+            registry.spec(entry)
+            yield Finding("note", entry.id, "is a file for development: make it a package before others use it")
+        except PluginError as error:
+            yield Finding("problem", entry.id, str(error).removeprefix(f"{entry.id}: "))
+    for entry, cost in measure(entry for entry in allowed if entry.version != UNINSTALLED).items():
         if cost.error:
             yield Finding("problem", entry.id, cost.error.removeprefix(f"{entry.id}: "))
             continue

@@ -20,6 +20,7 @@ from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError
 from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins import lockfile
+from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.lockfile import Difference, LockFile
 from pegboard.plugins.registry import Registry
 from pegboard_doctor.explain import decide
@@ -118,7 +119,7 @@ def _commands(found: Iterable[Difference]) -> Iterable[list[str]]:
                 raise ConfigError(f"the lock file names {each.name!r} {each.wanted!r}: {error}") from error
     if pins:
         yield [*pip, "install", "--no-deps", "--force-reinstall", *pins]
-    if extra := [each.name for each in found if each.wanted is None]:
+    if extra := [each.name for each in found if each.wanted is None and each.found != UNINSTALLED]:
         yield [*pip, "uninstall", "--yes", *extra]
 
 

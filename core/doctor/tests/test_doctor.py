@@ -10,11 +10,13 @@ import pytest
 from pegboard.cli.main import command_setup
 from pegboard.plugins import discovery
 from pegboard.plugins.discovery import Scan
+from pegboard.plugins.importing import module_name
 from pegboard.plugins.registry import Registry
 from pegboard_doctor import doctor
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
+WORDS = {"check", "collect-env", *(f"plugins-{word}" for word in ("cost", "diff", "doctor", "lock", "show", "sync", "why"))}
 PARTS = """
 from pegboard.interfaces.spec import Broken, Ok
 def ok(facts): return Ok({"level": 3})
@@ -35,9 +37,23 @@ def run(*words: str) -> int:
     return doctor.Doctor(None, command_setup("plugins-doctor")).run(words)
 
 
-@pytest.mark.parametrize("word", ["check", "collect-env", "plugins-doctor", "plugins-show", "plugins-why"])
+@pytest.mark.parametrize("word", sorted(WORDS))
 def test_contract(word: str) -> None:
     check_entry(installed_entry("command", word))
+
+
+def test_a_file_for_development_is_a_note(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    (tmp_path / "config.toml").write_text(f'plugins.files = ["{file}"]')
+    monkeypatch.setenv("PEGBOARD_CONFIG", str(tmp_path / "config.toml"))
+    for attribute, status in (("", 0), ("    spec_fields = 3\n", 1)):
+        file.write_text(f'class Mine:\n    plugin = "sampler:mine"\n{attribute}')
+        monkeypatch.delitem(sys.modules, module_name(str(file)), raising=False)
+        assert run() == status
+        shown = capsys.readouterr().out
+        assert ("note" in shown and "make it a package" in shown) if status == 0 else "has spec_fields = 3, expected" in shown
 
 
 def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:

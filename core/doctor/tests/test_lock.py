@@ -77,6 +77,18 @@ def test_every_change_is_found(
     assert ran[0][-1] == "numpy==0.1" and ran[1][-1] == "third" and ran[2][-3:] == ["plugins", "diff", file]
 
 
+def test_a_file_cannot_be_locked(fakes: FakeDistributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, locked, config = tmp_path / "mine.py", str(tmp_path / "lock.json"), tmp_path / "config.toml"
+    file.write_text('class Mine:\n    plugin = "sampler:mine"\n')
+    assert run("lock", locked) == 0
+    with pytest.raises(ConfigError, match="mine-py is not installed, so it cannot be locked"):
+        resolve(Settings(plugins=PluginConfig(lock=locked, files=[str(file)])))
+    config.write_text(f'plugins.files = ["{file}"]')
+    monkeypatch.setenv("PEGBOARD_CONFIG", str(config))
+    with pytest.raises(ConfigError, match="a file cannot be locked: make it a package"):
+        run("lock", locked)
+
+
 def test_a_denied_plugin_is_not_part_of_the_set(
     fakes: FakeDistributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pegboard.errors import ConfigError
-from pegboard.plugins.discovery import Entry
+from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.registry import Registry
 
 CORE = "pegboard"
@@ -100,6 +100,8 @@ class Difference(NamedTuple):
     found: str | None
 
     def __str__(self) -> str:
+        if self.found == UNINSTALLED:
+            return f"{self.name} is not installed, so it cannot be locked"
         if self.wanted is None:
             return f"{self.name} {self.found} is installed, but not locked"
         if self.found is None:

@@ -20,7 +20,7 @@ from pegboard.config.sources import plugin_config
 from pegboard.errors import PluginError, UsageError
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Spec
-from pegboard.plugins.discovery import Entry
+from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.registry import Registry
 from pegboard_testing import contract_generic, contract_source
@@ -75,6 +75,8 @@ class Conformance:
             raise UsageError(f"--tests {arguments.tests}: there is no such folder")
         options = _options(arguments.options)
         entry = Registry.discover(plugin_config()).find(kind, name)
+        if entry.version == UNINSTALLED:
+            raise UsageError(f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME makes one")
         results = []
         for result in examine(entry, arguments.tests, options):
             results.append(result)
