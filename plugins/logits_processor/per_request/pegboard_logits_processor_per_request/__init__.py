@@ -1,0 +1,1 @@
+"""A logits processor that calls a function of the user for each request."""
