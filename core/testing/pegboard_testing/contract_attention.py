@@ -385,6 +385,16 @@ class AttentionContract:
             for index, out in outputs.items():
                 torch.testing.assert_close(out, torch.cat([single[index] for single in singles]), atol=allowed, rtol=allowed)
 
+    @pytest.mark.parametrize("seed", range(4))
+    def test_what_unused_slots_contain_makes_no_difference(self, seed: int) -> None:
+        """Memory that had another layer's state may contain NaN. A slot is read only after a key was written there."""
+        trial, steps = self.random_trial(250 + seed, self.some("dtype", ["bfloat16", "float32"])[0])
+        for named in trial.views.values():
+            for view in named.values():
+                view.fill_(float("nan"))
+        for pieces in steps:
+            self.check(trial, pieces, trial.step(pieces), TOLERANCES["bfloat16"])
+
     def test_the_same_steps_give_the_same_bits(self) -> None:
         (first, steps), (second, _) = self.random_trial(300), self.random_trial(300)
         for pieces in steps:

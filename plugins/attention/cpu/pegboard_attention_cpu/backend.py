@@ -53,13 +53,17 @@ class Scratch:
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
-    def gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        """Return cache[blocks], which is valid until the next gather."""
+    def gather(self, cache: Tensor, blocks: Tensor, unseen: Tensor | None = None) -> Tensor:
+        """Return cache[blocks], which is valid until the next gather. unseen: slots among them whose contents become zeros. A
+        state may have been stored there, whose bytes may mean NaN as keys, and 0 · NaN is not 0."""
         cache, dtype = as_bytes(cache), cache.dtype
         size = len(blocks) * cache[0].numel()
         if self.memory.numel() < size or self.memory.dtype != cache.dtype:
             self.memory = torch.empty(size, dtype=cache.dtype)
-        return torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:])).view(dtype)
+        found = torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:]))
+        if unseen is not None and len(unseen):
+            found.flatten(0, 1).index_fill_(0, unseen, 0)
+        return found.view(dtype)
 
 
 class CPUPagedAttention:
@@ -177,17 +181,25 @@ def _bucket_attention(
         n, length = bucket.num_rows, bucket.num_keys
         queries = q[:n] if bucket.tokens is None else q[bucket.tokens]
         queries = _scaled(queries.reshape(n, num_kv_heads, group, -1), k_scale)
-        keys = key_scratch.gather(k_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
-        values = value_scratch.gather(v_cache, bucket.blocks).view(n, length, num_kv_heads, -1).transpose(1, 2).to(q.dtype)
+        keys, values = (
+            scratch.gather(cache, bucket.blocks, bucket.unseen[rule])
+            .view(n, length, num_kv_heads, -1)
+            .transpose(1, 2)
+            .to(q.dtype)
+            for scratch, cache in ((key_scratch, k_cache), (value_scratch, v_cache))
+        )
         bias = bucket.bias[rule].to(q.dtype)
         return _scaled(attend(queries, keys, values, bias, False), v_scale).reshape(n, -1)
 
     return run
 
 
-def _kept(cache: Tensor, chunk: Chunk) -> Tensor:
-    """Return the chunk's keys or values as they are stored: [num_keys, K, D]."""
-    return as_bytes(cache).index_select(0, chunk.blocks).view(cache.dtype).flatten(0, 1)[: chunk.num_keys]
+def _kept(cache: Tensor, chunk: Chunk, unseen: int) -> Tensor:
+    """Return the chunk's keys or values as they are stored: [num_keys, K, D]. The first `unseen` of them become zeros (see
+    `Scratch.gather`)."""
+    found = as_bytes(cache).index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys]
+    found[:unseen].zero_()
+    return found.view(cache.dtype)
 
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
@@ -201,7 +213,8 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
             keys, values = k[chunk.start : chunk.stop], v[chunk.start : chunk.stop]
         else:
             keys, values = (
-                _scaled(_kept(cache, chunk).to(q.dtype), scale) for cache, scale in ((k_cache, k_scale), (v_cache, v_scale))
+                _scaled(_kept(cache, chunk, chunk.unseen[rule]).to(q.dtype), scale)
+                for cache, scale in ((k_cache, k_scale), (v_cache, v_scale))
             )
         keys = keys.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)

@@ -79,17 +79,16 @@ class LatentLayer:
             out[tokens] = self._expanded(q[tokens], q_rope[tokens], chunk)
         return out
 
-    def _read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tokens of these blocks: [n, C + R]."""
-        rows = self.gather(self.cache, blocks).flatten(0, 1)
+    def _read(self, blocks: Tensor, dtype: torch.dtype, unseen: Tensor | None = None) -> Tensor:
+        """Return the tokens of these blocks: [n, C + R]. unseen: see `Scratch.gather`."""
+        rows = self.gather(self.cache, blocks, unseen).flatten(0, 1)
         return unpack(rows, self.rank, dtype) if self.is_packed else rows.to(dtype)
 
     def _absorbed(self, q: Tensor, q_rope: Tensor, bucket: Bucket) -> Tensor:
         """One query for each row. All heads have the same keys, so they are queries of one head."""
         queries = torch.cat((torch.bmm(q.transpose(0, 1), self.up_k).transpose(0, 1), q_rope), -1)
-        keys, bias = self._read(bucket.blocks, q.dtype).view(bucket.num_rows, 1, bucket.num_keys, -1), bucket.bias[Full()]
-        if self.is_packed:  # what unused slots contain may mean NaN, and 0 · NaN is not 0
-            keys = keys.masked_fill(bias.isinf().transpose(-1, -2), 0)
+        keys = self._read(bucket.blocks, q.dtype, bucket.unseen[Full()]).view(bucket.num_rows, 1, bucket.num_keys, -1)
+        bias = bucket.bias[Full()]
         if self.chooser is not None:
             bias = self.chooser.of_bucket(bucket, bias)
         sums = self.attend(queries.unsqueeze(1), keys, keys[..., : self.rank], bias.to(q.dtype), False)

@@ -23,19 +23,21 @@ FEW_BLOCKS = 4
 class Bucket:
     """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens 0 … n−1. blocks: [n · m]
     block ids, where the longest row has m blocks. bias: for each rule [n, 1, 1, m · block_size] float32, −inf for keys that are
-    not visible."""
+    not visible. unseen: for each rule the indices of these keys among all n · m · block_size."""
 
     num_rows: int
     tokens: Tensor | None
     blocks: Tensor
     num_keys: int
     bias: dict[Retain, Tensor]
+    unseen: dict[Retain, Tensor]
 
 
 @dataclass(slots=True)
 class Chunk:
     """The new tokens start … stop − 1 of one row. They are the last of num_keys tokens, which are in `blocks`. is_whole: all of
-    these tokens are computed in this step. bias: for each rule [stop − start, num_keys] float32; None = plain causal."""
+    these tokens are computed in this step. bias: for each rule [stop − start, num_keys] float32; None = plain causal. unseen: for
+    each rule how many of the first keys no query sees."""
 
     start: int
     stop: int
@@ -43,6 +45,7 @@ class Chunk:
     is_whole: bool
     blocks: Tensor
     bias: dict[Retain, Tensor | None]
+    unseen: dict[Retain, int]
 
 
 @dataclass(slots=True)
@@ -104,11 +107,12 @@ def _bucket(
     num_keys = num_blocks * block_size
     tokens = starts[rows]
     keys = np.arange(num_keys)
-    bias = {}
+    bias, unseen = {}, {}
     for rule in rules:
         hidden = (keys >= lengths[:, None]) | (keys < _first_keys(lengths - 1, rule)[:, None])
         values = np.where(hidden, np.float32("-inf"), np.float32(0))
         bias[rule] = torch.from_numpy(values)[:, None, None, :]
+        unseen[rule] = torch.from_numpy(np.flatnonzero(hidden))
     in_order = bool((tokens == np.arange(len(rows))).all())
     return Bucket(
         num_rows=len(rows),
@@ -116,19 +120,22 @@ def _bucket(
         blocks=torch.from_numpy(tables[rows, :num_blocks].reshape(-1).astype(np.int64)),
         num_keys=num_keys,
         bias=bias,
+        unseen=unseen,
     )
 
 
 def _chunk(start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, rules: set[Retain]) -> Chunk:
     is_whole = num_keys == stop - start
     bias: dict[Retain, Tensor | None] = {}
+    unseen: dict[Retain, int] = {}
     keys, queries = np.arange(num_keys), np.arange(num_keys - (stop - start), num_keys)[:, None]
     for rule in rules:
         first = _first_keys(queries, rule)
+        unseen[rule] = int(first[0, 0])
         if is_whole and first[-1] == 0:
             bias[rule] = None
             continue
         hidden = torch.from_numpy((keys > queries) | (keys < first))
         bias[rule] = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
     blocks = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
-    return Chunk(start, stop, num_keys, is_whole, blocks, bias)
+    return Chunk(start, stop, num_keys, is_whole, blocks, bias, unseen)

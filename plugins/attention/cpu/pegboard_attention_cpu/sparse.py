@@ -11,7 +11,7 @@ from torch import Tensor
 from pegboard.interfaces.attention import AttentionLayer, KVTensor, SparseIndex
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan
 
-Gather = Callable[[Tensor, Tensor], Tensor]
+Gather = Callable[..., Tensor]
 Write = Callable[[Tensor, Tensor], object]
 
 
