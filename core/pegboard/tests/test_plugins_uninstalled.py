@@ -130,6 +130,8 @@ def test_flags_name_files(file: str, tmp_path: Path) -> None:
     parser = FlagParser(prog="test")
     parser.add_settings("engine", "plugins")
     settings, _ = parser.parse_settings(["--plugin", file, "--logits-processors", "target_token", HERE + "Highest"])
+    for given in (file, Path(file), [Path(file)]):
+        assert engine_settings("model", {"plugin_files": given}).plugins.files == [file]
     assert settings.plugins.files == [file] and settings.engine.logits_processors == ["target_token", HERE + "Highest"]
 
 

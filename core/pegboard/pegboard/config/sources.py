@@ -34,7 +34,9 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
     `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises ConfigError, which names the field, if one is unknown
     or wrong."""
     given = dict(values)
-    plugins = {"options": given.pop("plugin_options", None) or {}, "files": given.pop("plugin_files", None) or []}
+    files = given.pop("plugin_files", None) or []
+    files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
+    plugins = {"options": given.pop("plugin_options", None) or {}, "files": files}
     if isinstance(processors := given.get("logits_processors"), list | tuple):
         given["logits_processors"] = [_class_path(item) if isinstance(item, type) else item for item in processors]
     if model is not None:

@@ -89,6 +89,6 @@ def _function(path: str) -> Callable[[Any], Any]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"logits_processor.per_request.make: {path!r} cannot be imported: {error}") from error
     if not callable(found):
-        raise ConfigError(f"logits_processor.per_request.make: {path!r} is a {type(found).__name__}, expected a function")
+        raise ConfigError(f"logits_processor.per_request.make: {path!r} is {found!r}, expected a function")
     made: Callable[[Any], Any] = found
     return made

@@ -78,7 +78,7 @@ def test_an_engine_calls_it(tmp_path: Path, drafts: int) -> None:
     [
         ("no_such_module:make", "cannot be imported: No module named"),
         (HERE + "nothing", "cannot be imported: .*nothing"),
-        (HERE + "number", "is a int, expected a function"),
+        (HERE + "number", "is 3, expected a function"),
     ],
 )
 def test_a_wrong_path_is_explained(path: str, message: str) -> None:
