@@ -54,7 +54,7 @@ class NemotronHModel(StateDecoder):
                 part = SquaredReLU(own, hidden, size_of(config, "intermediate_size"), bias)
             return Block(build, hidden, eps, [("norm", part)])
 
-        names = Names("backbone", "embeddings", "norm_f")
+        names = Names("backbone", "embeddings", norm="norm_f")
         super().__init__({**config, "num_hidden_layers": len(kinds)}, build, make, eps=eps, names=names)
 
 
