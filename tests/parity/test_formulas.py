@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +100,7 @@ class Grok:
             y = attended(q, k, v, base=10_000.0, scale=0.3, cap=2.0) @ own[f"{at}attn.o_proj.weight"].T
             x = x + norm(own, f"{at}post_attn_norm.scale", y)
             experts = [[own[f"{at}moe_block.experts.{e}.{name}.weight"] for name in self.matrices] for e in range(EXPERTS)]
-            gelu = lambda z: functional.gelu(z, approximate="tanh")  # noqa: E731
+            gelu = partial(functional.gelu, approximate="tanh")
             y = norm(own, f"{at}pre_moe_norm.scale", x)
             y = mixed(y, own[f"{at}moe_block.gate.weight"], experts, 2, False, gelu)
             x = x + norm(own, f"{at}post_moe_norm.scale", y)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -23,15 +22,15 @@ from pegboard.errors import ConfigError, PegboardError
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins.discovery import Entry
-from pegboard.plugins.importing import import_object, import_part, import_spec
+from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.registry import Registry
+from pegboard_doctor import programs
 from pegboard_doctor.explain import decide
 
 LIMIT_S = 30
 SHARED = ("numpy", "msgspec", "torch")
-"""What the engine imports anyway. Its cost is no plugin's."""
-_MARK = "cost of a plugin: "
+"""What the engine imports anyway. It is not counted for any plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +92,10 @@ def _only(entries: Iterable[Entry], text: str) -> list[Entry]:
 
 def measured(entries: Sequence[Entry]) -> dict[Entry, ImportCost]:
     """Measure plugins in a program of its own. Raises PegboardError if the program fails."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "pegboard_doctor.cost"],
-        input=json.dumps([asdict(entry) for entry in entries]),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    answers = [line.removeprefix(_MARK) for line in ended.stdout.splitlines() if line.startswith(_MARK)]
+    answers, errors = programs.measured("pegboard_doctor.cost", entries)
     if len(answers) != len(entries):
-        raise PegboardError(f"the program that imports the plugins failed: {ended.stderr.strip()[-2000:]}")
-    return {entry: ImportCost(**json.loads(answer)) for entry, answer in zip(entries, answers, strict=True)}
+        raise PegboardError(f"the program that imports the plugins failed: {errors.strip()[-2000:]}")
+    return {entry: ImportCost(**fields) for entry, fields in zip(entries, answers, strict=True)}
 
 
 def _table(costs: dict[Entry, ImportCost]) -> str:
@@ -162,16 +153,8 @@ def _kilobytes() -> int:
     return pages * os.sysconf("SC_PAGESIZE") // 1024
 
 
-def _share() -> Iterator[str]:
+if __name__ == "__main__":
     for name in SHARED:
         with suppress(ImportError):
             import_module(name)
-            yield name
-
-
-if __name__ == "__main__":
-    shared = list(_share())
-    for kind in KINDS.values():
-        import_object(kind.spec)
-    for values in json.loads(sys.stdin.read()):
-        print(_MARK + json.dumps(asdict(_alone(Entry(**values)))), flush=True)
+    programs.answer(_alone)

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +15,15 @@ from importlib.util import find_spec
 
 from pegboard.config.sources import plugin_config
 from pegboard.errors import PegboardError, PluginError
-from pegboard.interfaces import HOOKS_GROUP, KINDS
+from pegboard.interfaces import HOOKS_GROUP
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
 from pegboard.interfaces.spec import Broken, Ok
 from pegboard.plugins.discovery import UNINSTALLED, Entry, distributions, normalized
-from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility
+from pegboard.plugins.importing import import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
+from pegboard_doctor import programs
 from pegboard_doctor.source_code import missing
 
 BUDGET_MS = 20.0
@@ -39,8 +39,6 @@ PARTS = ("adapters", "implementation", "options", "probe", "suits", "validate", 
 """The fields of specs that name something heavy."""
 
 HEAVY = ("torch", "transformers", "pydantic", "numpy", "tensorflow", "jax", "triton")
-
-_MARK = "spec-cost "
 
 
 class Doctor:
@@ -217,9 +215,8 @@ class Cost:
 
 
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
-    """Measure the cost of each entry in a fresh interpreter: `python -m pegboard_doctor.doctor` reads entries as JSON from stdin
-    and prints a line of JSON for each. If several entries are in one module, the first one gets the cost. An entry over the
-    budget is measured a second time, because the first import after an installation also compiles."""
+    """Measure the cost of each entry in a fresh interpreter. If several entries are in one module, the first one gets the cost.
+    An entry over the budget is measured a second time, because the first import after an installation also compiles."""
     pending = list(entries)
     costs: dict[Entry, Cost] = {}
     while pending:
@@ -235,17 +232,9 @@ def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
 
 
 def _run(entries: list[Entry]) -> dict[Entry, Cost]:
-    result = subprocess.run(
-        [sys.executable, "-m", "pegboard_doctor.doctor", str(LIMIT_S)],
-        input=json.dumps([asdict(entry) for entry in entries]),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=120 + LIMIT_S * len(entries),
-        check=False,
-    )
-    answers = [line.removeprefix(_MARK) for line in result.stdout.splitlines() if line.startswith(_MARK)]
-    return {entry: Cost(**json.loads(answer)) for entry, answer in zip(entries, answers, strict=False)}
+    limit_s = 120 + LIMIT_S * len(entries)
+    answers, _ = programs.measured("pegboard_doctor.doctor", entries, str(LIMIT_S), limit_s=limit_s)
+    return {entry: Cost(**fields) for entry, fields in zip(entries, answers, strict=False)}
 
 
 def _cost(entry: Entry) -> Cost:
@@ -283,7 +272,4 @@ def _interrupt(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, _interrupt)
-    for kind in KINDS.values():  # the import of the interfaces is not counted, because core needs it anyway
-        import_object(kind.spec)
-    for values in json.loads(sys.stdin.read()):
-        print(_MARK + json.dumps(asdict(_cost(Entry(**values)))), flush=True)
+    programs.answer(_cost)

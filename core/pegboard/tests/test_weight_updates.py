@@ -126,7 +126,7 @@ def test_what_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     engine.add("a", range(9), greedy())
     for _ in range(3):
         engine.step()
-    with pytest.raises(RequestError, match="there is no checkpoint /missing/x") as caught:
+    with pytest.raises(RequestError, match="the checkpoint /missing/x does not exist") as caught:
         update(engine, "missing/x")
     assert caught.value.parameter == "path"
     with pytest.raises(RequestError, match="mode must be one of abort, wait, keep"):

@@ -151,7 +151,7 @@ class FakeEngine:
         """Return an empty checkpoint. Its digest is its name. There is none below `missing`."""
         folder = Path(path)
         if folder.parent.name == "missing":
-            raise ModelError(f"there is no checkpoint {path}")
+            raise ModelError(f"the checkpoint {path} does not exist")
         tokenizer = TokenizerPayload("fake")
         return Checkpoint(
             format="fake", path=folder, config={}, architectures=(), tensors={}, tokenizer=tokenizer, digest=folder.name

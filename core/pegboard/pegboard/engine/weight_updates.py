@@ -40,7 +40,7 @@ class WeightUpdates:
         pause, its mode counts. Requests that go on compute all their tokens again. Cached blocks are not found any more, also not
         by KV connectors. Return False as `Pauses.pause` does: the call must be repeated.
 
-        Raises RequestError if there is no such checkpoint of this model; the weights are then the same as before."""
+        Raises RequestError if the path is not a checkpoint of this model. The weights are then the same as before."""
         if "weights" in self._pauses.asleep:
             raise RequestError('the weights are asleep; call wake_up with the tag "weights" first')
         try:

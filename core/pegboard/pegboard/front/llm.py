@@ -240,8 +240,8 @@ class LLM(PoolingMethods):
 
     def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
         """Replace the weights by those in a folder or file, a checkpoint of the same model. mode: what becomes of requests that
-        were added to `llm_engine`, as in `sleep`. Nothing that was computed before is used any more. Raises RequestError if there
-        is no such checkpoint; the weights are then the same as before."""
+        were added to `llm_engine`, as in `sleep`. Nothing that was computed before is used any more. Raises RequestError if the
+        path is not such a checkpoint. The weights are then the same as before."""
         self._until("update_weights", mode, path=str(path))
 
     def _until(self, action: str, mode: "PauseMode", **arguments: Any) -> None:

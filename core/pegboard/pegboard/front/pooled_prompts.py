@@ -27,7 +27,7 @@ def ids_of_pair(tokenizer: "Tokenizer", plan: "EnginePlan", text: str, second: s
     added. most: the number of tokens to keep. Raises RequestError if the model does not classify, or if the tokenizer cannot
     encode pairs."""
     if plan.pooling is None or plan.pooling.task != "classify":
-        raise RequestError("only a model that classifies reads two texts together", parameter="second_text")
+        raise RequestError("only a model that classifies reads two texts together", parameter="data_2")
     encode_pair = getattr(tokenizer, "encode_pair", None)
     if encode_pair is None:
         raise RequestError("the model's tokenizer cannot encode two texts together", parameter="data_2")

@@ -35,6 +35,6 @@ class AsyncWorkerCalls:
     async def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
         """Replace the weights by those in a folder or file on the engine's machine, a checkpoint of the same model. mode: what
         becomes of running requests, as in `pause_generation`. Nothing that was computed before is used any more. Raises
-        RequestError if there is no such checkpoint; the weights are then the same as before."""
+        RequestError if there is not such a checkpoint. The weights are then the same as before."""
         while not await self.control("update_weights", path=str(path), mode=mode):
             await asyncio.sleep(POLL_S)

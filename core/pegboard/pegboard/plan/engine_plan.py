@@ -102,11 +102,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             payload = _tokenizer_payload(registry, settings, engine.tokenizer, report)
             checkpoint = replace(checkpoint, tokenizer=payload)
     with overriding(engine.hf_overrides):
-        if engine.hf_overrides:
-            config = overridden(checkpoint.config, engine.hf_overrides)
-            checkpoint = replace(
-                checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures)
-            )
+        checkpoint = with_overrides(checkpoint, engine.hf_overrides)
         generation = _generation_config(settings, checkpoint)
         settings, pooling = choose_pooling(settings, _choose_model(registry, settings, checkpoint), checkpoint)
         family = choose_family(registry, need_of(checkpoint))
@@ -217,6 +213,14 @@ def describe_files(registry: Registry, files: LocalFiles, load_format: str, seed
     with blame(decision.require().id, registry.modules):
         checkpoint: Checkpoint = expect(loader.describe(files), Checkpoint, loader, "describe")
     return checkpoint
+
+
+def with_overrides(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None) -> Checkpoint:
+    """Return the checkpoint with `hf_overrides` applied to its config."""
+    if not overrides:
+        return checkpoint
+    config = overridden(checkpoint.config, overrides)
+    return replace(checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures))
 
 
 def _choose_loader(registry: Registry, asked: str, root: Path) -> Decision:

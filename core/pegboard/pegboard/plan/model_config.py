@@ -64,7 +64,7 @@ def overriding(overrides: Mapping[str, Any] | None) -> Iterator[None]:
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and `rope_scaling` or `rope_parameters`.
-    Raises ModelError if these are no object, or if a value that every rule reads as a number or a name is something else."""
+    Raises ModelError if these are not objects, or if a value that every rule reads as a number or a name is something else."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ModelError(f"the model's config has rope_parameters or rope_scaling {brief(given)}, expected an object")

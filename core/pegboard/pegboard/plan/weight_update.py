@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pegboard.errors import ModelError, brief
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import Checkpoint
-from pegboard.plan.engine_plan import EnginePlan, describe_files
-from pegboard.plan.model_config import overridden
+from pegboard.plan.engine_plan import EnginePlan, describe_files, with_overrides
 from pegboard.plugins.registry import Registry
 
 FREE = frozenset(
@@ -39,12 +37,8 @@ def describe_update(registry: Registry, plan: EnginePlan, path: str) -> Checkpoi
     engine, loaded = plan.settings.engine, plan.checkpoint
     root = Path(path).expanduser()
     if not root.exists():
-        raise ModelError(f"there is no checkpoint {root}")
-    checkpoint = describe_files(registry, LocalFiles(root), "auto", engine.seed)
-    if engine.hf_overrides:
-        config = overridden(checkpoint.config, engine.hf_overrides)
-        names = tuple(config.get("architectures") or checkpoint.architectures)
-        checkpoint = replace(checkpoint, config=config, architectures=names)
+        raise ModelError(f"the checkpoint {root} does not exist")
+    checkpoint = with_overrides(describe_files(registry, LocalFiles(root), "auto", engine.seed), engine.hf_overrides)
     for name in ("architectures", "quantization", "rope_style"):
         _compare(root, name, getattr(checkpoint, name), getattr(loaded, name))
     new, old = _compared(checkpoint.config), _compared(loaded.config)

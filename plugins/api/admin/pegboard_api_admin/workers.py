@@ -86,7 +86,7 @@ class WorkersApi:
         body = read_body(await http.body(), UpdateBody)
         path = await asyncio.to_thread(named, body.update_info.path, self._directories)
         if path is None:
-            raise RequestError("update_info.path: there is no such checkpoint that clients may name", parameter="path")
+            raise RequestError("update_info.path: not a checkpoint that clients may name", parameter="path")
         while await self._client.control("update_weights", path=str(path), mode=body.mode) is False:
             await asyncio.sleep(POLL_S)
         return JSONResponse({"message": "Weights updated"})

@@ -36,7 +36,8 @@ def make(params: SamplingParams) -> Callable[..., Any] | None:
             return logits.index_fill_(0, torch.tensor(prompt + outputs), -torch.inf)
 
         return all_said
-    return {"number": number, "wide": lambda one: one, "none": lambda outputs, logits: None}.get(form)  # type: ignore
+    wrong: dict[Any, Any] = {"number": number, "wide": lambda one: one, "none": lambda outputs, logits: None}
+    return wrong.get(form)
 
 
 class TestPerRequest(LogitsProcessorContract):
