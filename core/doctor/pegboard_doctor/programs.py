@@ -36,7 +36,8 @@ def measured(
 
 
 def answer(measure: Callable[[Entry], Any]) -> None:
-    """Measure the entries that stdin names. measure: returns a dataclass. The interfaces are imported first and do not count: core needs them anyway."""
+    """Measure the entries that stdin names. measure: returns a dataclass. The interfaces are imported first and do not count:
+    core needs them anyway."""
     for kind in KINDS.values():
         import_object(kind.spec)
     for values in json.loads(sys.stdin.read()):
