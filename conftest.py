@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,3 +23,14 @@ def same_torch_numbers() -> None:
     """In CI, what a test draws from torch's own generator is the same in every run, as are the inputs of property tests."""
     if os.environ.get("CI") and "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--until", type=float, help="skip the tests that would start after this time (seconds since the epoch)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("the time of `make check` is over; `make test` runs this test")

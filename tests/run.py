@@ -1,42 +1,53 @@
-"""Runs the tests. `make test` calls it.
+"""Runs the tests in two processes, which take the next file when they have finished one. `make test` and `make check` call it.
 
-    python tests/run.py [ARGUMENTS OF PYTEST]
-
-Without arguments, all tests run in two processes at once, because most tests use one core or wait. The output of the second
-process is printed when the first has ended. The exit status is that of a process that failed; a negative one is the number of the
-signal that ended it.
+python tests/run.py                       every test, and a table of the slowest at the end
+python tests/run.py ARGUMENTS OF PYTEST   these tests, in one process
+python tests/run.py --changed [COMMIT]    the tests near to what differs from a commit (HEAD if none is named), at most about
+                                          three minutes; the tests of this repository's rules are always part of them
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-import tomllib
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "tests/house"
 PYTEST = (sys.executable, "-m", "pytest", "-q")
-SECOND = frozenset({"plugins", "kernels"})
-"""Folders whose tests take about half of the time."""
+TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")
+SLOWEST = ("--durations=50", "--durations-min=1")
+CHECK_S = 150.0
+"""No test of `--changed` starts later than this."""
+CHECK_FILES = 120
+"""The largest number of test files of `--changed`: collecting them takes time too."""
 
 
 def main(words: list[str]) -> int:
-    if words:
-        return subprocess.run([*PYTEST, *words], cwd=ROOT, check=False).returncode
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]["testpaths"]
-    first = [folder for folder in folders if folder not in SECOND]
-    with (
-        tempfile.TemporaryFile() as output,
-        subprocess.Popen([*PYTEST, *sorted(SECOND)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as other,
-    ):
-        status = subprocess.run([*PYTEST, *first], cwd=ROOT, check=False).returncode
-        print(f"\n{', '.join(sorted(SECOND))}:", flush=True)
-        other.wait()
-        output.seek(0)
-        sys.stdout.buffer.write(output.read())
-        print(f"\nexit status {status} of {', '.join(first)}, and {other.returncode} of the others", flush=True)
-    return status or other.returncode
+    if not words:
+        return _pytest(*TWO_PROCESSES, *SLOWEST)
+    if words[0] == "--changed":
+        return check(words[1] if len(words) > 1 else "HEAD")
+    return _pytest(*words)
+
+
+def check(base: str) -> int:
+    """Runs the tests near to a change, nearest first."""
+    sys.path.insert(0, str(HOUSE))
+    from changed import changed_paths, near
+
+    until = time.time() + CHECK_S
+    house = sorted(HOUSE.glob("test_*.py"))
+    found = [file for _, file in near(changed_paths(base)) if file not in house]
+    files = [*house, *found[: CHECK_FILES - len(house)]]
+    print(f"{len(files)} of {len(found) + len(house)} test files near to the change; `make test` runs all", flush=True)
+    names = [str(file.relative_to(ROOT)) for file in files]
+    return _pytest(*TWO_PROCESSES, "--no-loadscope-reorder", "-m", "not slow", "--until", f"{until:.0f}", *names)
+
+
+def _pytest(*words: str) -> int:
+    return subprocess.run([*PYTEST, *words], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

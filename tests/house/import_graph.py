@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from members import members, tree_of
+from members import members, statements, tree_of
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Yields (module, line, imported names) for every import of a file. Sources must use absolute imports only."""
-    for node in ast.walk(tree_of(path)):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, ()) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

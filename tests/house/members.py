@@ -83,9 +83,17 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(text_of(path))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields all statements below a node. Expressions, which most of a tree consists of, are not searched."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Yields (module, line) for every absolute import in a file. Function-local and type-only imports are included."""
-    for node in ast.walk(tree_of(path)):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
