@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 
 from pegboard.config.limits import NO_LIMIT, Limits
-from pegboard.config.schema import EngineConfig, check_engine, structured_outputs_config
+from pegboard.config.schema import EngineConfig, structured_outputs_config
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
+from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.errors import ConfigError, blame, expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
-from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
@@ -39,10 +39,6 @@ from pegboard.worker.worker import Worker, WorkerPlan
 
 log = get_logger(__name__)
 
-WHOLE_PROMPTS_TOKENS = 4096
-"""The default size of steps that consist of whole prompts. No other request waits for a token meanwhile, and large steps make
-faster products: encoders took 20 % less time than with 512."""
-
 MAX_FILL_THREADS = 4
 """The number of threads that fill token masks. This is little work, and more threads would cost more than they save."""
 
@@ -56,7 +52,7 @@ def build_engine(plan: EnginePlan) -> Engine:
 
 def _build(registry: Registry, plan: EnginePlan) -> Engine:
     started = time.perf_counter()
-    config = _with_platform_defaults(registry, plan)
+    config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     policy, has_priority = _policy(registry, config, limits)
     executor = _executor(registry, plan, config, limits)
@@ -101,7 +97,7 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
     """Make every choice of an engine, and record it in `registry`. The model is built without its weights, and the memory that
     they would leave free is divided. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model
     cannot run."""
-    config = _with_platform_defaults(registry, plan)
+    config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
     _executor(registry, plan, config, limits)
@@ -123,30 +119,6 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
         num_layers = plan.checkpoint.config.get("num_hidden_layers", 0)
         model = LoadedModel(plan.model_names[0], architecture, num_layers, weight_bytes, load_s)
         Hooks(registry).call("pegboard_model_loaded", model)
-
-
-def _with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig:
-    """Return the engine's settings with the platform's value for every "auto". A value that the user set stays."""
-    settings = plan.settings
-    decision = registry.choose("platform", Need(), explicit=settings.engine.device)
-    entry = decision.require()
-    platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
-    open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}
-    if "gpu_memory_utilization" in settings.sources:
-        open_settings.discard("kv_cache_memory_bytes")
-    filled = {name: value for name, value in platform.defaults(plan.checkpoint.dtype).items() if name in open_settings}
-    if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
-        least = max(plan.max_model_len, WHOLE_PROMPTS_TOKENS if plan.pooling is not None else 0)
-        filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), least)
-    if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:
-        filled["max_num_seqs"] = min(int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens)
-    config = settings.with_engine(f"platform {entry.name}", **filled).engine
-    config = msgspec.structs.replace(config, device=entry.name)
-    check_engine(config)
-    unset = [name for name in ("block_size", "max_num_seqs", "max_num_batched_tokens") if getattr(config, name) is None]
-    if unset or config.dtype == "auto":
-        raise ConfigError(f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them")
-    return config
 
 
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:

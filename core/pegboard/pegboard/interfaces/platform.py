@@ -129,7 +129,8 @@ class Platform(Protocol):
         Each default that is used is recorded with the platform's name.
 
         If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and measures how much memory is
-        left for the KV cache. checkpoint_dtype: torch name of the weights' main type, None if all weights are quantized.
+        left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`. If the weights are packed and their kernels do not take the
+        returned dtype, one that they take is used.
         """
 
     def profile(self, path: Path | None) -> None:

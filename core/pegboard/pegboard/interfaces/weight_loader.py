@@ -66,7 +66,7 @@ class Checkpoint:
     config: Hugging Face-shaped configuration (`hidden_size`, `num_hidden_layers`, `rope_parameters` or `rope_theta`, …).
     tensors: index by the names that checkpoints of this architecture use in Hugging Face layout.
     quantization: the checkpoint's quantization config ({"quant_method": …}), or None for plain weights.
-    dtype: torch name of the weights' main type ("float32", "bfloat16"), None if all weights are quantized.
+    dtype: torch name of the type ("float32", "bfloat16") that the config names, or else of most weights; None if neither says.
     rope_style: the order of Q and K rows: "halves" (Hugging Face) or "pairs" (interleaved, as GGUF stores Llama).
     """
 

@@ -84,14 +84,8 @@ class CPUPlatform:
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB or 40 % of the free memory,
         whichever is less. The system allocates it only as blocks are used."""
-        dtype = "float32"
-        if checkpoint_dtype == "bfloat16" and _has_native_bfloat16():
-            import torch
-
-            if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-                dtype = "bfloat16"
         return {
-            "dtype": dtype,
+            "dtype": "bfloat16" if checkpoint_dtype == "bfloat16" and multiplies_bfloat16() else "float32",
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 128,
             "max_num_batched_tokens": BATCHED_TOKENS,
@@ -113,6 +107,9 @@ class CPUPlatform:
             self.profiler = None
 
 
-def _has_native_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
+    """True if bfloat16 products run in hardware, and torch uses it."""
+    import torch
+
     flags = Path("/proc/cpuinfo").read_text()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return ("avx512_bf16" in flags or "amx_bf16" in flags) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
