@@ -26,6 +26,7 @@ from pegboard.errors import (
     EngineDeadError,
     MalformedRequest,
     Overloaded,
+    PegboardError,
     PluginFailure,
     RequestError,
     UnknownModel,
@@ -325,7 +326,7 @@ def test_taken_port_and_other_bad_addresses():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is already in use"):
+        with pytest.raises(PegboardError, match=f"port {port} on 127.0.0.1 is already in use"):
             bind_socket(config(port=port))
     with pytest.raises(ConfigError, match="port must be in"):
         bind_socket(config(port=70000))
@@ -340,7 +341,7 @@ def test_two_servers_that_bound_before_either_listened():
     port = first.getsockname()[1]
     second = bind_socket(config(port=port))
     first.listen()
-    with first, pytest.raises(ConfigError, match="already in use"):
+    with first, pytest.raises(PegboardError, match="already in use"):
         asyncio.run(run_server(app, config(port=port), listener=second, on_ready=lambda _: engine.die()))
 
 
@@ -352,7 +353,7 @@ def test_unix_socket(tmp_path):
 
     def ask(address: str) -> None:
         assert address == f"unix:{path}"
-        with pytest.raises(ConfigError, match="already in use"):
+        with pytest.raises(PegboardError, match="already in use"):
             bind_socket(config(uds=path))
         threading.Thread(target=talk).start()
 

@@ -17,8 +17,8 @@ class TaggedReasoning(StreamParser):
     shows otherwise, because the template wrote the start marker or the model leaves it out. A prompt that ends with the start or
     end marker decides this. stops: texts that also end the reasoning and belong to the content, for models that forget the end
     marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content, except an
-    end marker without a start marker, which is dropped unless it is quoted. If the request switches the reasoning off, all text is
-    content, with its markers.
+    end marker without a start marker, which is dropped unless it is quoted. If the request switches the reasoning off, all text
+    is content, with its markers.
     """
 
     start: ClassVar[str] = "<think>"
