@@ -257,7 +257,9 @@ def test_every_error_answer_has_its_traceback_in_the_log_if_asked_for(is_on, cap
     client = TestClient(build_app([("first", RefusingApi("first"), spec)], FakeEngineClient(), config))
     for path, words in [("/raise/request", "bad top_p"), ("/malformed", "bad body"), ("/stream", "bad end")]:
         caplog.clear()
+        caplog.set_level("INFO")
         assert words in client.get(path).text
+        assert is_on or [f"was refused: {words}" in line for line in caplog.messages].count(True) == 1
         assert (f"RequestError: {words}" in caplog.text or f"MalformedRequest: {words}" in caplog.text) == is_on
     caplog.clear()
     assert client.get("/raise/config").status_code == 500

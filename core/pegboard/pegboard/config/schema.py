@@ -337,11 +337,9 @@ def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
     _check_positive(config, _DATA["positive"]["engine"])
     if config.dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
-        )
-    world_size = config.tensor_parallel_size * config.pipeline_parallel_size
-    if world_size > 1:  # every rank would run the whole model
+        near = did_you_mean(config.dtype, DTYPES)
+        raise ConfigError(f"dtype {config.dtype!r} is not known{near}; expected {', '.join(DTYPES)}")
+    if (world_size := config.tensor_parallel_size * config.pipeline_parallel_size) > 1:  # every rank would run the whole model
         raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
@@ -356,8 +354,7 @@ def check_engine(config: EngineConfig) -> None:
     structured_outputs_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
-    version = config.show_hidden_metrics_for_version
-    if version is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
+    if (version := config.show_hidden_metrics_for_version) is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
         raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
     _check_needs(config)
 
