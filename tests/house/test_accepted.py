@@ -15,6 +15,7 @@ IGNORED = {
     "safety_identifier": "OpenAI's bookkeeping",
     "prompt_cache_key": "OpenAI's bookkeeping",
     "cache_control": "a hint about caching; the prefix cache needs none",
+    "context_management": "it asks for a shorter prompt where one is too long",
     "service_tier": "only values that change nothing are accepted",
     "store": "only false is accepted by completions",
     "truncation": "an input that is too long is refused; OpenAI's default",

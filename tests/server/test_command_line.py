@@ -71,7 +71,7 @@ def test_wrong_usage(words: list[str], told: str) -> None:
 def test_what_stops_the_start_is_told(
     smollm2_gguf: Path, tmp_path: Path, words: list[str], env: dict[str, str], told: str
 ) -> None:
-    """Exit status 1 and one line that names the cause. No process and no file remains."""
+    """Exit status 2 for a mistake in the settings, else 1, and one line that names the cause. No process and no file remains."""
     env = dict(env)
     if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
         names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
@@ -79,7 +79,8 @@ def test_what_stops_the_start_is_told(
     words = [str(smollm2_gguf) if word == "GOOD" else word for word in words]
     flags = [] if "--port" in words else ["--port", "0"]
     ended = cli("serve", *words, *flags, TMPDIR=str(tmp_path), **env)
-    assert ended.returncode == 1, ended.stderr
+    is_setting = told in ("max_model_len", "port", "nothing", "kv_cache_memory_bytes", "PEGBOARD_LOG_LEVEL")
+    assert ended.returncode == (2 if is_setting else 1), ended.stderr
     assert told in check_one_line(ended.stderr)
     assert list(tmp_path.iterdir()) == []
 

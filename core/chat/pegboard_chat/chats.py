@@ -116,6 +116,8 @@ class Chats:
         one output, so both kinds give the same message. The iterator raises what `EngineClient.generate` raises, and
         PegboardError if the engine gave up a completion. Closing the iterator aborts the request.
         """
+        if self._client.models()[0].task != "generate":
+            raise RequestError("this model makes vectors and does not answer chats; send the text to /v1/embeddings or /classify")
         checked = self._checked(request)
 
         def prepare() -> tuple[Sequence[int], SamplingParams | BeamSearchParams]:

@@ -40,6 +40,39 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Fields of OpenAI or vLLM that are known but not supported: name → (values that have no effect, reason for refusing all
 others)."""
 
+ANY = (object,)
+"""Instead of values: every value is accepted."""
+NOT_THERE = "there is no such sampler"
+LLAMA_CPP: dict[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(["cache_prompt", "id_slot"], (ANY, "")),  # where a prompt is cached; the answer is the same
+    **dict.fromkeys(["timings_per_token", "return_progress"], (ANY, "")),  # more facts in the answer, which no client needs
+    **dict.fromkeys(["dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta", "repeat_last_n"], (ANY, "")),
+    **dict.fromkeys(["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"], (ANY, "")),
+    **dict.fromkeys(["dynatemp_range", "xtc_probability", "dry_multiplier", "mirostat"], ((0, 0.0), NOT_THERE)),
+    **dict.fromkeys(["typical_p", "tfs_z"], ((1, 1.0), NOT_THERE)),
+    "samplers": (([], ""), "samplers have a fixed order"),
+    "repeat_penalty": ((1, 1.0), "send repetition_penalty instead"),
+    "penalize_nl": ((False,), "send logit_bias instead"),
+    "n_predict": ((), "send max_tokens instead"),
+    "n_probs": ((0,), "send logprobs instead"),
+    "post_sampling_probs": ((False,), "logprobs are those before sampling"),
+    "return_tokens": ((False,), "send return_token_ids instead"),
+    "min_keep": ((0,), "samplers may keep one token"),
+    "n_keep": ((0, -1), "a prompt that is too long is refused, not shortened"),
+    "n_discard": ((0,), "a prompt that is too long is refused, not shortened"),
+    "n_indent": ((0,), "the text is not indented"),
+    "t_max_predict_ms": ((0, -1), "close the connection to end an answer"),
+    "grammar": (("",), "send structured_outputs instead"),
+    "json_schema": (({},), "send response_format or structured_outputs instead"),
+    "lora": (([],), "name the adapter as model"),
+    "reasoning_format": (("auto", "deepseek"), "reasoning is always apart from the content"),
+    "parse_tool_calls": ((True,), "calls are always read"),
+}
+"""Fields that clients of llama.cpp's server send, in the form of `REFUSED`. A parameter of a sampler that another field turns off
+has no effect."""
+
+_KNOWN = REFUSED | LLAMA_CPP
+
 decode_json = msgspec.json.Decoder(float_hook=float).decode  # msgspec's own reading of 1e308 takes forty times as long
 
 _EXPECTED = {
@@ -67,7 +100,7 @@ def parse_body(body: bytes, model: type[M]) -> M:
     """Return a checked `model`. A null means "not given". Raises MalformedRequest, which names the field."""
     data = decode_body(body)
     given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
-    for name in [name for name in given if name in REFUSED and name not in model.model_fields]:
+    for name in [name for name in given if name in _KNOWN and name not in model.model_fields]:
         _refuse(name, given.pop(name))
     check_items(given)
     try:
@@ -96,13 +129,13 @@ def decode_body(body: bytes) -> dict[str, Any]:
 
 
 def _is_known(name: str, model: type[BaseModel]) -> bool:
-    return name in model.model_fields or name in REFUSED
+    return name in model.model_fields or name in _KNOWN
 
 
 def _refuse(name: str, value: Any) -> None:
     """Raise MalformedRequest unless `value` has no effect."""
-    neutral, reason = REFUSED[name]
-    if not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
+    neutral, reason = _KNOWN[name]
+    if neutral is not ANY and not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
         raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
 
 

@@ -245,3 +245,9 @@ def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_then_hidden():
     for skips, expected in ((True, "ab"), (False, "a<s>b</s>")):
         (output,) = outputs_of(engine, asked(TOOL), SamplingParams(skip_special_tokens=skips, output_kind=FINAL, max_tokens=20))
         assert fold(output.events[0]).content == expected
+
+
+@pytest.mark.parametrize("kind", [{"pools": True}, {"labels": ("good", "bad")}])
+def test_a_model_that_makes_vectors_says_so(kind):
+    with pytest.raises(RequestError, match="this model makes vectors and does not answer chats"):
+        outputs_of(client(**kind), asked())

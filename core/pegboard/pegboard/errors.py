@@ -1,9 +1,9 @@
 """Every exception Pegboard raises on purpose, in one tree.
 
     PegboardError
-    ├── ConfigError             a user's setting is wrong, or settings contradict each other
+    ├── ConfigError             a user's setting is wrong, or settings contradict each other (exit status 2, all others 1)
     │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
-    │   └── UsageError          the command line itself is wrong (exit status 2)
+    │   └── UsageError          the command line itself is wrong
     ├── ModelError              the checkpoint is missing, damaged or not supported
     ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
     ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
@@ -46,7 +46,7 @@ class KVCacheTooSmall(ConfigError):
 
 
 class UsageError(ConfigError):
-    """The command line is wrong, for example an unknown flag or a missing value. The program exits with status 2."""
+    """The command line is wrong, for example an unknown flag or a missing value."""
 
 
 class ModelError(PegboardError):

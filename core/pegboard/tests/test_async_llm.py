@@ -215,8 +215,13 @@ async def check_aborts(client: AsyncLLM) -> None:
     await asyncio.sleep(0.05)
     await client.abort("told")
     assert (await task)[-1].outputs[0].finish_reason == "abort"
+    options = [RequestOptions(request_id=f"mine-{index}", response_id="mine") for index in range(2)]
+    tasks = [asyncio.create_task(collect(client.generate("a", ENDLESS, each))) for each in options]
+    await asyncio.sleep(0.05)
+    await client.control("abort", request_ids=["unknown", "mine"])
+    assert [(await each)[-1].outputs[0].finish_reason for each in tasks] == ["abort"] * 2
     await collect(client.generate("ab", SamplingParams(stop=["b"], max_tokens=50), "stopped"))
-    assert await client.control("aborted") == ["m9", "closed", "cancelled", "told", "stopped"]
+    assert await client.control("aborted") == ["m9", "closed", "cancelled", "told", "mine-0", "mine-1", "stopped"]
 
 
 async def check_control(client: AsyncLLM) -> None:

@@ -44,6 +44,8 @@ def example(setting):
         return value, [flag if value else flag.replace("--", "--no-", 1)]
     if setting.name == "structured_outputs_config":
         return {"backend": "x"}, [flag, '{"backend": "x"}']
+    if setting.name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        return 1, [flag, "1"]
     if setting.name == "dtype":
         return "float32", [flag, "float32"]
     if setting.name == "show_hidden_metrics_for_version":
@@ -256,7 +258,11 @@ def test_an_authors_own_command(fakes, capsys):
     assert main(["greet", "--max-model-len", "9"]) == 5
     assert capsys.readouterr().out == "hello None, 9, 1\n"
     assert main(["greet", "--max-num-seqs", "9"]) == 2
-    assert main(["--help"]) == 0 and "greet" in capsys.readouterr().out
+    assert main(["greet", "--max-model-len", "0"]) == 2 and "at least 1" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "greet" in shown and "plugins list" in shown and main(["plugins", "list"]) == 0
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["greet", "--help"])
     assert "--times" in capsys.readouterr().out

@@ -225,7 +225,11 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ({}, {"load_format": "gguf"}, PluginNotFound, "pip install pegboard-pack-gguf"),
         ({}, {"quantization": "none"}, None, ""),
         ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is not a sampling default"),
-        ({}, {"trust_remote_code": True}, ConfigError, "never runs code"),
+        ({"auto_map": {"AutoModel": "code.Model"}}, {"trust_remote_code": True}, ConfigError, "never runs code"),
+        ({"auto_map": {"AutoModel": "code.Model"}}, {}, None, ""),
+        ({}, {"trust_remote_code": True}, None, ""),
+        ({}, {"tensor_parallel_size": 2}, ConfigError, "is 2: this version runs a model on one rank"),
+        ({}, {"pipeline_parallel_size": 2}, ConfigError, "is 2: this version runs a model on one rank"),
     ],
 )
 def test_what_cannot_work_is_said_early(model, changes, settings, error, words):

@@ -67,6 +67,7 @@ def test_what_happens_anyway_may_be_said(name):
 
 def test_tables_do_not_overlap():
     assert not set(ABSENT) & set(FORMS) and not set(ALIASES) & (set(ABSENT) | set(FORMS))
+    assert not set(all_settings()) & (set(ABSENT) | set(FORMS)), "a setting of Pegboard takes precedence"
 
 
 def test_short_forms():

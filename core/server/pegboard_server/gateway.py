@@ -195,8 +195,8 @@ class Gateway:
             self._check(scope, headers)
             await self.app(scope, self._limited(receive, scope["state"]), send_back)
             answered = scope["state"].pop(ERROR, None)  # kept, it would be a cycle with the request and its body
-            if answered is not None and self._log_error_stack:
-                log.warning("request %s was refused", request_id, exc_info=answered)
+            if answered is not None:
+                self._log_refused(answered, request_id)
         except ClientDisconnect:
             log.debug("request %s: the client disconnected", request_id)
         except asyncio.CancelledError:  # only the server cancels, at the end of the shutdown timeout; the answer stays incomplete
@@ -280,6 +280,13 @@ class Gateway:
     def _too_large(self, got: str) -> BodyTooLarge:
         return BodyTooLarge(f"the request body is too large: {got}, at most {self._max_body_bytes} are allowed (max_body_bytes)")
 
+    def _log_refused(self, error: BaseException, request_id: str) -> None:
+        """Log one line about a request that was refused, or a warning with the traceback if the settings ask for it."""
+        if self._log_error_stack:
+            log.warning("request %s was refused", request_id, exc_info=error)
+        else:
+            log.info("request %s was refused: %s", request_id, " ".join(shortened(str(error), None)[0].split()))
+
     def _answer(self, error: Exception, scope: Scope, request_id: str) -> Response:
         """Returns the response with the error body for `error`. Logs errors that the user did not cause."""
         owner = owner_of(self._mounted, scope)
@@ -297,8 +304,7 @@ class Gateway:
                 headers |= {"Retry-After": "1", "Connection": "close"}
             if isinstance(error, Unauthorized):
                 headers["WWW-Authenticate"] = "Bearer"
-            if self._log_error_stack:
-                log.warning("request %s was refused", request_id, exc_info=error)
+            self._log_refused(error, request_id)
         elif isinstance(error, PegboardError):
             status, message = 500, str(error)
             log.error("request %s failed: %s", request_id, error, exc_info=error if self._log_error_stack else error.__cause__)

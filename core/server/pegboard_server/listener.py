@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from pegboard.config.schema import ServerConfig
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, PegboardError
 
 BACKLOG = 2048
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -30,7 +30,8 @@ _ANSWER = (
 
 
 def bind_socket(config: ServerConfig) -> socket.socket:
-    """Bind the socket. It does not listen yet. Raises ConfigError naming the setting."""
+    """Bind the socket. It does not listen yet. Raises ConfigError that names a wrong setting, or PegboardError if the address is
+    in use or cannot be bound."""
     return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
 
 
@@ -51,30 +52,30 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def bind_error(error: OSError, host: str, port: int) -> ConfigError:
+def bind_error(error: OSError, host: str, port: int) -> PegboardError:
     if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
+        return PegboardError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
     if error.errno == errno.EACCES:
         return ConfigError(f"port {port} on {host} needs more rights than this process has; choose a port from 1024 on")
-    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    return PegboardError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """Bind a Unix socket. The socket file of a dead server is replaced. Raises ConfigError when a server still listens on it, or
-    when the file is not a socket."""
+    """Bind a Unix socket. The socket file of a dead server is replaced. Raises PegboardError when a server still listens on
+    it, and ConfigError when the file is not a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise ConfigError(f"uds {path!r} exists and is not a socket")
+            raise ConfigError(f"uds {path!r} exists and is not a socket; give another path")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
-                raise ConfigError(f"uds {path!r} is already in use by another server")
+                raise PegboardError(f"uds {path!r} is already in use by another server")
         Path(path).unlink()
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on uds {path!r}: {error.strerror or error}") from error
+        raise PegboardError(f"cannot listen on uds {path!r}: {error.strerror or error}") from error
     return listener
 
 

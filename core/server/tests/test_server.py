@@ -26,6 +26,7 @@ from pegboard.errors import (
     EngineDeadError,
     MalformedRequest,
     Overloaded,
+    PegboardError,
     PluginFailure,
     RequestError,
     UnknownModel,
@@ -256,7 +257,9 @@ def test_every_error_answer_has_its_traceback_in_the_log_if_asked_for(is_on, cap
     client = TestClient(build_app([("first", RefusingApi("first"), spec)], FakeEngineClient(), config))
     for path, words in [("/raise/request", "bad top_p"), ("/malformed", "bad body"), ("/stream", "bad end")]:
         caplog.clear()
+        caplog.set_level("INFO")
         assert words in client.get(path).text
+        assert is_on or [f"was refused: {words}" in line for line in caplog.messages].count(True) == 1
         assert (f"RequestError: {words}" in caplog.text or f"MalformedRequest: {words}" in caplog.text) == is_on
     caplog.clear()
     assert client.get("/raise/config").status_code == 500
@@ -325,7 +328,7 @@ def test_taken_port_and_other_bad_addresses():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is already in use"):
+        with pytest.raises(PegboardError, match=f"port {port} on 127.0.0.1 is already in use"):
             bind_socket(config(port=port))
     with pytest.raises(ConfigError, match="port must be in"):
         bind_socket(config(port=70000))
@@ -340,7 +343,7 @@ def test_two_servers_that_bound_before_either_listened():
     port = first.getsockname()[1]
     second = bind_socket(config(port=port))
     first.listen()
-    with first, pytest.raises(ConfigError, match="already in use"):
+    with first, pytest.raises(PegboardError, match="already in use"):
         asyncio.run(run_server(app, config(port=port), listener=second, on_ready=lambda _: engine.die()))
 
 
@@ -352,7 +355,7 @@ def test_unix_socket(tmp_path):
 
     def ask(address: str) -> None:
         assert address == f"unix:{path}"
-        with pytest.raises(ConfigError, match="already in use"):
+        with pytest.raises(PegboardError, match="already in use"):
             bind_socket(config(uds=path))
         threading.Thread(target=talk).start()
 

@@ -183,7 +183,8 @@ class OutputParserContract:
         thoughts = getattr(self.parser(setup_for()), "thoughts", {}).items()
         for start, end in thoughts:  # may quote anything
             content = re.sub(f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL)
-        leaves_reasoning = not self.reads_calls and not any(each.reasoning for each in self.examples)
+        is_off = not self.parser(setup_for(broken)).reasoning_end()
+        leaves_reasoning = not self.reads_calls and (is_off or not any(each.reasoning for each in self.examples))
         if leaves_reasoning:  # the markers stay in the content on purpose
             return
         assert not loose_ends(content, self.tokens), (text, message)

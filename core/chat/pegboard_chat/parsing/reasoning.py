@@ -17,7 +17,8 @@ class TaggedReasoning(StreamParser):
     shows otherwise, because the template wrote the start marker or the model leaves it out. A prompt that ends with the start or
     end marker decides this. stops: texts that also end the reasoning and belong to the content, for models that forget the end
     marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content, except an
-    end marker without a start marker, which is dropped unless it is quoted.
+    end marker without a start marker, which is dropped unless it is quoted. If the request switches the reasoning off, all text
+    is content, with its markers.
     """
 
     start: ClassVar[str] = "<think>"
@@ -41,6 +42,8 @@ class TaggedReasoning(StreamParser):
         return (self.end, *self.stops) if self.is_inside or self._may_open() else ()
 
     def read(self) -> Steps[None]:
+        if not self.is_inside and not self.may_open():  # switched off: all text is content, unchanged
+            return
         yield from self.reasoning()
         yield from self.answer()
 

@@ -1,7 +1,7 @@
 """The program `pegboard`: finds and runs the command, and turns an error into one line and an exit status.
 
-The exit status is 0, or 1 for an error, 2 for wrong usage, 130 after Ctrl-C. Tracebacks are shown only with
-PEGBOARD_LOG_LEVEL=DEBUG.
+The exit status is 0; 2 for a mistake in the command line or the settings; 1 for any other error; 130 after Ctrl-C. Tracebacks are
+shown only with PEGBOARD_LOG_LEVEL=DEBUG.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:  # the type is checked below, so `--help` does not import the errors
-        from pegboard.errors import PegboardError, UsageError
+        from pegboard.errors import ConfigError, PegboardError
 
         if not isinstance(error, PegboardError) or _is_debug():
             raise
         print(f"pegboard: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -70,7 +70,8 @@ def overview() -> str:
     for entry in scan().entries:
         if entry.kind == "command":
             listed.setdefault(entry.distribution, []).append(entry.name)
-    texts = {_typed(words): scan().summaries[distribution] for distribution, words in listed.items()} | OWN
+    texts = {_typed(words): scan().summaries[distribution] for distribution, words in listed.items()}
+    texts["plugins list"] = OWN["plugins"]
     width = max(map(len, texts))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
     return (

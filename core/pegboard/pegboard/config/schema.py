@@ -64,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "raw_logprobs"
     generation_config: Annotated[str, doc("Source of sampling defaults: auto = the model, vllm = none, or a directory")] = "auto"
     override_generation_config: Annotated[dict[str, Any] | None, doc("Sampling defaults that override the model's (JSON)")] = None
+    trust_remote_code: Annotated[bool, doc("Accepted if the checkpoint has no code; code of a checkpoint never runs")] = False
     hf_overrides: Annotated[dict[str, Any] | None, doc("Values that override the checkpoint's config (JSON)")] = None
     # KV cache
     block_size: Annotated[int | None, doc("Tokens per KV block; default: the platform's")] = None
@@ -102,9 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # execution
     device: Annotated[str, doc("Platform plugin; auto = the one whose probe succeeds")] = "auto"
     num_threads: Annotated[int | None, doc("Number of compute threads; default: one per core")] = None
-    distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default: chosen by the number of ranks")] = None
-    tensor_parallel_size: Annotated[int, doc("Number of ranks that each layer is split over")] = 1
-    pipeline_parallel_size: Annotated[int, doc("Number of pipeline stages; each holds consecutive layers on its own ranks")] = 1
+    distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default: in_process")] = None
+    tensor_parallel_size: Annotated[int, doc("Number of ranks that each layer is split over; this version runs only 1")] = 1
+    pipeline_parallel_size: Annotated[int, doc("Number of pipeline stages, on their own ranks; this version runs only 1")] = 1
     attention_backend: Annotated[str | None, doc("Attention plugin; default: the best one that can run the model")] = None
     sampler: Annotated[str | None, doc("Sampler plugin")] = None
     enable_sleep_mode: Annotated[bool, doc("Allow sleep levels 1 and 2, which release the memory of an idle engine")] = False
@@ -336,9 +337,10 @@ def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
     _check_positive(config, _DATA["positive"]["engine"])
     if config.dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype {config.dtype!r} is not known{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}"
-        )
+        near = did_you_mean(config.dtype, DTYPES)
+        raise ConfigError(f"dtype {config.dtype!r} is not known{near}; expected {', '.join(DTYPES)}")
+    if (world_size := config.tensor_parallel_size * config.pipeline_parallel_size) > 1:  # every rank would run the whole model
+        raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")
     if not 0 < config.gpu_memory_utilization <= 1:
@@ -352,8 +354,7 @@ def check_engine(config: EngineConfig) -> None:
     structured_outputs_config(config)
     if not 0 < config.kv_cache_metrics_sample <= 1:
         raise ConfigError(f"kv_cache_metrics_sample must be in (0, 1], got {config.kv_cache_metrics_sample}")
-    version = config.show_hidden_metrics_for_version
-    if version is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
+    if (version := config.show_hidden_metrics_for_version) is not None and re.match(r"\d+\.\d+(\.|$)", version) is None:
         raise ConfigError(f"show_hidden_metrics_for_version: expected a version of vLLM such as 0.12, got {version!r}")
     _check_needs(config)
 

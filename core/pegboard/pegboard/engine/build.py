@@ -122,9 +122,6 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 
 
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
-    world_size = config.tensor_parallel_size * config.pipeline_parallel_size
-    if world_size > 1:  # every rank would run the whole model
-        raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()

@@ -314,7 +314,7 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         self._refuse_if_dead()
         if options.request_id in self._streams:
             raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
-        live = self._streams[options.request_id] = _Live(self._builder.stream(request, prompt.text))
+        live = self._streams[options.request_id] = _Live(self._builder.stream(request, prompt.text), options.response_id)
         self._engine.send(Add(request))
         return live
 
@@ -331,9 +331,9 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         return self._builder.parsers
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests with finish reason "abort". Unknown ids are ignored."""
-        ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        running = [name for name in ids if name in self._streams]
+        """End requests with finish reason "abort". An id may also be the `response_id` of requests. Unknown ids are ignored."""
+        ids = {request_id} if isinstance(request_id, str) else set(request_id)
+        running = [name for name, live in self._streams.items() if name in ids or live.response_id in ids]
         if running:
             self._engine.send(Abort(running))
 
@@ -448,8 +448,8 @@ class _Live:
     """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no longer has the request, or
     never accepted it."""
 
-    def __init__(self, stream: OutputStream) -> None:
-        self.stream = stream
+    def __init__(self, stream: OutputStream, response_id: str | None) -> None:
+        self.stream, self.response_id = stream, response_id
         self.wake = asyncio.Event()
         self.is_lost = False
 

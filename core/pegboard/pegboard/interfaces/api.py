@@ -75,10 +75,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """request_id: unique among running requests. priority: requests with lower values go first. trace_headers: "traceparent" and
-    "tracestate" for traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
+    """request_id: unique among running requests. response_id: the id that the client knows, if it is another one. Several
+    requests may share it, and the action "abort" finds them by it. priority: requests with lower values go first. trace_headers:
+    "traceparent" and "tracestate" for traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
 
     request_id: str
+    response_id: str | None = None
     priority: int = 0
     lora: "LoRARequest | None" = None
     trace_headers: Mapping[str, str] | None = None

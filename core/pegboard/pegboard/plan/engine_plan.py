@@ -309,6 +309,11 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
         raise ModelError(
             f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
         )
+    if settings.engine.trust_remote_code and "auto_map" in checkpoint.config:
+        raise ConfigError(
+            "trust_remote_code: Pegboard never runs code from a checkpoint, and this one has some (auto_map in its config); "
+            "without the setting, an installed model plugin runs the model"
+        )
     model = registry.choose("model", Need(), keys=checkpoint.architectures).require()
     stored = (checkpoint.quantization or {}).get("quant_method")
     asked = settings.engine.quantization

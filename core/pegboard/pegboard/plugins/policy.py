@@ -66,6 +66,8 @@ def check(config: PluginConfig, scan: Scan) -> None:
         if not any(entry.kind == kind and names_entry(name, entry) for entry in installed):
             known = [f"{entry.kind}.{entry.name}" for entry in installed]
             advice = _advice(f"{kind}.{name}", f"{kind}:{name}", known)
+            if not advice and (names := sorted({entry.name for entry in installed if entry.kind == kind})):
+                advice = f"; installed: {', '.join(names)}"
             raise ConfigError(f"options for {kind}.{name}: no such plugin is installed{advice}")
 
 

@@ -38,15 +38,16 @@ is loaded. Every row is a contract test of a plugin. The test writes weights as 
 in merged layers (query, key and value; gate and up), after a reload, and for each type of activations. The columns:
 
 - *config*: what the test's `quantization_config` says.
-- *held as*: what the kernels get, with the bits that a code has there. *floats* = the weight is expanded while it is loaded.
+- *read as*: what the method hands to the kernels, with the bits that a code has there. *floats* = the weight is expanded while it
+  is loaded. A kernel may hold it in another layout, or take fewer types of activations; the log of the start names the kernels.
 - *columns*: how many columns share a scale.
 - *also*: zero points or minimums per scale, columns in another order (act order).
 - *embedding*, *head*: whether an embedding table, and the output head, may be quantized too. Where they may not, they are plain.
-- *experts*: whether the experts of a mixture are held in the same form.
+- *experts*: whether the experts of a mixture are read in the same form.
 
 Adapters (LoRA) are added to the result of a layer, so they work with every row."""
 
-HEADER = "| checkpoint | config | held as | columns | also | embedding | head | experts |\n|---|---|---|---|---|---|---|---|"
+HEADER = "| checkpoint | config | read as | columns | also | embedding | head | experts |\n|---|---|---|---|---|---|---|---|"
 
 PLAIN = ("float32", "bfloat16", "float16")
 Rows = Blocks | FloatCodes | None

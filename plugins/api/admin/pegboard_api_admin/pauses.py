@@ -22,7 +22,8 @@ POLL_S = 0.01
 
 
 class AbortBody(BaseModel):
-    """Body of POST /abort_requests. Unknown ids are ignored, because the request may just have finished."""
+    """Body of POST /abort_requests: ids of answers, as clients see them. Unknown ids are ignored, because the request may just
+    have finished."""
 
     model_config = ConfigDict(extra="forbid")
 

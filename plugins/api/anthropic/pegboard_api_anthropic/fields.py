@@ -38,7 +38,8 @@ class OutputConfig(Fields):
 
 
 class PromptFields(Fields):
-    """The fields that become the prompt. `conversation` checks messages, system and tools."""
+    """The fields that become the prompt. `conversation` checks messages, system and tools. context_management has no effect: it
+    asks for a shorter prompt where one is too long, and agents send it always."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: Objects
@@ -48,6 +49,7 @@ class PromptFields(Fields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -136,6 +136,11 @@ def test_forced_calls_need_no_parser(choice, script):
     assert block["id"].startswith("toolu_") and server.engine.requests[-1][1].structured_outputs is not None
 
 
+def test_what_agents_send_to_shorten_the_prompt_has_no_effect():
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    assert Messages("Hi").create(context_management=edits)["content"] == Messages("Hi").create()["content"]
+
+
 def test_history_becomes_messages_of_the_template():
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "1+1?", "cache_control": {"type": "ephemeral"}}]},

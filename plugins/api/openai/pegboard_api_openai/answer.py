@@ -113,7 +113,9 @@ class AnswerIds:
     def options(self, priority: int, prompt_index: int | None = None) -> RequestOptions:
         """The options of the prompt at `prompt_index`. Pass None when there is only one prompt."""
         suffix = "" if prompt_index is None else f"-{prompt_index}"
-        return RequestOptions(request_id=self._engine_id + suffix, priority=priority, lora=self._lora)
+        return RequestOptions(
+            request_id=self._engine_id + suffix, response_id=self.response_id, priority=priority, lora=self._lora
+        )
 
 
 class Usage:

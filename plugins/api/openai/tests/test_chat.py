@@ -240,6 +240,7 @@ def test_request_ids(http):
     body = {"messages": [{"role": "user", "content": "x"}], "request_id": "body"}
     response = server.client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "header"})
     assert response.json()["id"] == "chatcmpl-header"
+    assert {options.response_id for _, _, options in server.engine.requests} == {"chatcmpl-mine", "chatcmpl-header"}
     ids = [options.request_id for _, _, options in server.engine.requests]
     assert ids[0].startswith("chatcmpl-mine-") and ids[0] != server.chat(request_id="mine") and len(set(ids)) == 2
 

@@ -108,6 +108,8 @@ def test_chat_refusals_name_the_field(http, fields, param, words):
         ({}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "repeat_penalty": 1.1}, "repeat_penalty"),
+        ({"prompt": "x", "grammar": 'root ::= "a"'}, "grammar"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "messages": []}, "messages"),
@@ -127,6 +129,8 @@ def test_fields_that_ask_for_nothing_pass(http):
         structured_outputs=None, stop=None, stream_options=None,
     )  # fmt: skip
     http().complete(best_of=1, suffix="", logprobs=None)
+    sent = {"cache_prompt": True, "id_slot": -1, "timings_per_token": True, "dry_base": 1.75}  # by clients of llama.cpp
+    http().complete(**sent, repeat_penalty=1.0, mirostat=0, reasoning_format="auto", samplers=[], n_keep=0)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data", "", "application/jsonp"])

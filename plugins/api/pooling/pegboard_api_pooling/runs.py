@@ -7,6 +7,7 @@ import uuid
 from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -37,10 +38,8 @@ class Run:
     async def outputs(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[RequestOutput]:
         """Return the outputs of all prompts, which end when the client leaves. The first error ends all of them."""
         run = f"{self.name}-{uuid.uuid4().hex[:8]}"  # a client may use one id for two requests at once
-        asked = [
-            (prompt, params, RequestOptions(request_id=f"{run}-{index}", priority=self._request.priority, lora=self.lora))
-            for index, prompt in enumerate(prompts)
-        ]
+        common = RequestOptions(request_id=run, response_id=self.name, priority=self._request.priority, lora=self.lora)
+        asked = [(prompt, params, replace(common, request_id=f"{run}-{index}")) for index, prompt in enumerate(prompts)]
         return await while_connected(self._http.receive, self._all(asked))
 
     async def _all(self, asked: Sequence[tuple[Prompt, PoolingParams, RequestOptions]]) -> list[RequestOutput]:

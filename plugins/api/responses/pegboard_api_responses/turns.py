@@ -152,5 +152,6 @@ class Turns:
 
     async def _generate(self, request: ChatRequest, params: SamplingParams) -> AsyncGenerator[ParsedOutput, None]:
         name = f"{self.answer.name}-{uuid.uuid4().hex[:8]}"
-        options = RequestOptions(request_id=name, priority=self._plan.request.priority, lora=self._plan.lora)
+        plan, shown = self._plan, self.answer.name
+        options = RequestOptions(request_id=name, response_id=shown, priority=plan.request.priority, lora=plan.lora)
         return await self._plan.chats.answer(request, params, options)

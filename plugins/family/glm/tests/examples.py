@@ -83,6 +83,7 @@ REASONING = [
     *with_reasoning(rendered(write_dense)[15:45], lambda thought, text: f"{thought}</think>{text}"),
     Example("empty", "<think></think>\nHello.", content="Hello."),
     Example("off", "Hello.", content="Hello.", template_kwargs=OFF),
+    Example("off, tags", "<think>Hm.</think>Hi</think>", content="<think>Hm.</think>Hi</think>", template_kwargs=OFF),
     Example("off, closed in the prompt", "Hello.", content="Hello.", template_kwargs=OFF, prompt_end="\n<think></think>"),
     Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<|assistant|><think>"),
     Example("no end", "<think>Hm.", reasoning="Hm."),

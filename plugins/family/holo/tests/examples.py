@@ -25,6 +25,7 @@ EXAMPLES = {
         *[Example(f"off, {example.name}", example.text, example.text, template_kwargs=OFF) for example in rendered(write)[40:50]],
         Example("empty", "<think>\n\n</think>\n\nHello.", content="Hello."),
         Example("off, tags", "<think>Hm.</think>Hello.", content="<think>Hm.</think>Hello.", template_kwargs=OFF),
+        Example("off, only the end", "Hi</think> there.", content="Hi</think> there.", template_kwargs=OFF),
         Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>\n"),
         Example("no end", "<think>Hm.", reasoning="Hm."),
         Example("only the end", "Hm.</think>", reasoning="Hm."),

@@ -21,20 +21,20 @@ from pegboard_chat.parsing.structural_tag import Format, constraint, either, reg
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
-STARTS = Markers(SECTION, CALL)
+STARTS = Markers(SECTION, CALL, SECTION_END)
 STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
 ID = re.compile(r"(?:functions\.)?([^:]+):[0-9]+")
 
 
 class KimiK2ToolParser(StreamParser):
-    ends = (SECTION_END, CALL_END, ARGUMENTS)
+    ends = (CALL_END, ARGUMENTS)
 
     def call_id(self, index: int, name: str) -> str:
         return f"functions.{name}:{index}"
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
-            yield from self.attempt(self._call(marker))
+            yield from self.attempt(self._end() if marker == SECTION_END else self._call(marker))
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         if not tools or choice != "auto":
@@ -47,6 +47,12 @@ class KimiK2ToolParser(StreamParser):
         calls = call_bodies(tools, before, CALL_END, may_be_empty=True)
         beginnings = [SECTION + CALL, CALL]
         return constraint(triggered([SECTION, CALL], [(begin, either(*calls), "") for begin in beginnings]))
+
+    def _end(self) -> Steps[bool]:
+        """Return whether the end of a section is dropped. It is text without a call before it, or after text that was given
+        back."""
+        yield from ()
+        return self.calls.count > 0 and not self._is_text(SECTION_END)
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:

@@ -24,6 +24,7 @@ def write(case: Case) -> str:
 
 
 CITY = '{"city": "Paris"}'
+CONTROL = {("tool_parser", "kimi_k2"): (SECTION, CALL, CALL_END, ARGUMENTS)}  # a section end alone is text
 EXAMPLES = {
     ("tool_parser", "kimi_k2"): [
         *rendered(write, differs=drops_text()),
@@ -53,6 +54,14 @@ EXAMPLES = {
             differs="the peer returns arguments that are not JSON",
         ),
         Example("no section", one("functions.get_weather:0", CITY), calls=(PARIS,), differs="the peer needs the section"),
+        Example("a lone section end", f"Yes. {SECTION_END} No.", content=f"Yes. {SECTION_END} No."),
+        Example(
+            "text before the section end",
+            SECTION + one("functions.now:0", "{}") + "Done." + SECTION_END,
+            content="Done.",
+            calls=(NOW,),
+            differs="the peer drops text after a call",
+        ),
         Example("no section end", SECTION + one("functions.add:0", '{"a": 2, "b": 40}'), calls=(ADD,)),
         Example(
             "cut off",

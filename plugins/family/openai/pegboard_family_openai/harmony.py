@@ -68,10 +68,10 @@ class HarmonyToolParser(StreamParser):
             recipient = named[1]
         if recipient in PARTICIPANTS or recipient == "functions.":  # a call of no function
             recipient = ""
-        if recipient and not self.reads_calls and not (self.setup and not self.setup.tools):
+        if recipient and not self.reads_calls:
             return (yield from self._unread())
         self.text.forget()
-        if found is None and (words := TOKEN.sub("", header).removeprefix("assistant")):
+        if found is None and (words := TOKEN.sub("", header.removeprefix(f"{START}assistant"))):
             yield self._content(words)
         if end != MESSAGE:
             return self._next(end)
@@ -168,8 +168,7 @@ class HarmonyToolParser(StreamParser):
 
 
 class HarmonyReasoningParser(HarmonyToolParser):
-    """Leaves calls as they are written. The tool parser `openai` reads them afterwards. If the request has no tools, calls are
-    content."""
+    """Leaves calls as they are written. The tool parser `openai` reads them afterwards. Without it, they are content."""
 
     reads_calls = False
 

@@ -50,10 +50,16 @@ def test_text_is_the_only_required_parameter() -> None:
     assert json.loads(call.arguments) == {"code": "1 + 1"}
 
 
-def test_without_tools_calls_are_text() -> None:
-    parser = HarmonyReasoningParser(None, OutputParserSetup(VOCABULARY))
-    message = fold(run(parser, [f"{CHANNEL}commentary to=functions.f{MESSAGE}{{}}<|call|>"]))
-    assert message.content == "{}" and not message.tool_calls
+def test_without_tools_the_reasoning_parser_leaves_calls_too() -> None:
+    setup, text = OutputParserSetup(VOCABULARY), f"{CHANNEL}commentary to=functions.f{MESSAGE}{{}}<|call|>"
+    assert fold(run(HarmonyReasoningParser(None, setup), [text])).content == text
+    pipeline = Pipeline(HarmonyReasoningParser(None, setup), HarmonyToolParser(None, setup))
+    assert shape(fold([*pipeline.feed(text, ()), *pipeline.finish()])) == ("", "", [("f", {}, True)])
+
+
+def test_a_broken_header_keeps_its_words() -> None:
+    assert shape(parsed(f"{CHANNEL}assistantfinal{MESSAGE}Hello.")) == ("assistantfinal\nHello.", "", [])
+    assert shape(parsed(f"{START}assistant{MESSAGE}Hello.")) == ("Hello.", "", [])
 
 
 @settings(max_examples=150, deadline=None)

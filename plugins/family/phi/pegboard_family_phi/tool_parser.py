@@ -32,10 +32,12 @@ class Phi4MiniToolParser(StreamParser):
         return constrained_lists(tools, [(WORD, ""), (START, END)]) if choice == "auto" else None
 
     def _calls(self, marker: str) -> Steps[bool]:
+        count = self.calls.count
         yield from self.text.space()
         if not (yield from read_call_list(self.text, self.calls, stops=STOPS)):
             return False
-        if marker != WORD:
-            self.text.forget()
-            yield from self.text.closing(END)
+        if marker == WORD:
+            return self.calls.count > count  # a word before an empty list is text
+        self.text.forget()
+        yield from self.text.closing(END)
         return True
