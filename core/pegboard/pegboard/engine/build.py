@@ -19,7 +19,7 @@ from pegboard.engine.kv.plan import capacity, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.platform_defaults import with_platform_defaults
-from pegboard.errors import ConfigError, blame, expect
+from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +13,15 @@ from pegboard.interfaces.quantization import LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, PlainTensor, WeightLayer
 from pegboard.layers.lora import AdapterSlots
+from pegboard.plan.weight_update import FLOATS
 
 
 class Linear(WeightLayer):
     """[T, in_features] → [T, out_features].
 
     parts: {sibling module name: rows} of a merged weight; build.path is then their common parent. Without parts, the layer is one
-    checkpoint module at build.path.
+    checkpoint module at build.path. is_router: the outputs choose experts, so floats are not quantized while they are loaded.
+    That would save little memory, and small errors choose other experts.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class Linear(WeightLayer):
         *,
         parts: Mapping[str, int] | None = None,
         bias: bool = False,
+        is_router: bool = False,
     ) -> None:
         super().__init__(build)
+        self.is_router = is_router
         names = {f"{build.path}.{part}": rows for part, rows in parts.items()} if parts else {build.path: out_features}
         if sum(names.values()) != out_features:
             raise ConfigError(f"{build.path}: parts {dict(parts or {})} do not add up to {out_features}")
@@ -48,7 +53,8 @@ class Linear(WeightLayer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         parts = self._layout()
         layer = LinearLayer(self.build.path, self.in_features, self.out_features, parts)
-        self.method = self.build.method("linear", layer)
+        stays_plain = self.is_router and all(part.name in available and available[part.name].stored in FLOATS for part in parts)
+        self.method = (replace(self.build, quantization=self.build.plain) if stays_plain else self.build).method("linear", layer)
         wanted = self.method.declare(available)
         if self.wants_bias:
             rows = {part.name.removesuffix("weight") + "bias": part.rows for part in parts}

@@ -323,6 +323,13 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
         spec = cast(QuantizationSpec, registry.spec(entry))
         if not is_same and "online" not in spec.flags and stored not in spec.reads:
             raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
+    if asked and not stored and asked != default_name("quantization"):
+        online = [entry.name for entry in registry.entries("quantization") if "online" in registry.spec(entry).flags]
+        if registry.find("quantization", asked).name not in online:
+            raise ConfigError(
+                f"quantization {asked!r} only reads checkpoints that it has quantized, and this one has plain weights; leave the "
+                f"setting out, or name a method that quantizes them at start: {', '.join(online) or 'none is installed'}"
+            )
     method = asked or stored or default_name("quantization")
     if method is not None:
         registry.choose("quantization", QuantizationNeed(), keys=[str(method)])

@@ -81,7 +81,7 @@ class ExpertsBlock(nn.Module):
         super().__init__()
         width, num_shared = size_of(config, "moe_intermediate_size"), read(config, "n_shared_experts", int) or 0
         gate = build.at("gate")
-        self.gate = Linear(gate, shape.hidden_size, num_experts)
+        self.gate = Linear(gate, shape.hidden_size, num_experts, is_router=True)
         correction = f"{gate.path}.e_score_correction_bias" if rule.group_best == 2 else None
         self.experts = Experts(
             build.at("experts"),

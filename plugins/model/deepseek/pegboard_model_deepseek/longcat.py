@@ -81,7 +81,7 @@ class ZeroExpertsBlock(nn.Module):
         if top_k > total:
             raise ModelError(f"the checkpoint's config has moe_topk={top_k}, but only {total} experts with the zero experts")
         router = build.at("router")
-        self.classifier = Linear(router.at("classifier"), shape.hidden_size, total)
+        self.classifier = Linear(router.at("classifier"), shape.hidden_size, total, is_router=True)
         self.correction = Parameters(router, {"e_score_correction_bias": (total,)}, "float32")
         self.rule = RouterRule(top_k, scale=read(config, "routed_scaling_factor", float) or 1.0)
         self.route = build.kernels["route"]

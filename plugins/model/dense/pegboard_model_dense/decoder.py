@@ -303,7 +303,7 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, traits: Traits, own: ExpertTraits) -> None:
         super().__init__()
-        self.router = Linear(build.at(own.router), traits.hidden_size, own.count)
+        self.router = Linear(build.at(own.router), traits.hidden_size, own.count, is_router=True)
         self.experts = FlatExperts(
             build.at(own.modules),
             own.count,

@@ -131,7 +131,7 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, shape: Shape) -> None:
         super().__init__()
-        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts, bias=True)
+        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts, bias=True, is_router=True)
         self.experts = Experts(
             build.at("experts"),
             shape.num_experts,

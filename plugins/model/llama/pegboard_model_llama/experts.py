@@ -76,7 +76,7 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, experts: Experts, shared: FeedForward | None = None) -> None:
         super().__init__()
-        self.gate = Linear(build.at("gate"), experts.hidden_size, experts.num_experts)
+        self.gate = Linear(build.at("gate"), experts.hidden_size, experts.num_experts, is_router=True)
         self.experts, self.shared_expert = experts, shared
         self.shared_expert_gate = Linear(build.at("shared_expert_gate"), experts.hidden_size, 1) if shared is not None else None
 

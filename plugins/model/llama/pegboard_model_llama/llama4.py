@@ -184,7 +184,7 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, shape: Llama4Shape) -> None:
         super().__init__()
-        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts)
+        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts, is_router=True)
         self.experts = Experts(
             build.at("experts"),
             shape.num_experts,

@@ -193,7 +193,7 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, router: Build, experts: Experts, shared: FeedForward | None = None) -> None:
         super().__init__()
-        self.router = Linear(router, experts.hidden_size, experts.num_experts)
+        self.router = Linear(router, experts.hidden_size, experts.num_experts, is_router=True)
         self.experts, self.shared = experts, shared
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:

@@ -89,7 +89,7 @@ class LatentExperts(nn.Module):
             top_groups=read(config, "topk_group", int) or 1,
             group_best=2,
         )
-        self.gate = Linear(build.at("gate"), hidden, num_experts)
+        self.gate = Linear(build.at("gate"), hidden, num_experts, is_router=True)
         self.before = self.after = None
         if latent:
             self.before = Linear(build.at("fc1_latent_proj"), hidden, latent, bias=bias)

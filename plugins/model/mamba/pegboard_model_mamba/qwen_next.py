@@ -141,7 +141,7 @@ class SharedExperts(nn.Module):
 
     def __init__(self, build: Build, experts: Experts, width: int) -> None:
         super().__init__()
-        self.gate = Linear(build.at("gate"), experts.hidden_size, experts.num_experts)
+        self.gate = Linear(build.at("gate"), experts.hidden_size, experts.num_experts, is_router=True)
         self.experts, self.shared = experts, FeedForward(build.at("shared_expert"), experts.hidden_size, width)
         self.shared_gate = Linear(build.at("shared_expert_gate"), experts.hidden_size, 1)
 
