@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
     "EngineRequest.client": "Request.of copies it with all others, and Grammars reads it there",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
-    "KernelSpec.provides": "read by key_of, in its own file",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
     "StructuredOutputNeed.constraint": "`pegboard plugins why structured_output --need constraint=…` asks with it",
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",

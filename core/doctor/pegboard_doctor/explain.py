@@ -149,7 +149,7 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
     for entry in registry.entries("attention"):
         with suppress(PluginError):
             spec = registry.spec(entry)
-            runs_here = None in (need.platform, spec.platforms) or need.platform in (spec.platforms or ())
+            runs_here = need.platform is None or registry.runs_on(spec, need.platform)
             if runs_here and "replay" not in spec.flags:
                 yield f"not replayed: decode and forward with attention {entry.name}, whose spec has no flag 'replay'"
     yield "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of a running engine show it"

@@ -159,6 +159,31 @@ def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(fakes:
     assert denied.choose("platform", Need()).require().name == "cpu"
 
 
+def test_a_new_platform_changes_nothing_until_it_is_asked_for_or_has_a_device(fakes: FakeDistributions) -> None:
+    add(fakes, "platform", "cpu", tier="reference", probe="probes:ok")
+    for name in ("abacus", "zeta"):
+        add(fakes, "platform", name, tier="vendor", probe="probes:ok")
+        assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
+    assert Registry(fakes.scan()).choose("platform", Need(), explicit="abacus").require().name == "abacus"
+    add(fakes, "platform", "npu", probe="probes:absent", flags=frozenset({"device"}))
+    assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
+    add(fakes, "platform", "ascend", tier="vendor", probe="probes:ok", flags=frozenset({"device"}))
+    assert Registry(fakes.scan()).choose("platform", Need()).require().name == "ascend"
+    add(fakes, "platform", "cuda", probe="probes:ok", flags=frozenset({"device"}))
+    assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cuda"
+
+
+def test_a_platform_may_run_what_runs_on_another(fakes: FakeDistributions) -> None:
+    add(fakes, "platform", "cpu")
+    add(fakes, "platform", "abacus", runs=frozenset({"cpu"}))
+    add(fakes, "platform", "other")
+    add(fakes, "sampler", "fast", platforms=frozenset({"cpu"}))
+    registry = Registry(fakes.scan())
+    assert registry.choose("sampler", Need(platform="abacus")).require().name == "fast"
+    with pytest.raises(PluginUnsuitable, match="runs on cpu, not on other"):
+        registry.choose("sampler", Need(platform="other"))
+
+
 def test_absent_platform_is_quiet(fakes: FakeDistributions, caplog: pytest.LogCaptureFixture) -> None:
     add(fakes, "platform", "gpu", tier="vendor", probe="probes:absent")
     add(fakes, "platform", "cpu")

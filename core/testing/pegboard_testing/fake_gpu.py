@@ -31,7 +31,7 @@ HOST_READS = frozenset(
     ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "unique")
 )
 
-FAKE_GPU = PlatformSpec(api="1.0", implementation="pegboard_testing.fake_gpu:FakeGPUPlatform")
+FAKE_GPU = PlatformSpec(api="1.0", implementation="pegboard_testing.fake_gpu:FakeGPUPlatform", flags=frozenset({"device"}))
 
 
 class DeviceTensor(Tensor):

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(Spec):
-    """Entry-point name: the device family ("cpu", "cuda")."""
+    """Entry-point name: the device family ("cpu", "cuda"). flags: "device" = an Ok of its probe means that a device of its own is
+    there; the platform then comes before those that compute on the host's processor. runs: other families whose plugins also run
+    on this platform ("cpu", if its devices are torch's CPU)."""
+
+    FLAGS = frozenset({"device"})
+
+    runs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

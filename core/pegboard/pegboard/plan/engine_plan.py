@@ -22,7 +22,6 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
-from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec, Vocabulary
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
@@ -31,6 +30,7 @@ from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
 from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
+from pegboard.plan.quantization import check_quantization
 from pegboard.plugins import lockfile
 from pegboard.plugins.defaults import default_model, default_name
 from pegboard.plugins.discovery import UNINSTALLED, Entry
@@ -315,24 +315,7 @@ def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint
             "without the setting, an installed model plugin runs the model"
         )
     model = registry.choose("model", Need(), keys=checkpoint.architectures).require()
-    stored = (checkpoint.quantization or {}).get("quant_method")
-    asked = settings.engine.quantization
-    if asked and stored and asked != stored:
-        entry = registry.find("quantization", asked)
-        is_same = any(other.value == entry.value for other in registry.entries("quantization") if other.name == stored)
-        spec = cast(QuantizationSpec, registry.spec(entry))
-        if not is_same and "online" not in spec.flags and stored not in spec.reads:
-            raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
-    if asked and not stored and asked != default_name("quantization"):
-        online = [entry.name for entry in registry.entries("quantization") if "online" in registry.spec(entry).flags]
-        if registry.find("quantization", asked).name not in online:
-            raise ConfigError(
-                f"quantization {asked!r} only reads checkpoints that it has quantized, and this one has plain weights; leave the "
-                f"setting out, or name a method that quantizes them at start: {', '.join(online) or 'none is installed'}"
-            )
-    method = asked or stored or default_name("quantization")
-    if method is not None:
-        registry.choose("quantization", QuantizationNeed(), keys=[str(method)])
+    check_quantization(registry, settings.engine.quantization, (checkpoint.quantization or {}).get("quant_method"))
     return registry.spec(model).flags
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound, PluginUnsuitable
-from pegboard.interfaces.spec import Absent, Broken, Need, Spec, unmet
+from pegboard.interfaces.spec import TIERS, Absent, Broken, Need, Spec, unmet
+from pegboard.plugins.defaults import default_platforms
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, incompatibility
 from pegboard.plugins.names import check_kind, not_found, to_install
@@ -60,7 +61,7 @@ def choose_ranked(
         suited = [(c.entry, registry.spec(c.entry)) for c in found if c.gate == "ranked"]
         if keys is not None and name != WILDCARD:
             _refuse_unclear(registry, Decision(kind, None, tuple(by_gate(judged)), key, need_text(need)), found, suited)
-        ranked, rank = pick(suited, preferred)
+        ranked, rank = pick(suited, _platforms_in_order(suited) if kind == PLATFORM else preferred)
         if keys is not None and ranked:
             rank = "any name" if name == WILDCARD else "exact name"
     winner, shown = ranked[0].entry if ranked else None, {c.entry for c in ranked}
@@ -76,6 +77,19 @@ def choose_ranked(
             raise PluginNotFound(to_install(kind)) if keys is None else not_found(kind, key, registry.names(kind), typed=False)
         decision.require()
     return decision
+
+
+def _platforms_in_order(suited: Sequence[tuple[Entry, Spec]]) -> list[Entry]:
+    """Sort platforms: those with a device of their own before the host's processor, and then the known ones first. What runs must
+    not change because a package was installed whose name comes earlier in the alphabet."""
+    known = default_platforms()
+
+    def place(row: tuple[Entry, Spec]) -> tuple[bool, int, int, tuple[str, ...]]:
+        entry, spec = row
+        rank = known.index(entry.name) if entry.name in known else len(known)
+        return "device" not in spec.flags, rank, TIERS.index(spec.tier), entry.sort_key
+
+    return [entry for entry, _ in sorted(suited, key=place)]
 
 
 def _refuse_unclear(
@@ -122,7 +136,8 @@ def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
         return Candidate(entry, "compatible", str(error), broken=True)
     if reason := incompatibility(entry, spec):
         return Candidate(entry, "compatible", reason)
-    if need.platform is not None and spec.platforms is not None and need.platform not in spec.platforms:
+    if need.platform is not None and not registry.runs_on(spec, need.platform):
+        assert spec.platforms is not None
         return Candidate(entry, "available", f"runs on {', '.join(sorted(spec.platforms))}, not on {need.platform}")
     try:
         verdict = registry.verdict(entry)

@@ -42,6 +42,11 @@ def default_name(kind: str) -> str | None:
     return name
 
 
+def default_platforms() -> tuple[str, ...]:
+    """Return the names of the platforms that come before all others of their sort."""
+    return tuple(_defaults()["platforms"])
+
+
 def default_enabled(kind: str) -> tuple[str, ...]:
     """Return the names of an ambient kind that run without being enabled."""
     return tuple(_defaults()["enabled"].get(kind, ()))

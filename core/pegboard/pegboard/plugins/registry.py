@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pegboard import env
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginBroken, PluginConflict, PluginUnsuitable, blame
+from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options, policy
@@ -183,6 +184,13 @@ class Registry:
             probe = self.spec(entry).probe
             self._verdicts[entry] = run_probe(import_part(entry, probe, "probe")) if probe else Ok()
         return self._verdicts[entry]
+
+    def runs_on(self, spec: Spec, platform: str) -> bool:
+        """Return whether a plugin runs on a platform: it names that family, or one whose plugins the platform also runs."""
+        if spec.platforms is None or platform in spec.platforms:
+            return True
+        named = [entry for entry in self.entries("platform") if entry.name == platform]
+        return any(spec.platforms & cast(PlatformSpec, self.spec(entry)).runs for entry in named)
 
     def verify_version(self, entry: Entry) -> None:
         """Check that, in a child process, the distribution has the version that the parent saw. Raises PluginBroken, which names

@@ -54,7 +54,7 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
         need = KernelNeed(platform=platform, dtype=dtype)
         decision = registry.choose("kernel", need, key=name, among=entries, required=False)
         winner = decision.winner or declared.get(name)
-        if decision.winner is None and winner is not None and platform not in (registry.spec(winner).platforms or {platform}):
+        if decision.winner is None and winner is not None and not registry.runs_on(registry.spec(winner), platform):
             kernels.refused[name] = f"no kernel plugin computes {name!r} on the platform {platform}\n{decision.table()}"
             continue
         if winner is not None and name == RECORDER:
@@ -73,7 +73,7 @@ def packed_types(registry: Registry, platform: str) -> list[str]:
             spec = registry.spec(entry)
             assert isinstance(spec, KernelSpec)
             is_packed = spec.provides == "weight_format" and key_of(entry.name, spec) != "float_weight"
-            if is_packed and platform in (spec.platforms or {platform}) and isinstance(registry.verdict(entry), Ok):
+            if is_packed and registry.runs_on(spec, platform) and isinstance(registry.verdict(entry), Ok):
                 declared = spec.supports.get("dtype", ())
                 found.update(map(str, declared) if isinstance(declared, set | frozenset | tuple) else ())
     return sorted(found, key=lambda name: (name != "float32", name))

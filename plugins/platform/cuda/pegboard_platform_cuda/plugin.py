@@ -7,5 +7,6 @@ CUDA = PlatformSpec(
     implementation="pegboard_platform_cuda.platform:CUDAPlatform",
     probe="pegboard_platform_cuda.probe:probe",
     tier="vendor",
+    flags=frozenset({"device"}),
 )
 """A GPU is preferred to the CPU."""
