@@ -57,6 +57,7 @@ class InProcess(EngineLink):
 
     def __init__(self, engine: Any, folder: Path) -> None:
         super().__init__(f"ipc://{folder}/engine", linger_ms=0)
+        self.engine = engine
         self._server = self._context.socket(zmq.DEALER)
         self._server.bind(f"ipc://{folder}/engine")
         self.thread = threading.Thread(target=self._run, args=(engine,), daemon=True)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from server_process import MODEL, PATIENCE_S, Server, wait_until
 
 from pegboard.errors import PegboardError
 from pegboard.interfaces import KINDS
+from pegboard.interfaces.executor import WorkerDeath
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 FAULTS = ("raise", "wrong type", "slow", "hang", "exit")
@@ -346,3 +348,16 @@ def test_the_page_shows_the_table() -> None:
 def test_the_table_has_every_kind() -> None:
     """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers."""
     assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command"} | {"hooks"}
+
+
+def test_an_executor_that_reports_a_dead_worker_ends_an_idle_engine(faults: Faults) -> None:  # noqa: F811
+    async def serve() -> None:
+        async with faults.server() as served:
+            await served.ask()
+            death = WorkerDeath(0, "out of memory")
+            threading.Thread(target=served.link.engine._on_death, args=(death,)).start()
+            await until(lambda: not served.client.health().is_alive, "the client hears of the death")
+            told = "executor:acme (acme-faults 1.0) reports that worker 0 died: out of memory"
+            assert told in (served.client.health().reason or "") and "the engine died" in faults.told()
+
+    asyncio.run(serve())

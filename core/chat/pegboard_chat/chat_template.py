@@ -1,6 +1,7 @@
 """Chat templates: Jinja programs that come with models, rendered as the transformers library renders them.
 
-A template comes from a model or a user, so it runs in Jinja's sandbox and sees only plain data.
+A template comes from a model or a user, so it runs in Jinja's sandbox and sees only plain data. A server renders it in a process
+that has limits on time and memory.
 Format: https://huggingface.co/docs/transformers/chat_templating
 """
 
@@ -62,12 +63,19 @@ class ChatTemplate:
         on it, if the text is longer than `chat.max_chars`, or if `check_end` refuses the chat."""
         check_end(chat)
         source = self._choose(chat)
-        if source is chat.chat_template and chat.max_chars is not None:
+        is_given = source is chat.chat_template
+        if chat.max_chars is None:
+            text, unused = self.render_here(source, chat)
+        else:  # a server: the template and the chat come from others
             given = {item.name: getattr(chat, item.name) for item in fields(chat)}
-            return _limited().render(source, self._special_tokens, {**given, "chat_template": None})
-        return self._render(source, chat)
+            templates = _limited(is_given=is_given)
+            text, unused = templates.render(source, self._special_tokens, {**given, "chat_template": None})
+        if unused and not is_given:
+            _warn_of_unused(source, unused)
+        return text
 
-    def _render(self, source: str, chat: Chat) -> str:
+    def render_here(self, source: str, chat: Chat) -> tuple[str, list[str]]:
+        """Render in this process. Return the text, and what the chat has and the template does not read."""
         compiled = _compile(source)
         if clash := sorted(_RESERVED & chat.template_kwargs.keys()):
             raise RequestError(f"chat_template_kwargs cannot set {', '.join(clash)}", parameter="chat_template_kwargs")
@@ -75,7 +83,7 @@ class ChatTemplate:
             raise RequestError(
                 "the model's chat template has no place for documents; write them in a message", parameter="documents"
             )
-        compiled.warn_of_unused([*chat.template_kwargs, *(["tools"] if chat.tools else [])])
+        unused = compiled.unused([*chat.template_kwargs, *(["tools"] if chat.tools else [])])
         messages = plain_messages(chat.messages, has_parts=compiled.has_parts, has_strings=compiled.has_strings)
         end = mark_end(messages) if chat.continue_final_message else None
         variables = self._special_tokens | plain_value(chat.template_kwargs)
@@ -92,7 +100,7 @@ class ChatTemplate:
             if joined is None:
                 raise
             text = compiled.render(variables | {"messages": joined}, chat.max_chars)
-        return end.cut(text) if end else text
+        return end.cut(text) if end else text, unused
 
     def _choose(self, chat: Chat) -> str:
         """Return the source for this chat: the chat's own, else the one for tools if the chat has tools, else the default."""
@@ -119,22 +127,16 @@ class _Compiled:
     def __init__(self, template: Template, *, has_parts: bool, has_strings: bool, variables: frozenset[str]) -> None:
         self._template = template
         self._variables = variables
-        self._warned: set[str] = set()
         self.has_documents = "documents" in variables
         self.has_parts = has_parts
         self.has_strings = has_strings
 
-    def warn_of_unused(self, names: Collection[str]) -> None:
-        """Say in the log, once for each name, that the template does not read it. Clients choose the names, so their number and
-        length in the log are limited."""
-        unused = {name[:60] for name in names if name not in self._variables} - self._warned
+    def unused(self, names: Collection[str]) -> list[str]:
+        """Return those of the names that the template does not read, each shortened. Clients choose the names."""
+        unused = {name[:60] for name in names if name not in self._variables}
         if "reasoning_effort" in names and self._variables & set(_EFFORT):
             unused -= set(_EFFORT)
-        if unused and len(self._warned) < MAX_WARNINGS:
-            shown = sorted(unused)[:8]
-            self._warned.update(shown)
-            told = ", ".join(shown)
-            log.warning("the chat template of this model has no place for %s, so the model does not see it", told)
+        return sorted(unused)[:MAX_WARNINGS]
 
     def render(self, variables: Mapping[str, Any], max_chars: int | None) -> str:
         from jinja2 import TemplateError
@@ -157,9 +159,10 @@ class _Compiled:
 
 
 def answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text of a chat whose template came with it, or the error. Called in the process of `LimitedTemplates`."""
+    """Return the text of a chat and what its template does not read, or the error. Called by `LimitedTemplates`."""
     try:
-        return {"text": ChatTemplate(job["source"], job["special_tokens"]).render(Chat(**job["chat"]))}
+        text, unused = ChatTemplate(None, job["special_tokens"]).render_here(job["source"], Chat(**job["chat"]))
+        return {"text": text, "unused": unused}
     except RequestError as error:
         return {"error": str(error)[:2000], "parameter": error.parameter, "is_malformed": isinstance(error, MalformedRequest)}
 
@@ -194,11 +197,27 @@ def _compile(source: str) -> _Compiled:
         ) from error
 
 
-@lru_cache(maxsize=1)
-def _limited() -> LimitedTemplates:
+def _warn_of_unused(source: str, names: Sequence[str]) -> None:
+    """Say in the log, once for each name, that the template does not read it. The number of names is limited."""
+    warned = _warned(source)
+    shown = [name for name in names if name not in warned][:8]
+    if shown and len(warned) < MAX_WARNINGS:
+        warned.update(shown)
+        told = ", ".join(shown)
+        log.warning("the chat template of this model has no place for %s, so the model does not see it", told)
+
+
+@lru_cache(maxsize=64)
+def _warned(source: str) -> set[str]:
+    return set()
+
+
+@lru_cache(maxsize=2)
+def _limited(*, is_given: bool) -> LimitedTemplates:
+    """Return the process for templates of requests (is_given), or that for templates of models, which do not wait for those."""
     from pegboard_chat.limited_template import LimitedTemplates
 
-    templates = LimitedTemplates()
+    templates = LimitedTemplates(parameter="chat_template" if is_given else "messages")
     atexit.register(templates.close)
     return templates
 

@@ -1,8 +1,8 @@
-"""Renders the templates that come with requests. A template is a program, and Jinja's sandbox keeps it from other objects but not
-from endless loops and huge texts. So these templates run in a process of their own, with limits on time and memory.
+"""Renders the chat templates of a server. A template is a program, and Jinja's sandbox keeps it from other objects but not from
+endless loops and huge texts. So templates run in a process of their own, with limits on time and memory.
 
-The process is started for the first such template and then kept. It renders one chat at a time. When it exceeds a limit, it is
-ended, and the next template gets a new one.
+The process is started for the first chat and then kept. It renders one chat at a time. When it exceeds a limit, it is ended, and
+the next chat gets a new one.
 """
 
 from __future__ import annotations
@@ -29,34 +29,38 @@ START_S = 60.0
 LIMIT_BYTES = 512 * 1024 * 1024
 """How much memory the process may have."""
 
-_BOOT = (
+_BOOT = (  # a signal to the whole process group is for the server, which lets running requests finish
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pegboard_chat.chat_template import answer_job; "
     "from pegboard_chat.limited_template import answer_all; answer_all(answer_job)"
 )
 
 
 class LimitedTemplates:
-    """One process that renders templates. Used from any thread."""
+    """One process that renders templates. Used from any thread. parameter: the field that the error of a limit names."""
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, parameter: str = "chat_template") -> None:
         self._limit_s = limit_s
+        self._parameter = parameter
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, source: str, special_tokens: Mapping[str, str], chat: Mapping[str, Any]) -> str:
-        """Return the text of the prompt. chat: the fields of a `Chat`. Raises RequestError, also if the template exceeds a
-        limit, and Overloaded if other templates take too long."""
-        job = json.dumps({"source": source, "special_tokens": dict(special_tokens), "chat": dict(chat)}).encode() + b"\n"
+    def render(self, source: str, special_tokens: Mapping[str, str], chat: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Return the text of the prompt, and what of the chat the template does not read. chat: the fields of a `Chat`. Raises
+        RequestError, also if the template exceeds a limit, and Overloaded if other templates take too long."""
+        try:
+            job = json.dumps({"source": source, "special_tokens": dict(special_tokens), "chat": dict(chat)}).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:  # such as a number of 5000 digits
+            raise RequestError(f"the chat cannot be rendered: {error!s:.200}", parameter="messages") from error
         if not self._lock.acquire(timeout=self._limit_s):
-            raise Overloaded("other chat templates of requests are being rendered; try again")
+            raise Overloaded("other chats are being rendered; try again")
         try:
             answer = self._exchange(job)
         finally:
             self._lock.release()
         if "error" in answer:
             raise (MalformedRequest if answer["is_malformed"] else RequestError)(answer["error"], parameter=answer["parameter"])
-        text: str = answer["text"]
-        return text
+        return str(answer["text"]), list(answer["unused"])
 
     def close(self) -> None:
         """End the process."""
@@ -77,8 +81,8 @@ class LimitedTemplates:
         except (OSError, EOFError) as error:  # TimeoutError is an OSError
             self.close()
             limit = f"took over {self._limit_s:g} s" if isinstance(error, TimeoutError) else "needed too much memory"
-            reason = f"chat_template: the template {limit}; expected one that renders a chat quickly"
-            raise RequestError(reason, parameter="chat_template") from error
+            reason = f"the chat template {limit}; expected one that renders a chat quickly"
+            raise RequestError(reason, parameter=self._parameter) from error
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -89,7 +93,7 @@ class LimitedTemplates:
         except (OSError, EOFError) as error:
             process.kill()
             process.communicate()
-            raise PegboardError(f"the process for chat templates of requests did not start within {START_S:g} s") from error
+            raise PegboardError(f"the process for chat templates did not start within {START_S:g} s") from error
         return process
 
     def _read(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,7 +119,8 @@ def limited():
 
 
 def render(limited: LimitedTemplates, source: str, **more: Any) -> str:
-    return limited.render(source, {"bos_token": "<s>"}, {"messages": USER, "max_chars": 100_000, **more})
+    text, _ = limited.render(source, {"bos_token": "<s>"}, {"messages": USER, "max_chars": 100_000, **more})
+    return text
 
 
 def test_a_template_of_a_request_is_rendered(limited):
@@ -156,14 +158,40 @@ def test_a_template_without_end_is_that_requests_error(limited, source):
     assert render(limited, "{{ messages[0].content }}") == "hi", "the next template is rendered"
 
 
-def test_only_chats_of_strangers_are_limited(monkeypatch):
-    """A template that the user of the library passes is rendered in the user's process; so is one of the model's own, by name."""
-    monkeypatch.setattr("pegboard_chat.chat_template._limited", lambda: pytest.fail("a limited process"))
+def test_a_user_of_the_library_renders_in_the_users_process(monkeypatch):
+    monkeypatch.setattr("pegboard_chat.chat_template._limited", lambda **_: pytest.fail("a limited process"))
     template = ChatTemplate({"default": "d", "rag": "r"}, {})
     assert template.render(Chat(messages=USER, chat_template="own")) == "own"
-    assert template.render(Chat(messages=USER, chat_template="rag", max_chars=9)) == "r"
+    assert template.render(Chat(messages=USER, chat_template="rag")) == "r"
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A server's processes for templates, with a limit of half a second. name: whether the template came with the request."""
+    made = {given: LimitedTemplates(0.5, "chat_template" if given else "messages") for given in (True, False)}
+    monkeypatch.setattr("pegboard_chat.chat_template._limited", lambda *, is_given: made[is_given])
+    yield made
+    for templates in made.values():
+        templates.close()
+
+
+def test_a_template_of_a_checkpoint_has_the_same_limits(short, caplog):
+    chat = Chat(messages=USER, max_chars=9)
+    with pytest.raises(RequestError, match="the chat template took over") as caught:
+        ChatTemplate("{{ [1] | slice(9999999999) | list }}", {}).render(chat)
+    assert caught.value.parameter == "messages" and short[True]._process is None
     with pytest.raises(RequestError, match="more than fit into max_model_len"):
-        ChatTemplate("{{ messages[0].content * 9 }}", {}).render(Chat(messages=USER, max_chars=9))
+        ChatTemplate("{{ messages[0].content * 9 }}", {}).render(chat)
+    caplog.clear()
+    assert (
+        ChatTemplate({"default": "d", "rag": "{# limited #}r"}, {}).render(replace(chat, chat_template="rag", tools=[{}])) == "r"
+    )
+    assert "has no place for tools" in caplog.text
+
+
+def test_a_chat_that_is_not_json_is_refused(short):
+    with pytest.raises(RequestError, match="cannot be rendered"):
+        ChatTemplate("{{ extra }}", {}).render(Chat(messages=USER, template_kwargs={"extra": 10**5000}, max_chars=9))
 
 
 HOSTILE = [10**300, -(10**4299), 10**5000, 1e308, "\udc80", nested(100), {"__class__": 1}, [[]] * 1000]

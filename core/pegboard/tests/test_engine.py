@@ -355,8 +355,11 @@ def test_the_policy_learns_from_every_step() -> None:
 def test_a_dead_worker_is_noticed_between_steps() -> None:
     engine = FakeEngine()
     engine.executor.die("killed")
-    with pytest.raises(EngineDeadError, match="worker 0 died: killed"):
+    with pytest.raises(EngineDeadError, match="FakeExecutor reports that worker 0 died: killed"):
         engine.add("a", [3])
+    assert engine.engine.has_work, "the loop steps, so that the death is told"
+    with pytest.raises(EngineDeadError, match="worker 0 died: killed"):
+        engine.engine.step()
 
 
 def test_batches_share_no_state_with_the_engine() -> None:

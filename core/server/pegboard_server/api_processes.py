@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from pegboard.log import get_logger
 from pegboard_server.api_process import Announce
 from pegboard_server.hub import EngineHub
 from pegboard_server.listener import BACKLOG, address_of
+from pegboard_server.stopping import stop_signals
 from pegboard_server.watchdog import Heart, heart_of, watch_engine
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ log = get_logger(__name__)
 
 PATIENCE_S = 5.0
 """How long API processes may take to exit after the shutdown timeout."""
-
-TERMINATED = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class ApiProcesses:
@@ -54,26 +52,21 @@ class ApiProcesses:
         Raises the error that stopped the engine from starting."""
         loop = asyncio.get_running_loop()
         watching: asyncio.Task[None] | None = None
-        before = {number: signal.getsignal(number) for number in TERMINATED}
         try:
-            for number in TERMINATED:
-                loop.add_signal_handler(number, self._stop)
-            self._listen()
-            self._hub.attach()
-            self._start()
-            watching = loop.create_task(watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config)))
-            await self._ended.wait()
-            self._hub.stop_apis()
-            await self._wait_for_children()
+            with stop_signals(self._stop):
+                self._listen()
+                self._hub.attach()
+                self._start()
+                watching = loop.create_task(watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config)))
+                await self._ended.wait()
+                self._hub.stop_apis()
+                await self._wait_for_children()
         finally:
             if watching is not None:
                 watching.cancel()
             for child in self._children:
                 if child.exitcode is None:
                     child.kill()
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
             self._hub.close()
             self._listener.close()
         return self._outcome()

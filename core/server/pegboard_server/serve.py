@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pegboard import env
 from pegboard.config.schema import check_server
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
+from pegboard_server.stopping import Termination
 
 if TYPE_CHECKING:
     import socket
@@ -58,32 +57,15 @@ class Serve:
             env.log_everything()
         set_up_logging(env.log_level())
         termination = Termination()
-        before = signal.signal(signal.SIGTERM, termination)
+        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, termination), signal.SIGINT: signal.getsignal(signal.SIGINT)}
         try:
             return serve(settings, termination.repeat)
         except Exception:
             termination.repeat()  # the exit may have turned into an error
             raise
         finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-class Termination:
-    """The handler of SIGTERM during startup. It exits through the `finally` clauses, so that the engine process ends too.
-
-    The exception is raised in whatever code runs, and some code drops it or turns it into another one: the creation of a class,
-    a callback from C, a plugin that catches everything. Therefore `repeat` is called when startup is over or has failed."""
-
-    _signum: int | None = None
-
-    def __call__(self, signum: int, frame: FrameType | None) -> NoReturn:
-        self._signum = signum
-        sys.exit(128 + signum)
-
-    def repeat(self) -> None:
-        """Raise SIGTERM again if it has come."""
-        if self._signum is not None:
-            signal.raise_signal(self._signum)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None) -> int:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +28,7 @@ from pegboard_server.connections import TimedProtocol, limit_connections
 from pegboard_server.gateway import Traffic
 from pegboard_server.listener import BACKLOG, address_of, bind_error, bind_socket
 from pegboard_server.logs import access_log
+from pegboard_server.stopping import stop_signals
 from pegboard_server.tls import keep_fresh, tls_arguments
 
 log = get_logger(__name__)
@@ -108,7 +107,7 @@ async def run_server(
     context = server.config.ssl if config.enable_ssl_refresh else None
     refreshing = asyncio.create_task(keep_fresh(context, config)) if context is not None else None
     try:
-        with access_log(config), _signals(server.stop) if catch_signals else contextlib.nullcontext():
+        with access_log(config), stop_signals(server.stop) if catch_signals else contextlib.nullcontext():
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then raise it
                 server.should_exit = True
@@ -184,21 +183,3 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     if config.uvicorn_log_level == "info":  # uvicorn would log its start and end; Pegboard logs these itself
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return made
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGINT and SIGTERM. Does nothing outside the main thread, where signals cannot be caught."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

@@ -20,6 +20,7 @@ from pegboard.front import async_llm
 from pegboard.interfaces.command import Command, CommandSetup
 from pegboard.plugins.registry import Registry
 from pegboard_server import serve, watchdog
+from pegboard_server.stopping import Termination
 from pegboard_testing.contract_command import CommandContract, command_setup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
@@ -87,7 +88,7 @@ def test_a_plugin_that_hangs_before_the_engine_loads_is_told(
 
 
 def test_a_sigterm_that_got_lost_is_repeated() -> None:
-    termination = serve.Termination()
+    termination = Termination()
     termination.repeat()
     before = signal.signal(signal.SIGTERM, termination)
     try:
@@ -98,6 +99,42 @@ def test_a_sigterm_that_got_lost_is_repeated() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+HANGS = """
+import asyncio, sys, time
+from pegboard.config.schema import ServerConfig
+from pegboard_server import serve, stopping
+from pegboard_server.server import run_server
+from pegboard_testing.contract_command import command_setup
+
+stopping.LAST_S = 0.5
+
+async def app(scope, receive, send):
+    pass
+
+async def main():
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+    config = ServerConfig(port=0, host="127.0.0.1")
+    await run_server(app, config, on_ready=lambda _: print("ready", flush=True))
+    print("stopped", flush=True)
+
+serve.serve = lambda *_: asyncio.run(main())
+serve.Serve(None, command_setup("serve")).run([])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_process_although_a_thread_hangs(number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", HANGS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        assert program.stdout.readline() == "stopped\n"
+        program.send_signal(number)
+        _, errors = program.communicate(timeout=30)
+    assert program.returncode == 1 and "time.sleep" not in errors and "most recent call first" in errors
 
 
 class FakeEngineProcess:

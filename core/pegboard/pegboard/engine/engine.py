@@ -29,7 +29,7 @@ from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.weight_updates import WeightUpdates, no_checkpoint
 from pegboard.engine.worker_calls import WorkerCalls
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, expect
+from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, culprit, expect
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
@@ -170,10 +170,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do: requests, steps in flight, open KV transfers, or deltas to return."""
+        """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas to return, or a death."""
         queues = self._queues
         can_run = bool(queues.requests) and not self._scheduler.is_paused
-        return bool(can_run or self._in_flight or queues.deltas or queues.is_transferring)
+        return bool(can_run or self._in_flight or queues.deltas or queues.is_transferring or self._dead)
 
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
@@ -333,7 +333,8 @@ class Engine:
             raise EngineDeadError(f"the engine is dead: {self._dead}")
 
     def _on_death(self, death: WorkerDeath) -> None:
-        self._dead = f"worker {death.rank} died: {death.reason}"
+        plugin = culprit(self._plugin_modules, [type(self._executor).__module__]) or type(self._executor).__name__
+        self._dead = f"{plugin} reports that worker {death.rank} died: {death.reason}"
 
     @contextmanager
     def _dying(self) -> Iterator[None]:

@@ -37,14 +37,13 @@ class CompletionRoute:
         """Text completion of one or many prompts: whole, or with `stream` as server-sent events."""
         client, body = self._client, await http.body()
 
-        def read() -> tuple[CompletionRequest, list[Given], SamplingParams | BeamSearchParams]:
-            request = parse_body(body, CompletionRequest)
+        def read() -> tuple[list[Given], SamplingParams | BeamSearchParams]:
             given = self._read_prompts(request)
             check_number(len(given), request.n)
-            return request, given, completion_params(request, client.default_params())
+            return given, completion_params(request, client.default_params())
 
-        has_embeds = b'"prompt_embeds"' in body  # reading them may import torch
-        request, given, params = await off_loop(SMALL_BYTES if has_embeds else len(body), read)
+        request = await off_loop(len(body), lambda: parse_body(body, CompletionRequest))
+        given, params = await off_loop(len(body) if request.prompt_embeds is None else SMALL_BYTES, read)
         model, lora = await served_model(client, request.model)
         ids = AnswerIds("cmpl", http, request.request_id, lora)
         prompts = [_prompt(request, value) for value in given]

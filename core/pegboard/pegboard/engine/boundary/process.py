@@ -39,6 +39,10 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 
+LOOK_MS = 500
+"""Milliseconds after which an idle engine is asked again for work: an executor may have reported a dead worker."""
+
+
 class _Terminated(BaseException):
     """SIGUSR1 has arrived, and the loop must end. The class is not an Exception, so that no plugin's `except` can catch it."""
 
@@ -104,8 +108,8 @@ def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) ->
     """Receive messages and run steps until `Stop` arrives. Blocks while there is nothing to do."""
     try:
         while True:
-            if not engine.has_work:
-                socket.poll()
+            while not engine.has_work and not socket.poll(LOOK_MS):
+                pass
             if not _receive_all(socket, engine):
                 return
             deltas = engine.step() if engine.has_work else ()
