@@ -134,7 +134,9 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
     return LLM(str(directory), **{**chosen, **settings})
 
 
-def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, **settings: Any) -> None:
+def check_parity(
+    reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, *, tolerance: float = TOLERANCE, **settings: Any
+) -> None:
     """Compares the logprobs of the whole vocabulary after every token of every prompt and output, and every greedy choice."""
     prompts = random_prompts(lengths)
     params = SamplingParams(
@@ -151,7 +153,7 @@ def check_parity(reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, 
             assert row is not None
             values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
             worst = (values - expected[position]).abs().max().item()
-            assert worst < TOLERANCE, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+            assert worst < tolerance, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
         greedy = expected[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert list(completion.token_ids) == greedy
 

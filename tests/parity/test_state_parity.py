@@ -128,6 +128,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 6, "block_size": 8}
         | {"linear_attn_alpha_factor": 1.4, "full_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.2},
     ),
+    "minimax, window": (
+        "minimax",
+        {
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "block_size": 8,
+        }
+        | {"sliding_window": 9},
+    ),
     "falcon_h1, no norm": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_proj_bias": True}),
 }
 
@@ -138,7 +148,9 @@ PREEMPTED = {"mamba2": 7, "falcon_h1": 12, "qwen3_next": 12, "minimax": 12}
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    check_parity(write(model_type, **config), mamba_block_size=8)
+    # where norms follow each other, rounding errors grow: at one position transformers' float32 is ten times as far from float64
+    tolerance = {"zamba2": 5e-4}.get(name, 1e-4)
+    check_parity(write(model_type, **config), tolerance=tolerance, mamba_block_size=8)
 
 
 @pytest.mark.parametrize("name", PREEMPTED)

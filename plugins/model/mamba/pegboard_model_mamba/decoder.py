@@ -123,8 +123,8 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. scale: factor of q·k. norms: names of the norms of each head's query and key. output: name of the
-    last projection."""
+    """Grouped-query attention. scale: factor of q·k. window: in tokens. norms: names of the norms of each head's query and key.
+    output: name of the last projection."""
 
     def __init__(
         self,
@@ -134,6 +134,7 @@ class SelfAttention(nn.Module):
         *,
         rope: Callable[[], Rope | None] = lambda: None,
         scale: float | None = None,
+        window: int | None = None,
         norms: tuple[str, str] | None = None,
         eps: float = 1e-6,
         output: str = "o_proj",
@@ -145,7 +146,7 @@ class SelfAttention(nn.Module):
             raise ModelError(f"the checkpoint's config has {heads} attention heads, not a multiple of {kv_heads} key-value heads")
         self.qkv_proj = QKVLinear(build, hidden, heads, kv_heads, head_dim, bias=bias)
         self.norms = [Norm(build.at(name), head_dim, eps) for name in norms or ()]
-        self.attention = Attention(build, index, heads, kv_heads, head_dim, scale=scale, rope=rope())
+        self.attention = Attention(build, index, heads, kv_heads, head_dim, scale=scale, window=window, rope=rope())
         self.o_proj = Linear(build.at(output), heads * head_dim, hidden, bias=bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:

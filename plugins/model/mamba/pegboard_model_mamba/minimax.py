@@ -33,13 +33,15 @@ class MiniMaxModel(StateDecoder):
         named = config if older is None else {**config, "layer_types": [OLDER_KINDS.get(kind, str(kind)) for kind in older]}
         kinds = layer_kinds(named, "layer_types")
         rule = RouterRule(size_of(config, "num_experts_per_tok"), renormalize=True)
+        window = read(config, "sliding_window", int) or None
         num_experts, width = size_of(config, "num_local_experts"), size_of(config, "intermediate_size")
 
         def make(build: Build, index: int) -> nn.Module:
             own, block = build.at("self_attn"), build.at("block_sparse_moe")
             mixer: nn.Module
             if kinds[index]:
-                mixer = SelfAttention(own, index, {**config, "attention_bias": False}, rope=lambda: self.rope)
+                plain = {**config, "attention_bias": False}
+                mixer = SelfAttention(own, index, plain, rope=lambda: self.rope, window=window)
             else:
                 mixer = LightningAttention(own, index, config)
             experts = Experts(block.at("experts"), num_experts, hidden, width, rule=rule, names=("w1", "w3", "w2"))
