@@ -75,12 +75,12 @@ def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
     from pegboard.engine.build import choose_for_model  # imports torch
     from pegboard.engine.kv.plan import capacity
 
-    kv_plan = choose_for_model(plan, registry, weights)
+    kv_plan, limits = choose_for_model(plan, registry, weights)
     winners = [made.winner for made in registry.decisions.values() if made.winner is not None]
     plugins = {w.id if w.kind != "kernel" else f"kernels ({w.distribution} {w.version})": None for w in winners}
     yield "plugins", ", ".join(plugins)
     yield "KV cache", f"{_size(kv_plan.num_blocks * kv_plan.block_bytes)} for {capacity(kv_plan)}"
-    yield "context", f"{plan.max_model_len:,} tokens"
+    yield "context", f"{limits.max_model_len:,} tokens"
 
 
 def _platform(registry: "Registry", settings: "Settings") -> Platform:

@@ -42,7 +42,11 @@ class ConfigError(PegboardError, ValueError):
 
 
 class KVCacheTooSmall(ConfigError):
-    """The KV cache memory is too small for one request of `max_model_len` tokens."""
+    """The KV cache memory is too small for one request of `max_model_len` tokens. needed_bytes: what would be enough. fits: the
+    largest max_model_len that fits; 0 = none."""
+
+    needed_bytes = 0
+    fits = 0
 
 
 class UsageError(ConfigError):

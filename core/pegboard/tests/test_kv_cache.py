@@ -17,7 +17,7 @@ from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
-from pegboard.engine.kv.plan import blocks_per_request, plan_kv
+from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
 from pegboard.engine.kv.pool import BlockHasher, root_hash, sha256_block, sha256_cbor_block
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.queues import KVConnectors
@@ -243,6 +243,20 @@ def test_a_large_state_makes_the_blocks_of_attention_larger_and_is_kept_where_th
     assert plan.hash_block_size == 240
 
 
+@given(st.integers(1, 40), st.integers(0, 40), st.booleans(), st.integers(1, 400))
+def test_memory_grows_for_one_request_and_then_the_context_shrinks(blocks: int, room: int, shorten: bool, length: int) -> None:
+    specs, limits, block = {0: fake_kv_spec(slot_bytes=4)}, fake_limits(block_size=16, max_model_len=length), 64
+    enough = -(-length // 16) + 1
+    largest = max(blocks, min(room, enough))
+    if largest < enough and (not shorten or largest < 2):
+        with pytest.raises(KVCacheTooSmall, match="-1 takes the largest|give the KV cache more"):
+            fit_kv(specs, blocks * block, limits, room_bytes=room * block, shorten=shorten)
+        return
+    plan, fitting = fit_kv(specs, blocks * block, limits, room_bytes=room * block, shorten=shorten)
+    assert plan.num_blocks == largest
+    assert fitting.max_model_len == (length if largest >= enough else (largest - 1) * 16)
+
+
 def test_block_size_is_what_the_kernels_need() -> None:
     spec = type(fake_kv_spec())(tensors=fake_kv_spec().tensors, block_size_multiple=32)
     assert plan_kv({0: spec}, 100_000, fake_limits(block_size=16, max_model_len=64)).groups[0].block_size == 32
@@ -250,7 +264,7 @@ def test_block_size_is_what_the_kernels_need() -> None:
 
 def test_too_little_memory_says_what_would_do() -> None:
     specs = {0: fake_kv_spec(slot_bytes=4)}
-    with pytest.raises(KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48, or") as error:
+    with pytest.raises(KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48 .*, or") as error:
         plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=1000))
     assert "4 blocks" in str(error.value)
     assert plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=48)).num_blocks == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightPiece
-from pegboard.layers import Linear, Norm
-from pegboard.worker.model_loader import bind_layers, load_weights
+from pegboard.layers import Layer, Linear, Norm
+from pegboard.worker.model_loader import bind_layers, fill_layers
 from pegboard_testing.fake_build import FakeLoader, FakeWeight, fake_build
 
 
@@ -31,6 +31,11 @@ def tensors_of(num_layers: int) -> dict[str, Tensor]:
         found[f"l{index}.b.weight"] = torch.randn(2, 4, generator=random)
         found[f"l{index}.n.weight"] = torch.randn(4, generator=random)
     return found
+
+
+def load(layers: Iterable[Layer], loader: FakeLoader) -> None:
+    checkpoint = checkpoint_of(loader)
+    fill_layers({layer: layer.declare(checkpoint.tensors) for layer in layers}, loader, checkpoint)
 
 
 class Shuffled(FakeLoader):
@@ -53,7 +58,7 @@ def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> 
     linears = [Linear(build.at(f"l{i}"), 4, 5, parts={"a": 3, "b": 2}) for i in range(num_layers)]
     norms = [Norm(build.at(f"l{i}").at("n"), 4, 1e-5) for i in range(num_layers)]
     loader = Shuffled(tensors, seed)
-    load_weights(build.declared.layers, loader, checkpoint_of(loader))
+    load(build.declared.layers, loader)
     bind_layers(build.declared.layers)
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
     for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
@@ -67,7 +72,7 @@ def test_missing_tensors_are_named_and_counted() -> None:
     build, loader = fake_build(), FakeLoader({"other.weight": torch.ones(1)})
     layers = [Linear(build.at(f"l{i:02}"), 4, 3) for i in range(12)]
     with pytest.raises(ModelError, match=r"model lacks 12 tensors .*: l00\.weight, .*l07\.weight and 4 more"):
-        load_weights(layers, loader, checkpoint_of(loader))
+        load(layers, loader)
 
 
 def test_a_loader_that_forgets_is_found_out() -> None:
@@ -77,7 +82,7 @@ def test_a_loader_that_forgets_is_found_out() -> None:
 
     build, loader = fake_build(), Forgetful({"a.weight": torch.ones(3, 4)})
     with pytest.raises(ModelError, match=r"weight loader 'memory' did not deliver: a\.weight"):
-        load_weights([Linear(build.at("a"), 4, 3)], loader, checkpoint_of(loader))
+        load([Linear(build.at("a"), 4, 3)], loader)
 
 
 @pytest.mark.parametrize("data", [torch.ones(2, 4), memoryview(b"1234")])
@@ -92,4 +97,4 @@ def test_a_shape_that_does_not_fit_is_noticed_before_anything_is_loaded() -> Non
     build, loader = fake_build(), FakeLoader({"l0.a.weight": torch.zeros(3, 4)})
     Linear(build.at("l0"), 4, 2**20, parts={"a": 2**20})
     with pytest.raises(ModelError, match=r"l0\.a\.weight has shape \[3, 4\]; the model expects \[1048576, 4\]"):
-        load_weights(build.declared.layers, loader, checkpoint_of(loader))
+        load(build.declared.layers, loader)

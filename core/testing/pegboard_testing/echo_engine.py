@@ -14,6 +14,7 @@ from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.plan.engine_plan import EnginePlan
 from pegboard.plugins.registry import PluginLock
+from pegboard_testing.fake_limits import fake_limits
 
 BUILDER = "pegboard_testing.echo_engine:build"
 REFUSED_PRIORITY = 99
@@ -55,6 +56,7 @@ class EchoEngine:
 
     def __init__(self, plan: EnginePlan) -> None:
         self.plan = plan
+        self.limits = fake_limits(max_model_len=plan.max_model_len)
         self.running: dict[str, EngineRequest] = {}
         self.aborted: list[str] = []
         self._live: dict[str, set[int]] = {}

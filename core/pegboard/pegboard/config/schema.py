@@ -20,6 +20,8 @@ from msgspec import Meta
 
 from pegboard.errors import ConfigError, did_you_mean
 
+AUTO_LEN = -1
+"""max_model_len that means: as long as the model allows and the memory can hold."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 NEEDS: Mapping[str, str] = _DATA["needs"]
@@ -48,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
     skip_tokenizer_init: Annotated[bool, doc("Load no tokenizer; requests and answers are token ids only")] = False
     dtype: Annotated[str, doc("Compute type: auto, float32 (or float), bfloat16, float16 (or half)")] = "auto"
-    max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output; default: the model's limit")] = None
+    max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output (default: the model's; -1: what fits)")] = None
     quantization: Annotated[str | None, doc("Quantization plugin; default: the one the checkpoint names")] = None
     load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = "auto"
     download_dir: Annotated[str | None, doc("Folder for downloaded models, of every source; default: PEGBOARD_CACHE")] = None
@@ -381,5 +383,5 @@ def _check_needs(config: msgspec.Struct) -> None:
 def _check_positive(config: msgspec.Struct, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < 1:
+        if value is not None and value < 1 and (name, value) != ("max_model_len", AUTO_LEN):
             raise ConfigError(f"{name} must be at least 1, got {value}")

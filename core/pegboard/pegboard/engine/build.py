@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from pegboard.config.limits import NO_LIMIT, Limits
-from pegboard.config.schema import EngineConfig, structured_outputs_config
+from pegboard.config.schema import AUTO_LEN, EngineConfig, structured_outputs_config
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
-from pegboard.engine.kv.plan import capacity, plan_kv
+from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.errors import blame, expect
-from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.attention import KVCacheSpec, KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
@@ -58,13 +59,9 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     executor = _executor(registry, plan, config, limits)
     ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
-    kv_plan = plan_kv(
-        ready[0].kv_specs,
-        min(rank.kv_memory_bytes for rank in ready),
-        limits,
-        num_blocks_override=config.num_gpu_blocks_override,
-        whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
-    )
+    kv_bytes, numbers = min(rank.kv_memory_bytes for rank in ready), executor.call("memory")
+    room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
+    kv_plan, limits = _fit_kv(plan, config, limits, ready[0].kv_specs, kv_bytes, room_bytes)
     kv_plan = msgspec.structs.replace(kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan))
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
@@ -93,10 +90,35 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     )
 
 
-def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> KVPlan:
+def _fit_kv(
+    plan: EnginePlan, config: EngineConfig, limits: Limits, specs: Mapping[int, KVCacheSpec], kv_bytes: int, room_bytes: int
+) -> tuple[KVPlan, Limits]:
+    """Divide the KV cache. A size that the user has not set may grow to `room_bytes`, if the model's context needs it."""
+    settings = plan.settings
+    is_set = settings.engine.kv_cache_memory_bytes is not None or "gpu_memory_utilization" in settings.sources
+    kv_plan, fitting = fit_kv(
+        specs,
+        kv_bytes,
+        limits,
+        room_bytes=0 if is_set else room_bytes,
+        shorten=settings.engine.max_model_len == AUTO_LEN,
+        num_blocks_override=config.num_gpu_blocks_override,
+        whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
+    )
+    if fitting != limits:
+        log.warning("max_model_len is %d, which fits the KV cache, instead of %d", fitting.max_model_len, limits.max_model_len)
+    return kv_plan, fitting
+
+
+def _room_bytes(config: EngineConfig, total_bytes: int, free_bytes: int) -> int:
+    """Return how much of the free memory the KV cache may take: all but the share that stays free for others."""
+    return max(0, free_bytes - int(total_bytes * (1 - config.gpu_memory_utilization)))
+
+
+def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> tuple[KVPlan, Limits]:
     """Make every choice of an engine, and record it in `registry`. The model is built without its weights, and the memory that
-    they would leave free is divided. Return the plan of the KV cache. Raises ConfigError, ModelError or PluginError if the model
-    cannot run."""
+    they would leave free is divided. Return the plan of the KV cache, and the limits. Raises ConfigError, ModelError or
+    PluginError if the model cannot run."""
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
@@ -104,9 +126,9 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
     worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
     worker.declare()
     memory = worker.platform.memory()
-    share = int(memory.total_bytes * config.gpu_memory_utilization) - (memory.total_bytes - memory.free_bytes) - num_weight_bytes
-    kv_bytes = max(0, share) if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    return plan_kv(worker.attention.kv_specs(), kv_bytes, limits, num_blocks_override=config.num_gpu_blocks_override)
+    room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
+    kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return _fit_kv(plan, config, limits, worker.attention.kv_specs(), kv_bytes, room_bytes)
 
 
 def _worker_plan(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> WorkerPlan:

@@ -210,6 +210,7 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
                     future.set_exception(message.failure.error())
         elif isinstance(message, Ready):
             self.info = message.info
+            self.plan = self._builder.plan = self.plan.of_length(message.max_model_len)
             self._all_sinks.declare([*self._metrics, *message.metrics])
             assert self._ready is not None
             self._ready.set_result(None)

@@ -61,7 +61,7 @@ class LLMEngine:
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
         build_engine = load_function(BUILDER)  # this imports torch, so it comes after all cheap checks
         engine = build_engine(plan)
-        self = cls(plan, tokenizer, engine, registry)
+        self = cls(plan.of_length(engine.limits.max_model_len), tokenizer, engine, registry)
         # A thread that is inside torch when the interpreter exits would abort the process.
         weakref.finalize(self, engine.stop)
         return self

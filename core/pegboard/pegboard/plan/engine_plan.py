@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from pegboard import env
-from pegboard.config.schema import Settings, check_engine, structured_outputs_config
+from pegboard.config.schema import AUTO_LEN, Settings, check_engine, structured_outputs_config
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.sampling_params import SamplingParams
@@ -77,6 +77,10 @@ class EnginePlan:
     pooling: Pooling | None = None
     task: tuple[Literal["generate", "embed", "classify"], tuple[str, ...]] = ("generate", ())
 
+    def of_length(self, max_model_len: int) -> EnginePlan:
+        """Return the plan with the length that the engine serves; 0 = unchanged."""
+        return replace(self, max_model_len=max_model_len or self.max_model_len)
+
 
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     """Find, fetch and describe the model, and make every choice that needs no device.
@@ -110,7 +114,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
         num_tokens = vocab_size(checkpoint)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
-        if pooling is not None and engine.max_model_len is None:
+        if pooling is not None and engine.max_model_len in (None, AUTO_LEN):
             longest = min(longest, sentence_length(checkpoint) or longest)
         check_budget(settings.engine, longest)
         plan = EnginePlan(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pegboard.config.schema import AUTO_LEN
 from pegboard.errors import ConfigError, ModelError, PegboardError, brief
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
@@ -82,8 +83,9 @@ def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
 
 
 def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
-    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit. Raises ConfigError if
-    the user's value exceeds the limit."""
+    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit if that is None or
+    AUTO_LEN. Raises ConfigError if the user's value exceeds the limit."""
+    asked = None if asked == AUTO_LEN else asked
     limit = _config_limit(text_config(config))
     if limit is None:
         if asked is None:

@@ -19,7 +19,15 @@ from torch import Tensor
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
+
+
+def check_room(what: str, needed_bytes: int, there_bytes: int, advice: str) -> None:
+    """Raise ConfigError if something needs more memory than there is. The system would kill the process later, without a word."""
+    if needed_bytes > there_bytes:
+        needed, there = (f"{size / 2**30:.2f} GiB" for size in (needed_bytes, there_bytes))
+        raise ConfigError(f"{what} needs {needed} of memory, and this device has {there} for it; {advice}")
 
 
 def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -25,12 +25,10 @@ SHOWN = 8
 """Number of names that an error lists at most."""
 
 
-def load_weights(layers: Iterable[Layer], loader: WeightLoader, checkpoint: Checkpoint) -> Declared:
-    """Declare every layer and give it its pieces. Return what was declared, for a reload. Raises ModelError, which names the
-    tensors that the checkpoint lacks, or one that has another shape."""
-    declared = {layer: layer.declare(checkpoint.tensors) for layer in layers}
-    fill_layers(declared, loader, checkpoint)
-    return declared
+def stored_bytes(declared: Declared, checkpoint: Checkpoint) -> int:
+    """Return what the tensors that the layers need take in the checkpoint's files, in bytes."""
+    names = {weight.name for own in declared.values() for weight in own} & set(checkpoint.tensors)
+    return sum(checkpoint.tensors[name].num_bytes for name in names)
 
 
 def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint) -> None:

@@ -23,6 +23,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
 KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
+UNLIMITED = 1 << 60
+"""cgroup v1 writes a number of about 2^63 for "no limit"."""
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
 """With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only a quarter as long for them."""
@@ -49,10 +51,13 @@ class CPUPlatform:
         return Device("cpu", self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """`free` is the memory that the system can provide without swapping. The peak cannot be reset, because it is that of the
-        whole process."""
+        """`free` is the memory that the system, and the limit of a container, can provide without swapping. The peak cannot be
+        reset, because it is that of the whole process."""
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+        if (contained := container_memory()) is not None:
+            limit, taken = contained
+            total, free = min(total, limit), max(0, min(free, limit - taken))
         used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return MemoryNumbers(free, total, used, max(peak, used))
@@ -105,6 +110,23 @@ class CPUPlatform:
             self.profile_path.mkdir(parents=True, exist_ok=True)
             self.profiler.export_chrome_trace(str(self.profile_path / "trace.json"))
             self.profiler = None
+
+
+def container_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """Return the memory limit of this process' container and what it has taken, in bytes, or None if there is no limit. Pages of
+    files that were not used lately do not count, because the system takes them back. root: where a container sees its own group
+    (cgroup v2, or v1 below memory/)."""
+    for limit, taken, inactive in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            text, used = (root / limit).read_text().strip(), int((root / taken).read_text())
+            fields = dict(line.split() for line in (root / limit).with_name("memory.stat").read_text().splitlines())
+        except OSError:
+            continue
+        return None if text == "max" or int(text) >= UNLIMITED else (int(text), used - int(fields.get(inactive, 0)))
+    return None
 
 
 def multiplies_bfloat16() -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform
+from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform, container_memory
 from pegboard_platform_cpu.probe import probe
 
 from pegboard.errors import ConfigError
@@ -64,3 +65,25 @@ def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("pegboard_platform_cpu.probe.find_spec", lambda name: None)
     missing = probe(facts)
     assert isinstance(missing, Absent) and "pip install torch" in missing.reason
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken", "inactive"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, taken: str, inactive: str) -> None:
+    (tmp_path / "memory").mkdir()
+    assert container_memory(tmp_path) is None
+    (tmp_path / taken).write_text("700\n")
+    (tmp_path / limit).with_name("memory.stat").write_text(f"anon 300\n{inactive} 200\n")
+    for text in ("max", str(2**63 - 4096)):
+        (tmp_path / limit).write_text(f"{text}\n")
+        assert container_memory(tmp_path) is None
+    (tmp_path / limit).write_text("1000\n")
+    assert container_memory(tmp_path) == (1000, 500)
+    monkeypatch.setattr("pegboard_platform_cpu.platform.container_memory", lambda: (1000, 500))
+    numbers = CPUPlatform(None, PlatformSetup()).memory()
+    assert (numbers.total_bytes, numbers.free_bytes) == (1000, 500)

@@ -76,10 +76,12 @@ class Failure(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded. info: `Engine.stats()` at start. metrics: the metrics that samples will contain."""
+    """The model is loaded. info: `Engine.stats()` at start. metrics: the metrics that samples will contain. max_model_len: the
+    plan's, or a smaller one that fits the memory; 0 = the plan's."""
 
     info: dict[str, Any] = {}
     metrics: list[Metric] = []
+    max_model_len: int = 0
 
 
 class StepDeltas(msgspec.Struct, tag="deltas"):

@@ -95,7 +95,7 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
         if message.wants_samples:
             relay = SampleRelay()
             engine.attach(relay)
-        ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else []))
+        ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else [], engine.limits.max_model_len))
     except Exception as error:  # noqa: BLE001 - every error at start is reported to the parent, which raises it
         _log_failure("the engine did not start", error)
         socket.send(encode(Dead(Failure.of(error), is_start=True)))

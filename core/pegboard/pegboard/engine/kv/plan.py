@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -61,6 +63,32 @@ def plan_kv(
     return plan
 
 
+def fit_kv(
+    specs: Mapping[int, KVCacheSpec],
+    memory_bytes: int,
+    limits: Limits,
+    *,
+    room_bytes: int = 0,
+    shorten: bool = False,
+    num_blocks_override: int | None = None,
+    whole_prompts: bool = False,
+) -> tuple[KVPlan, Limits]:
+    """Plan as `plan_kv` does. If one request does not fit, more memory is taken, up to `room_bytes`. If it still does not fit and
+    `shorten` is set, max_model_len becomes what fits. Returns the plan and the limits."""
+    make = partial(plan_kv, specs, num_blocks_override=num_blocks_override, whole_prompts=whole_prompts)
+    try:
+        return make(memory_bytes, limits), limits
+    except KVCacheTooSmall as error:
+        memory_bytes = max(memory_bytes, min(room_bytes, error.needed_bytes))
+    try:
+        return make(memory_bytes, limits), limits
+    except KVCacheTooSmall as error:
+        if not shorten or not error.fits:
+            raise
+        limits = replace(limits, max_model_len=error.fits)
+    return make(memory_bytes, limits), limits
+
+
 def capacity(plan: KVPlan) -> str:
     """Say what fits in the KV cache: tokens, if every layer keeps all of them and one request runs, or states of requests."""
     if not plan.block_bytes:
@@ -89,12 +117,15 @@ def check_fits(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> None:
     if needed <= plan.num_blocks:
         return
     fits = _longest_fit(plan, max_model_len, chunk_tokens)
-    advice = f"lower max_model_len to at most {fits}, or give" if fits else "give"
-    raise KVCacheTooSmall(
+    advice = f"lower max_model_len to at most {fits} (-1 takes the largest that fits), or give" if fits else "give"
+    error = KVCacheTooSmall(
         f"one request of max_model_len={max_model_len} tokens needs {needed * plan.block_bytes} bytes of KV cache "
         f"({needed} blocks of {plan.block_bytes} bytes), and there are {max(plan.num_blocks, 0) * plan.block_bytes} bytes "
-        f"({max(plan.num_blocks, 0)} blocks); {advice} the KV cache more memory (kv_cache_memory_bytes)"
+        f"({max(plan.num_blocks, 0)} blocks); {advice} the KV cache more memory: kv_cache_memory_bytes, or a larger "
+        "gpu_memory_utilization, which is a share of the memory of any device"
     )
+    error.needed_bytes, error.fits = needed * plan.block_bytes, fits
+    raise error
 
 
 def _longest_fit(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> int:
