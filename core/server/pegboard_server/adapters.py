@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.config.schema import ServerConfig, Settings
+from pegboard.data.checkpoint_file import read_object
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, ModelError, Overloaded, PegboardError, PluginFailure, RequestError, bare, blame, expect
 from pegboard.interfaces.api import ServedModel
@@ -40,6 +41,8 @@ UNKNOWN_S = 10.0
 """Seconds for which the resolvers are not asked again for a name that none of them knows."""
 LOOKUP_S = 600.0
 """Seconds after which a resolver that has not answered is given up."""
+LOAD_S = 300.0
+"""Seconds after which an adapter that is not in memory is given up, so that the next one has its turn."""
 _NAME = re.compile(r"[\w+=@:-][\w.+=@:-]*(/[\w+=@:-][\w.+=@:-]*)*", re.ASCII)
 _CONFIG_BYTES = 1 << 20
 
@@ -145,8 +148,10 @@ class AdapterClient:
         resolvers: Mapping[str, LoRAResolver],
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
+        load_s: float = LOAD_S,
     ) -> None:
         self._client = client
+        self._load_s = load_s
         self.adapters: dict[str, LoRARequest] = {}
         self._resolvers = resolvers
         self._wait_s = config.lora_resolver_wait_s
@@ -202,11 +207,13 @@ class AdapterClient:
             raise RequestError(f"{name!r} is the name of the base model; give the adapter another name", parameter="lora_name")
         if name in self.adapters and not load_inplace:
             raise RequestError(f"the name {name!r} is taken", parameter="lora_name")
-        folder = Path(path).expanduser()
-        if not path or not folder.is_dir():
-            raise RequestError(f"adapter {name!r}: {path!r} is not a folder", parameter="lora_path")
-        lora = LoRARequest(name, _id_of(name, folder), str(folder), base_model_name)
-        await self._client.add_lora(msgspec.structs.replace(lora, load_inplace=load_inplace))
+        try:
+            async with asyncio.timeout(self._load_s):
+                folder, lora_id = await asyncio.to_thread(_folder_of, name, path)
+                lora = LoRARequest(name, lora_id, str(folder), base_model_name)
+                await self._client.add_lora(msgspec.structs.replace(lora, load_inplace=load_inplace))
+        except TimeoutError as error:
+            raise RequestError(f"adapter {name!r} was not read within {self._load_s:g} s", parameter="lora_path") from error
         before = self.adapters.get(name, lora)
         self.adapters[name] = lora
         if before.lora_int_id != lora.lora_int_id:
@@ -300,6 +307,18 @@ class AdapterClient:
         return self._allowed | {name for model in self._client.models() for name in (model.name, model.root)}
 
 
+def _folder_of(name: str, path: str) -> tuple[Path, int]:
+    """Return the folder of an adapter, and its id. Raises RequestError if it is not a folder or has files that are not regular. A network
+    file system may hang, so this runs in a thread."""
+    folder = Path(path).expanduser()
+    if not path or not folder.is_dir():
+        raise RequestError(f"adapter {name!r}: {path!r} is not a folder", parameter="lora_path")
+    for file in folder.iterdir():
+        if not (file.is_file() or file.is_dir()):
+            raise RequestError(f"adapter {name!r}: {file.name!r} is not a regular file", parameter="lora_path")
+    return folder, _id_of(name, folder)
+
+
 def _id_of(name: str, folder: Path) -> int:
     """Return the id of an adapter. It follows from its name and folder, so that all API processes use the same."""
     digest = hashlib.sha256(f"{name}\0{folder.resolve()}".encode("utf-8", "surrogatepass")).digest()
@@ -310,9 +329,7 @@ def recorded_base(folder: Path) -> str | None:
     """Return the base model that a folder's adapter_config.json records, or None if it records none. Loading the adapter reports
     a file that is damaged."""
     try:
-        with (folder / "adapter_config.json").open("rb") as file:
-            config = json.loads(file.read(_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError):
+        recorded = read_object(folder / "adapter_config.json", _CONFIG_BYTES).get("base_model_name_or_path")
+    except ModelError:
         return None
-    recorded = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     return recorded if isinstance(recorded, str) and recorded else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +293,33 @@ def test_what_is_not_a_folder_is_refused(path: str) -> None:
     with pytest.raises(RequestError, match="is not a folder"):
         run(lambda: served.control("load_lora_adapter", name="poet", path=path))
     assert not served.adapters
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_is_not_opened(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    assert recorded_base(tmp_path) is None
+    engine = Engine()
+    with pytest.raises(RequestError, match=f"'{name}' is not a regular file"):
+        run(lambda: load(client(engine), "poet", tmp_path))
+    assert not engine.loads
+
+
+def test_an_adapter_that_is_never_read_does_not_keep_the_turn(tmp_path: Path) -> None:
+    class Stuck(Engine):
+        async def add_lora(self, lora: LoRARequest) -> bool:
+            if lora.lora_name == "stuck":
+                await asyncio.Event().wait()
+            return await super().add_lora(lora)
+
+    async def work() -> None:
+        served = AdapterClient(Stuck(), {}, ServerConfig(), load_s=0.05)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"'stuck' was not read within 0\.05 s"):
+            await load(served, "stuck", tmp_path / "stuck")
+        served._load_s = 60
+        assert await load(served, "poet", tmp_path / "poet") == served.adapters["poet"]
+
+    run(work)
 
 
 def test_all_api_processes_give_an_adapter_the_same_id(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """Return the text of a file. Raises ModelError if it cannot be read, is larger than `max_bytes` or is not UTF-8."""
+    """Return the text of a regular file. Raises ModelError if it cannot be read, is larger than `max_bytes` or is not UTF-8."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a pipe has no end
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ModelError(f"{path} is not a regular file")
             raw = file.read(max_bytes + 1)
         text = raw.decode("utf-8")
     except OSError as error:

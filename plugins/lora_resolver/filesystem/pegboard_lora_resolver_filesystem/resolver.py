@@ -36,7 +36,7 @@ class FilesystemResolver:
             if not folder.is_relative_to(root) or folder == root or not folder.is_dir():
                 return None
             files = [path for pattern in FILES for path in folder.glob(pattern)]
-            if not all(path.resolve().is_relative_to(root) for path in files):
+            if not all(path.is_file() and path.resolve().is_relative_to(root) for path in files):
                 return None
         except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, a loop of links, no permission
             if isinstance(error, PermissionError):

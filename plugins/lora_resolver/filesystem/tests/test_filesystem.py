@@ -102,3 +102,11 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "glob", refuse_to_read)
     with pytest.raises(ModelError, match="adapter 'poet' cannot be read: Permission denied"):
         resolve(tmp_path, "poet")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_is_not_an_adapter(name: str, tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "poet")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert resolve(tmp_path, "poet") is None

@@ -8,7 +8,6 @@ which modules are changed. So no expression of the file is ever run. What would 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ModelError, brief
 
 MAX_BYTES = 1 << 20
@@ -73,7 +73,9 @@ def _for_module(values: Mapping[str, Any], module: str) -> Any:
 def read_scaling(path: Path) -> Scaling:
     """Read an adapter_config.json. Raises ModelError, which names the key, for one that is damaged or asks for what is not
     supported."""
-    config = _read(path)
+    if not path.exists():
+        raise ModelError(f"{path} is missing")
+    config = read_object(path, MAX_BYTES)
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise ModelError(f"{path}: peft_type is {brief(kind)}; only LORA adapters can be read")
@@ -95,22 +97,6 @@ def read_scaling(path: Path) -> Scaling:
     if uses_root not in (None, False, True):
         raise ModelError(f"{path}: use_rslora is {brief(uses_root)}, expected true or false")
     return Scaling(rank, alpha, bool(uses_root), _pattern(path, config, "alpha_pattern"), _pattern(path, config, "rank_pattern"))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        config = json.loads(text) if len(text) <= MAX_BYTES else None
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is {'not a JSON object' if len(text) <= MAX_BYTES else f'larger than {MAX_BYTES} bytes'}")
-    return config
 
 
 def _pattern(path: Path, config: Mapping[str, Any], key: str) -> dict[str, Any]:
