@@ -3,11 +3,15 @@ nothing."""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +86,15 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
     return result
 
 
+def short_folder(folder: Path) -> Path:
+    """Make a folder that belongs to `folder`. Its path is short: a server puts sockets there, whose paths have at most 107 bytes,
+    and pytest's may be longer."""
+    made = Path(tempfile.gettempdir()) / f"server-{hashlib.blake2s(str(folder).encode(), digest_size=6).hexdigest()}"
+    made.mkdir(exist_ok=True)
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
 def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `pegboard WORDS` to its end."""
     command = [sys.executable, "-m", "pegboard.cli.main", *words]
@@ -89,15 +102,14 @@ def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.Comp
 
 
 class Server:
-    """A running server in its own process group. log: a file for its output. Temporary files go to `folder`. port: default any
-    free one."""
+    """A running server in its own process group. log: a file for its output, in `folder`. temp: for its temporary files, the same
+    for all servers with the same `folder`. port: default any free one."""
 
     def __init__(
         self, model: Path | str, folder: Path, *flags: str, probe: Path | None = None, port: int | None = None, **env: str
     ) -> None:
         self.folder = folder
-        self.temp = folder / "temp"
-        self.temp.mkdir(exist_ok=True)
+        self.temp = short_folder(folder)
         self.log = folder / "log"
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
