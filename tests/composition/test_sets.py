@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,20 @@ def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> Non
     assert "tokens" in generate(told, checkpoint)
     checked = told.pegboard("plugins", "doctor")
     assert checked.returncode == 0 and " 0 problems" in checked.stdout, checked.stdout
+
+
+def test_the_folders_of_the_readme_are_the_same_set_and_whole() -> None:
+    """Together they need no package of this repository that is not among them, because no index has it."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    folders = text.partition("    pip install ./core/pegboard")[2].partition("\n\n")[0].replace("\\", " ").split()
+    projects = [
+        tomllib.loads((ROOT / name / "pyproject.toml").read_text("utf-8"))["project"] for name in ["core/pegboard", *folders]
+    ]
+    named = {project["name"] for project in projects}
+    needed = {re.split(r"[^\w-]", need)[0] for project in projects for need in project.get("dependencies", ())}
+    assert {need for need in needed if need.startswith("pegboard")} <= named
+    command = text.partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
+    assert set(command.replace("\\", " ").split()) <= named
 
 
 # --- the extras of pegboard --------------------------------------------------------------------------------------------------

@@ -9,15 +9,19 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
+from pegboard.log import get_logger
 from pegboard_platform_cpu.release import release
 
 if TYPE_CHECKING:
     import torch
+
+log = get_logger(__name__)
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GIB = 1024**3
@@ -25,6 +29,7 @@ KV_CACHE_LIMIT = 4 * GIB
 KV_CACHE_SHARE = 0.4
 UNLIMITED = 1 << 60
 """cgroup v1 writes a number of about 2^63 for "no limit"."""
+KERNELS_ADVICE = "pip install pegboard-kernel-cpu (it needs a C compiler)"
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
 """With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only a quarter as long for them."""
@@ -84,6 +89,8 @@ class CPUPlatform:
 
     def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
         """Return the recorder of a kernel plugin, if there is one. A CPU has no graphs to capture."""
+        if programs is None and find_spec("pegboard_kernel_cpu") is None:
+            log.warning("the model runs in plain torch, several times slower than with compiled kernels: %s", KERNELS_ADVICE)
         return programs() if programs is not None else None
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:

@@ -87,3 +87,12 @@ def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pegboard_platform_cpu.platform.container_memory", lambda: (1000, 500))
     numbers = CPUPlatform(None, PlatformSetup()).memory()
     assert (numbers.total_bytes, numbers.free_bytes) == (1000, 500)
+
+
+def test_missing_kernels_are_told_with_their_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    platform = CPUPlatform(None, PlatformSetup())
+    platform.replay(None)
+    assert not caplog.text, "kernels that are installed but do not suit are told elsewhere"
+    monkeypatch.setattr("pegboard_platform_cpu.platform.find_spec", lambda name: None)
+    platform.replay(None)
+    assert "pip install pegboard-kernel-cpu" in caplog.text
