@@ -308,8 +308,8 @@ class AdapterClient:
 
 
 def _folder_of(name: str, path: str) -> tuple[Path, int]:
-    """Return the folder of an adapter, and its id. Raises RequestError if it is not a folder or has files that are not regular. A network
-    file system may hang, so this runs in a thread."""
+    """Return the folder of an adapter, and its id. Raises RequestError if it is not a folder or has files that are not regular.
+    A network file system may hang, so this runs in a thread."""
     folder = Path(path).expanduser()
     if not path or not folder.is_dir():
         raise RequestError(f"adapter {name!r}: {path!r} is not a folder", parameter="lora_path")

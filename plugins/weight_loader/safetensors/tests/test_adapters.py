@@ -103,8 +103,8 @@ def test_rows_of_queries_and_keys_follow_the_order_of_the_base_model(tmp_path: P
     [
         (b"{", None, "is not JSON"),
         (b"[" * 100_000, None, "is not JSON"),
-        (b"\xff", None, "is not JSON"),
-        ([], None, "not a JSON object"),
+        (b"\xff", None, "is not UTF-8"),
+        ([], None, "contains a JSON list, expected an object"),
         ({}, None, "got None and None"),
         (CONFIG | {"r": 0}, None, "got 0 and 4"),
         (CONFIG | {"r": "2"}, None, "got '2' and 4"),
