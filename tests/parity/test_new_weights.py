@@ -16,7 +16,7 @@ from test_state_parity import ARCHITECTURES as STATES
 
 from conftest import TOLERANCE, Reference, make_model
 from pegboard import LLM, SamplingParams
-from pegboard.errors import RequestError
+from pegboard.errors import ModelError, RequestError
 
 CASES = {
     "dense": ("llama", {"tie_word_embeddings": True}),
@@ -142,3 +142,17 @@ def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
         llm.sleep(level=2)
         llm.wake_up()
         check(llm, new, PROMPTS)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_the_old_ones_stay(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, value: float
+) -> None:
+    old, new = write("llama"), write_other(tmp_path / "new", "llama", {})
+    tensors = load_file(new.directory / "model.safetensors")
+    tensors["model.layers.2.mlp.down_proj.weight"][3, 5] = value
+    save_file(tensors, new.directory / "model.safetensors", {"format": "pt"})
+    with open_llm(old.directory) as llm:
+        with pytest.raises((RequestError, ModelError), match="layers.2.mlp.down_proj.weight has values that are NaN"):
+            llm.update_weights(new.directory)
+        check(llm, old, PROMPTS)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from tqdm import tqdm
 
 from pegboard.errors import EngineDeadError, ModelError, expect
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
 from pegboard.layers import Layer
 from pegboard.log import get_logger
+from pegboard.plan.weight_update import FLOATS
 
 log = get_logger(__name__)
 
@@ -31,9 +33,9 @@ def stored_bytes(declared: Declared, checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensors[name].num_bytes for name in names)
 
 
-def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint) -> None:
-    """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. Raises ModelError,
-    and what `check_tensors` raises, before anything is written."""
+def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint, *, only_finite: bool = False) -> None:
+    """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. only_finite: NaN and
+    infinity are errors. Raises ModelError, and what `check_tensors` raises, before anything is written."""
     check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
@@ -49,6 +51,8 @@ def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint
     pieces = expect(loader.tensors(checkpoint, wanted.values()), Iterable, loader, "tensors")
     is_hidden = not sys.stderr.isatty()
     for piece in tqdm(pieces, "Loading weights", len(wanted), delay=1.0, leave=False, disable=is_hidden, unit="tensor"):
+        if only_finite and piece.stored in FLOATS and not torch.isfinite(piece.data).all():
+            raise ModelError(f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the old weights stay")
         for layer in owners.pop(piece.name):
             layer.accept(piece)
             waiting[layer] -= 1

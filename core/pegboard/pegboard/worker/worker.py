@@ -355,14 +355,14 @@ class Worker:
         for tag in tags:
             self.asleep[tag]()
 
-    def _fill(self, checkpoint: Checkpoint) -> None:
-        fill_layers(self.declared, self._loader(checkpoint), checkpoint)
+    def _fill(self, checkpoint: Checkpoint, *, only_finite: bool = False) -> None:
+        fill_layers(self.declared, self._loader(checkpoint), checkpoint, only_finite=only_finite)
 
     def update_weights(self, checkpoint: Checkpoint) -> None:
-        """Fill the layers from another checkpoint of the same model. If it cannot be read, they are filled from the last one
-        again. Raises ModelError, and EngineDeadError if the last one cannot be read either."""
+        """Fill the layers from another checkpoint of the same model. If it cannot be read or has values that are not finite, they
+        are filled from the last one again. Raises ModelError, and EngineDeadError if the last one cannot be read either."""
         check_tensors(self.declared, checkpoint)
-        fill_or_restore(self._fill, checkpoint, self.plan.checkpoint)
+        fill_or_restore(lambda new: self._fill(new, only_finite=new is checkpoint), checkpoint, self.plan.checkpoint)
         self.plan = replace(self.plan, checkpoint=checkpoint)
 
     def profile(self, path: str | None) -> None:
