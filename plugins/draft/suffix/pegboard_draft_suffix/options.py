@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SuffixOptions(BaseModel):
-    """The names and defaults are vLLM's."""
+    """The names and defaults are vLLM's, which has no `suffix_decoding_max_cached_mib`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -16,6 +16,7 @@ class SuffixOptions(BaseModel):
     suffix_decoding_max_cached_requests: int = Field(
         10_000, ge=0, description="keep the answers of so many finished requests, which all requests share; 0 keeps none"
     )
+    suffix_decoding_max_cached_mib: int = Field(256, ge=0, description="keep at most so many MiB of these answers")
     suffix_decoding_max_spec_factor: float = Field(
         1.0, gt=0, description="at most so many draft tokens per token that agrees with earlier text"
     )

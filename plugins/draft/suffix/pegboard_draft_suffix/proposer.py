@@ -12,23 +12,49 @@ from pegboard_draft_suffix.continuation import Continuation, continuation
 from pegboard_draft_suffix.options import SuffixOptions
 from pegboard_draft_suffix.text import END, Text
 
+TOKEN_BYTES = 220
+"""What a kept token takes with its place in the index, if no run of tokens occurs twice."""
+WORK_TOKENS = 4096
+"""How many tokens one call adds to the index, about two milliseconds. A step never waits for a long answer."""
+
 
 class Answers:
-    """The last answers of finished requests, one after another in one text. most: how many are kept."""
+    """The last answers of finished requests, one after another in one text. most: how many are kept. most_tokens: how many tokens
+    they have together. Calls do a bounded part of the work, so an answer may be found some steps later."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_tokens: int) -> None:
         self.text = Text()
-        self._most = most
+        self._most, self._most_tokens = most, most_tokens
+        self._waiting = deque[list[int]]()
         self._lengths = deque[int]()
+        self._num_tokens = 0
+        self._floor = 0  # what the floor of the text will be
 
     def add(self, token_ids: list[int]) -> None:
-        """Keep an answer. If there are too many, the oldest eighth is dropped at once, because each time moves the rest."""
-        if not self._most:
-            return
-        self.text.append([*token_ids, END])
-        self._lengths.append(len(token_ids) + 1)
-        if len(self._lengths) > self._most:
-            self.text.drop(sum(self._lengths.popleft() for _ in range(1 + self._most // 8)))
+        """Keep an answer, or its last tokens if it is too long."""
+        if self._most and self._most_tokens:
+            answer = [*token_ids, END][-self._most_tokens :]
+            self._waiting.append(answer)
+            self._lengths.append(len(answer))
+            self._num_tokens += len(answer)
+            while len(self._lengths) > self._most or self._num_tokens > self._most_tokens:
+                self._num_tokens -= (oldest := self._lengths.popleft())
+                self._floor += oldest
+        self.work()
+
+    def work(self) -> bool:
+        """Do a part of the work that is left. Return whether there was any."""
+        left = WORK_TOKENS
+        while self._waiting and left:
+            answer = self._waiting.popleft()
+            self.text.append(answer[:left])
+            if answer[left:]:
+                self._waiting.appendleft(answer[left:])
+            left -= min(left, len(answer))
+        old = min(2 * WORK_TOKENS, min(self._floor, self.text.end) - self.text.floor)
+        if old:
+            self.text.forget(old)
+        return bool(old) or left < WORK_TOKENS
 
 
 class SuffixProposer:
@@ -36,7 +62,8 @@ class SuffixProposer:
 
     def __init__(self, options: SuffixOptions, setup: DraftSetup) -> None:
         self._options, self._depth = options, options.suffix_decoding_max_tree_depth
-        self._answers = Answers(options.suffix_decoding_max_cached_requests)
+        most_tokens = (options.suffix_decoding_max_cached_mib << 20) // TOKEN_BYTES
+        self._answers = Answers(options.suffix_decoding_max_cached_requests, most_tokens)
         self._texts: dict[int, Text] = {}
         self._starts: dict[int, int] = {}
 
@@ -56,6 +83,7 @@ class SuffixProposer:
     def propose(self, step: DraftStep) -> Drafts:
         """See `DraftProposer.propose`."""
         proposals = []
+        self._answers.work()
         for row, history, most in zip(step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True):
             text = self._texts[row]
             text.append(history[text.end :].tolist())

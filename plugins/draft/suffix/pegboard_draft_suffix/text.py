@@ -9,12 +9,14 @@ ANCHOR = 2
 """Every run of so many tokens is indexed. A match is at least so long."""
 BITS = 32
 MASK = (1 << BITS * ANCHOR) - 1
+SHARDS = 256
+"""The index is so many dicts. One dict would move millions of entries at once when it grows."""
 END = -1
 """Follows each answer of a text of several answers. It is not a token id."""
 
 
 class Text:
-    """Tokens, of which the oldest may be dropped. A position counts all tokens that were ever added.
+    """Tokens, of which the oldest may be forgotten. A position counts all tokens that were ever added.
 
     The occurrences of a run are a chain, as in the LZ77 compressors: `_latest` maps the run to the position after its last
     occurrence, and `_previous` maps that to the one before.
@@ -23,9 +25,11 @@ class Text:
     def __init__(self) -> None:
         self.tokens = array("i")
         self.first = 0  # position of tokens[0]
-        self._latest: dict[int, int] = {}
+        self.floor = 0  # position of the oldest token that is not forgotten
+        self._latest: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         self._previous = array("q")  # of each position; no earlier occurrence: -1
-        self._run, self._run_length = 0, 0
+        self._run, self._run_length = 0, 0  # before the end, and before the floor
+        self._floor_run, self._floor_run_length = 0, 0
 
     @property
     def end(self) -> int:
@@ -34,10 +38,11 @@ class Text:
 
     def append(self, token_ids: Iterable[int]) -> None:
         """Add tokens. The run before each of them is indexed, because it now has a token after it."""
-        tokens, previous, latest = self.tokens, self._previous, self._latest
+        tokens, previous, shards = self.tokens, self._previous, self._latest
         run, length, position = self._run, self._run_length, self.end
         for token in token_ids:
             if length >= ANCHOR:
+                latest = shards[(run ^ run >> BITS) % SHARDS]
                 previous.append(latest.get(run, -1))
                 latest[run] = position
             else:
@@ -50,23 +55,30 @@ class Text:
                 run, length = (run << BITS | token) & MASK, length + 1
         self._run, self._run_length = run, length
 
-    def drop(self, count: int) -> None:
-        """Drop the oldest tokens, which are whole answers."""
-        run, length = 0, 0
-        for position, token in enumerate(self.tokens[:count], start=self.first):
-            if length >= ANCHOR and self._latest.get(run) == position:
-                del self._latest[run]
+    def forget(self, count: int) -> None:
+        """Forget so many of the oldest tokens. Their memory is given back when they are an eighth of all."""
+        start = self.floor - self.first
+        run, length = self._floor_run, self._floor_run_length
+        for position, token in enumerate(self.tokens[start : start + count], start=self.floor):
+            if length >= ANCHOR and (latest := self._shard(run)).get(run) == position:
+                del latest[run]
             run, length = (0, 0) if token == END else ((run << BITS | token) & MASK, length + 1)
-        del self.tokens[:count], self._previous[:count]
-        self.first += count
+        self._floor_run, self._floor_run_length = run, length
+        self.floor = min(self.floor + count, self.end)
+        if 8 * (forgotten := self.floor - self.first) > len(self.tokens):
+            del self.tokens[:forgotten], self._previous[:forgotten]
+            self.first = self.floor
+
+    def _shard(self, run: int) -> dict[int, int]:
+        return self._latest[(run ^ run >> BITS) % SHARDS]
 
     def occurrences(self, tail: Sequence[int]) -> Iterator[int]:
         """Yield the positions after each occurrence of the last `ANCHOR` tokens of tail, the latest first."""
         run = 0
         for token in tail[-ANCHOR:]:
             run = run << BITS | token
-        position = self._latest.get(run, -1) if len(tail) >= ANCHOR else -1
-        while position >= self.first:
+        position = self._shard(run).get(run, -1) if len(tail) >= ANCHOR else -1
+        while position >= self.floor:
             yield position
             position = self._previous[position - self.first]
 

@@ -45,6 +45,10 @@ def score(tokens: list[int], indexes: list[int], drafts: list[int]) -> float:
     return total / len(indexes)
 
 
+def index(text: Text) -> dict[int, int]:
+    return {run: position for shard in text._latest for run, position in shard.items()}
+
+
 def test_contract() -> None:
     check_entry(installed_entry("draft", "suffix"))
 
@@ -72,11 +76,11 @@ def test_a_continuation_is_the_best_that_the_occurrences_have(data: st.DataObjec
         for first in range(0, len(answer), 3):  # as after steps that accept some drafts
             text.append(answer[first : first + 3])
         text.append([END])
-    text.drop(sum(len(answer) + 1 for answer in answers[:dropped]))
+    text.forget(sum(len(answer) + 1 for answer in answers[:dropped]))
     kept = [token for answer in answers[dropped:] for token in [*answer, END]]
     tail = data.draw(st.lists(TOKENS, max_size=6))
     most, factor, least = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([0.5, 1.0, 3.0])), data.draw(st.floats(0, 1))
-    assert text.tokens.tolist() == kept and text.end == text.first + len(kept)
+    assert text.tokens[text.floor - text.first :].tolist() == kept and text.end == text.floor + len(kept)
 
     best = continuation(text, tail, most, factor, least)
     found = search(kept, tail)
@@ -131,18 +135,32 @@ def propose(proposer: SuffixProposer, row: int, history: list[int], most: int) -
     return ids.tolist()
 
 
-@given(st.lists(st.lists(TOKENS, min_size=1, max_size=5), max_size=30), st.integers(0, 9))
-def test_the_oldest_answers_are_dropped(given_answers: list[list[int]], most: int) -> None:
-    answers = Answers(most)
-    for answer in given_answers:
-        answers.add(answer)
-    kept = answers.text.tokens.tolist()
-    count = kept.count(END)
-    assert min(most, len(given_answers)) - most // 8 <= count <= most
-    last = [token for answer in given_answers[len(given_answers) - count :] for token in [*answer, END]]
-    assert kept == last
-    runs = sum(max(0, len(answer) - 1) for answer in given_answers[len(given_answers) - count :])
-    assert len(answers.text._latest) <= runs, "runs of dropped answers are still indexed"
+@given(st.lists(st.lists(TOKENS, min_size=1, max_size=5), max_size=30), st.integers(0, 9), st.integers(0, 40), st.integers(1, 9))
+def test_the_oldest_answers_are_forgotten(given_answers: list[list[int]], most: int, most_tokens: int, work_tokens: int) -> None:
+    """In parts of any size. The rest is the text of the last answers, with an index of its own runs only."""
+    answers = Answers(most, most_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pegboard_draft_suffix.proposer.WORK_TOKENS", work_tokens)
+        for answer in given_answers:
+            before = answers.text.end
+            answers.add(answer)
+            assert answers.text.end - before <= work_tokens
+        while answers.work():
+            pass
+    expected: list[list[int]] = []
+    for answer in [[*answer, END][-most_tokens:] for answer in given_answers] if most_tokens else ():
+        expected.append(answer)
+        while len(expected) > most or sum(map(len, expected)) > most_tokens:
+            expected.pop(0)
+    text, fresh = answers.text, Text()
+    last = [token for answer in expected for token in answer]
+    fresh.append(last)
+    assert text.tokens[text.floor - text.first :].tolist() == last
+    assert 8 * (text.floor - text.first) <= len(text.tokens), "the memory of forgotten tokens is kept"
+    if last and text.first == text.floor:
+        moved = {run: position - text.floor for run, position in index(text).items()}
+        assert {run: place for run, place in moved.items() if place >= ANCHOR} == index(fresh)
+    assert all(position >= text.floor for position in index(text).values()), "runs of forgotten answers are still indexed"
 
 
 @pytest.mark.parametrize(
