@@ -98,7 +98,7 @@ ROUTES: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     (DETOKENIZE, DetokenizeRequest, {"tokens": [104, 105]}, {"tokens": [106], "model": "other"}),
 ]  # fmt: skip
 IGNORED = {
-    MESSAGES: {"metadata", "service_tier", "cache_control", "thinking.budget_tokens", "thinking.display"},
+    MESSAGES: {"metadata", "service_tier", "cache_control", "thinking.budget_tokens", "thinking.display", "context_management"},
     RESPONSES: {"user", "metadata", "safety_identifier", "prompt_cache_key"},
 }
 """Fields that clients always send, and that do not concern the answer: bookkeeping, hints for a cache that needs none, and

@@ -165,5 +165,5 @@ def test_names_of_compute_types(asked: str, meant: str) -> None:
 
 @pytest.mark.parametrize("asked", ["bf16", "int4", "", "Half"])
 def test_unknown_compute_types_are_refused_at_once(asked: str) -> None:
-    with pytest.raises(ConfigError, match="dtype .* is not known.*expected auto, float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype .* is unknown.*expected auto, float32, bfloat16"):
         check_engine(engine_settings("model", {"dtype": asked}).engine)

@@ -11,6 +11,10 @@ NO_LIMIT = 2**31 - 1
 """The value of a limit that was not set."""
 
 
+AUTO_LEN = -1
+"""The setting max_model_len that means: as long as the model allows and the memory can hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Resolved limits as plain numbers, in tokens unless the name says otherwise. No field is None or "auto"; `NO_LIMIT` means

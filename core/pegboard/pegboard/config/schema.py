@@ -20,8 +20,6 @@ from msgspec import Meta
 
 from pegboard.errors import ConfigError, did_you_mean
 
-AUTO_LEN = -1
-"""max_model_len that means: as long as the model allows and the memory can hold."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 NEEDS: Mapping[str, str] = _DATA["needs"]
@@ -339,8 +337,7 @@ def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError for values that cannot work together or are out of range, before anything is loaded."""
     _check_positive(config, _DATA["positive"]["engine"])
     if config.dtype not in DTYPES:
-        near = did_you_mean(config.dtype, DTYPES)
-        raise ConfigError(f"dtype {config.dtype!r} is not known{near}; expected {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype {config.dtype!r} is unknown{did_you_mean(config.dtype, DTYPES)}; expected {', '.join(DTYPES)}")
     if (world_size := config.tensor_parallel_size * config.pipeline_parallel_size) > 1:  # every rank would run the whole model
         raise ConfigError(f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a model on one rank")
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
@@ -383,5 +380,5 @@ def _check_needs(config: msgspec.Struct) -> None:
 def _check_positive(config: msgspec.Struct, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < 1 and (name, value) != ("max_model_len", AUTO_LEN):
+        if value is not None and value < 1 and (name, value) != ("max_model_len", -1):  # AUTO_LEN
             raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from pegboard.config.limits import NO_LIMIT, Limits
-from pegboard.config.schema import AUTO_LEN, EngineConfig, structured_outputs_config
+from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
+from pegboard.config.schema import EngineConfig, structured_outputs_config
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars

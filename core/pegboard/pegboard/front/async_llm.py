@@ -166,8 +166,7 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         if self._ready is None:
             self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
-            # Read the exception, because asyncio complains about one that no task waits for.
-            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # asyncio wants it to be read
             self._engine.attach(self._on_message, self._fail_everything)
         await asyncio.shield(self._ready)
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from pegboard import env
-from pegboard.config.schema import AUTO_LEN, Settings, check_engine, structured_outputs_config
+from pegboard.config.limits import AUTO_LEN
+from pegboard.config.schema import Settings, check_engine, structured_outputs_config
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pegboard.config.schema import AUTO_LEN
+from pegboard.config.limits import AUTO_LEN
 from pegboard.errors import ConfigError, ModelError, PegboardError, brief
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger

@@ -30,10 +30,14 @@ def check_room(what: str, needed_bytes: int, there_bytes: int, advice: str) -> N
         raise ConfigError(f"{what} needs {needed} of memory, and this device has {there} for it; {advice}")
 
 
-def allocate(plan: KVPlan, zeros: Callable[[int], Tensor]) -> dict[int, dict[str, Tensor]]:
+def allocate(plan: KVPlan, zeros: Callable[[int], Tensor], total_bytes: int | None = None) -> dict[int, dict[str, Tensor]]:
     """Return the views by layer index and tensor name: [num_blocks, block_size, *shape], or [num_blocks, *shape] for per-request
     states. zeros: returns the given number of bytes of the platform's memory for the KV cache. It must be zero, because the slots
-    after a request's last token are also read, with weight 0, and only finite values give 0 then."""
+    after a request's last token are also read, with weight 0, and only finite values give 0 then. total_bytes: of the device; a
+    plan that needs more is a ConfigError."""
+    if total_bytes is not None:
+        advice = "lower kv_cache_memory_bytes or num_gpu_blocks_override"
+        check_room("the KV cache", plan.num_blocks * plan.block_bytes, total_bytes, advice)
 
     def blocks(block_bytes: int) -> Tensor:
         return zeros(plan.num_blocks * block_bytes).view(plan.num_blocks, block_bytes)

@@ -17,6 +17,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLo
 from pegboard.layers import Layer
 from pegboard.log import get_logger
 from pegboard.plan.weight_update import FLOATS
+from pegboard.worker.memory import check_room
 
 log = get_logger(__name__)
 
@@ -27,10 +28,13 @@ SHOWN = 8
 """Number of names that an error lists at most."""
 
 
-def stored_bytes(declared: Declared, checkpoint: Checkpoint) -> int:
-    """Return what the tensors that the layers need take in the checkpoint's files, in bytes."""
+def check_memory(declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int) -> None:
+    """Raise ConfigError if the tensors that the layers need take more than `free_bytes` in the checkpoint's files. asked: the
+    user's quantization method. Plain weights become smaller by it while they are loaded, so they are not checked then."""
     names = {weight.name for own in declared.values() for weight in own} & set(checkpoint.tensors)
-    return sum(checkpoint.tensors[name].num_bytes for name in names)
+    if checkpoint.quantization or asked is None:
+        needed = sum(checkpoint.tensors[name].num_bytes for name in names)
+        check_room(f"the weights of {checkpoint.path}", needed, free_bytes, "use a smaller model, or one with fewer bits")
 
 
 def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint, *, only_finite: bool = False) -> None:

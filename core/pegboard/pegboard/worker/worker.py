@@ -38,7 +38,7 @@ from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, check_tensors, fill_layers, fill_or_restore, stored_bytes
+from pegboard.worker.model_loader import bind_layers, check_memory, check_tensors, fill_layers, fill_or_restore
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.weight_memory import WeightMemory
@@ -81,9 +81,7 @@ class Worker:
         self.declare()
         checkpoint = self.plan.checkpoint
         self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.build.declared.layers}
-        if checkpoint.quantization or self.config.quantization is None:  # otherwise they become smaller while they are loaded
-            free, needed = self.platform.memory().free_bytes, stored_bytes(self.declared, checkpoint)
-            memory.check_room(f"the weights of {checkpoint.path}", needed, free, "use a smaller model, or one with fewer bits")
+        check_memory(self.declared, checkpoint, self.config.quantization, self.platform.memory().free_bytes)
         self._fill(checkpoint)
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
         weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
@@ -199,9 +197,7 @@ class Worker:
         """Take the KV memory, bind every layer and make the runner. Earlier recordings are discarded."""
         if self.replay is not None:
             self.replay.reset()
-        needed, total = kv_plan.num_blocks * kv_plan.block_bytes, self.platform.memory().total_bytes
-        memory.check_room("the KV cache", needed, total, "lower kv_cache_memory_bytes or num_gpu_blocks_override")
-        views = memory.allocate(kv_plan, self.platform.zeros)
+        views = memory.allocate(kv_plan, self.platform.zeros, self.platform.memory().total_bytes)
         parts = self._parts(kv_plan, views)
         parts.draft, parts.connectors = self._draft(), self._connectors(kv_plan, views)
         self.runner = ModelRunner(parts)
