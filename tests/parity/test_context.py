@@ -21,16 +21,17 @@ def answer(llm: Any, num_tokens: int) -> list[int]:
     return list(llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids)
 
 
-def test_auto_serves_what_fits(write: Any, open_llm: Any) -> None:
+@pytest.mark.parametrize("asked", ["auto", -1])
+def test_auto_serves_what_fits(write: Any, open_llm: Any, asked: Any) -> None:
     reference = write("llama")
     memory = {"kv_cache_memory_bytes": 9 * BLOCK_BYTES}
     with pytest.raises(KVCacheTooSmall, match="max_model_len=64 .*at most 32 .-1 takes the largest"):
         open_llm(reference.directory, **memory)
-    with open_llm(reference.directory, max_model_len=-1, **memory) as llm:
+    with open_llm(reference.directory, max_model_len=asked, **memory) as llm:
         assert len(answer(llm, 28)) == 4
         with pytest.raises(RequestError, match="max_model_len is 32"):
             answer(llm, 33)
-    with open_llm(reference.directory, max_model_len=-1) as llm:
+    with open_llm(reference.directory, max_model_len=asked) as llm:
         assert len(answer(llm, 60)) == 4
 
 

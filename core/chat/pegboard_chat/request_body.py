@@ -42,7 +42,7 @@ others)."""
 
 ANY = (object,)
 """Instead of values: every value is accepted."""
-NOT_THERE = "there is no such sampler"
+NOT_THERE = "Pegboard does not have this sampler"
 LLAMA_CPP: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(["cache_prompt", "id_slot"], (ANY, "")),  # where a prompt is cached; the answer is the same
     **dict.fromkeys(["timings_per_token", "return_progress"], (ANY, "")),  # more facts in the answer, which no client needs

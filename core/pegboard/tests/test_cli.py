@@ -54,11 +54,11 @@ def example(setting):
         return {"a": {"b": 1}}, [flag, '{"a": {"b": 1}}']
     if "list" in text:
         return ["x", "y"], [flag, "x", "y"]
-    if "Literal" in text:
+    if "Literal" in text and "int" not in text:
         value = text.split("'")[3]
         return value, [flag, value]
     for name, value in [("int", 7), ("float", 0.5), ("str", "word")]:
-        if setting.type == {"int": int, "float": float, "str": str}[name] or text.startswith(name):
+        if setting.type == {"int": int, "float": float, "str": str}[name] or text.startswith((name, f"typing.Union[{name}")):
             return value, [flag, str(value)]
     raise AssertionError(text)
 
@@ -133,6 +133,14 @@ def test_human_numbers(value):
     assert number(f"{value}k") == value * 1000
     assert number(f"{value}K") == value * 1024
     assert number("-1") == -1 and number("25.6k") == 25600
+
+
+def test_auto_is_a_length_and_no_other_number():
+    assert parse("--max-model-len", "auto").engine.max_model_len == "auto"
+    assert parse("--max-model-len", "4k").engine.max_model_len == 4000
+    for flag in ("--max-num-seqs", "--port", "--seed"):
+        with pytest.raises(UsageError, match="'auto' is not a number"):
+            parse(flag, "auto")
 
 
 @given(st.lists(st.sampled_from(["--port", "1", "model", "--seed=0.5", "-tp"]), max_size=6))

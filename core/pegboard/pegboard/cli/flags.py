@@ -165,7 +165,9 @@ def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more
 
 def _form(annotation: Any) -> dict[str, Any]:
     """Return the argparse arguments for a type. For `object` the value is parsed as JSON if possible and is text otherwise."""
+    words: tuple[str, ...] = ()
     if get_origin(annotation) in (Union, types.UnionType):
+        words = next((get_args(part) for part in get_args(annotation)[1:] if get_origin(part) is Literal), ())
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     origin = get_origin(annotation) or annotation
     if origin is bool:
@@ -176,6 +178,8 @@ def _form(annotation: Any) -> dict[str, Any]:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
     if origin is dict:
         return {"type": _json_mapping, "metavar": "JSON"}
+    if origin is int and words:
+        return {"type": lambda text: text if text in words else number(text), "metavar": "|".join(("N", *words))}
     parse = {int: number, float: float, str: str, object: _json_or_text}[origin]
     return {"type": parse, "metavar": {int: "N", float: "X"}.get(origin, "TEXT")}
 

@@ -11,8 +11,8 @@ NO_LIMIT = 2**31 - 1
 """The value of a limit that was not set."""
 
 
-AUTO_LEN = -1
-"""The setting max_model_len that means: as long as the model allows and the memory can hold."""
+AUTO_LEN = ("auto", -1)
+"""The values of the setting max_model_len that mean: as long as the model allows and the memory can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, or the template itself")] = None
     skip_tokenizer_init: Annotated[bool, doc("Load no tokenizer; requests and answers are token ids only")] = False
     dtype: Annotated[str, doc("Compute type: auto, float32 (or float), bfloat16, float16 (or half)")] = "auto"
-    max_model_len: Annotated[int | None, doc("Maximum tokens of prompt plus output (default: the model's; -1: what fits)")] = None
+    max_model_len: Annotated[int | Literal["auto"] | None, doc("Maximum tokens of prompt plus output; auto: what fits")] = None
     quantization: Annotated[str | None, doc("Quantization plugin; default: the one the checkpoint names")] = None
     load_format: Annotated[str, doc("Weight loader plugin; auto = the one that fits the files")] = "auto"
     download_dir: Annotated[str | None, doc("Folder for downloaded models, of every source; default: PEGBOARD_CACHE")] = None
@@ -380,5 +380,5 @@ def _check_needs(config: msgspec.Struct) -> None:
 def _check_positive(config: msgspec.Struct, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < 1 and (name, value) != ("max_model_len", -1):  # AUTO_LEN
+        if isinstance(value, int) and value < 1 and (name, value) != ("max_model_len", -1):  # AUTO_LEN
             raise ConfigError(f"{name} must be at least 1, got {value}")

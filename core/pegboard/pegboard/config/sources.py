@@ -128,9 +128,7 @@ def _translated(layer: Layer, before: Layer) -> Layer:
 
 
 def parse_number(text: str) -> int:
-    """Parse an integer, which may have a unit: 4k (4000), 4K (4096), 25.6k; "auto" is -1, as in vLLM. Raises ValueError."""
-    if text == "auto":
-        return -1
+    """Parse an integer, which may have a unit: 4k (4000), 4K (4096), 25.6k. Raises ValueError."""
     unit = _UNITS.get(text[-1:])
     value = int(text) if unit is None else float(text[:-1]) * unit
     if value != int(value):

@@ -93,15 +93,16 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
 def _fit_kv(
     plan: EnginePlan, config: EngineConfig, limits: Limits, specs: Mapping[int, KVCacheSpec], kv_bytes: int, room_bytes: int
 ) -> tuple[KVPlan, Limits]:
-    """Divide the KV cache. A size that the user has not set may grow to `room_bytes`, if the model's context needs it."""
-    settings = plan.settings
-    is_set = settings.engine.kv_cache_memory_bytes is not None or "gpu_memory_utilization" in settings.sources
+    """Divide the KV cache. A size that is only the platform's default may grow to `room_bytes`, if the model's context needs it.
+    One that was measured takes all that there is."""
+    asked = plan.settings.engine
+    is_default = config.kv_cache_memory_bytes is not None and asked.kv_cache_memory_bytes is None
     kv_plan, fitting = fit_kv(
         specs,
         kv_bytes,
         limits,
-        room_bytes=0 if is_set else room_bytes,
-        shorten=settings.engine.max_model_len == AUTO_LEN,
+        room_bytes=room_bytes if is_default else 0,
+        shorten=asked.max_model_len in AUTO_LEN,
         num_blocks_override=config.num_gpu_blocks_override,
         whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
     )

@@ -115,7 +115,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
         num_tokens = vocab_size(checkpoint)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
-        if pooling is not None and engine.max_model_len in (None, AUTO_LEN):
+        if pooling is not None and engine.max_model_len in (None, *AUTO_LEN):
             longest = min(longest, sentence_length(checkpoint) or longest)
         check_budget(settings.engine, longest)
         plan = EnginePlan(

@@ -82,10 +82,10 @@ def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     return float(base), parameters
 
 
-def max_model_len(config: Mapping[str, Any], asked: int | None) -> int:
-    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit if that is None or
+def max_model_len(config: Mapping[str, Any], asked: int | str | None) -> int:
+    """Return the maximum length of prompt plus output, in tokens: the user's value, or the model's limit if that is None or in
     AUTO_LEN. Raises ConfigError if the user's value exceeds the limit."""
-    asked = None if asked == AUTO_LEN else asked
+    asked = None if asked is None or asked in AUTO_LEN else int(asked)
     limit = _config_limit(text_config(config))
     if limit is None:
         if asked is None:

@@ -7,6 +7,7 @@ from typing import cast
 from pegboard.errors import ConfigError
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSpec
 from pegboard.plugins.defaults import default_name
+from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
 
@@ -20,12 +21,15 @@ def check_quantization(registry: Registry, asked: str | None, stored: str | None
         spec = cast(QuantizationSpec, registry.spec(entry))
         if not is_same and "online" not in spec.flags and stored not in spec.reads:
             raise ConfigError(f"quantization {asked!r} was asked for, but the checkpoint is quantized with {stored!r}")
-    if asked and not stored and asked != plain:
-        online = [entry.name for entry in registry.entries("quantization") if "online" in registry.spec(entry).flags]
-        if registry.find("quantization", asked).name not in online:
-            raise ConfigError(
-                f"quantization {asked!r} only reads checkpoints that it has quantized, and this one has plain weights; leave the "
-                f"setting out, or name a method that quantizes them at start: {', '.join(online) or 'none is installed'}"
-            )
+    if asked and not stored and asked != plain and not _is_online(registry, registry.find("quantization", asked)):
+        online = [entry.name for entry in registry.entries("quantization") if _is_online(registry, entry)]
+        raise ConfigError(
+            f"quantization {asked!r} only reads checkpoints that it has quantized, and this one has plain weights; leave the "
+            f"setting out, or name a method that quantizes them at start: {', '.join(online) or 'none is installed'}"
+        )
     if (method := asked or stored or plain) is not None:
         registry.choose("quantization", QuantizationNeed(), keys=[method])
+
+
+def _is_online(registry: Registry, entry: Entry) -> bool:
+    return "online" in registry.spec(entry).flags

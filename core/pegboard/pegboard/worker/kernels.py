@@ -65,8 +65,8 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
 
 
 def packed_types(registry: Registry, platform: str) -> list[str]:
-    """Return the types of activations that the kernels for packed weights on this platform take, the most precise one first. It
-    is empty if there are no such kernels, because the references take every type."""
+    """Return the types of activations that the kernels for packed weights on this platform take, the most precise one first.
+    Without such kernels the list is empty: the references take every type."""
     found: set[str] = set()
     for entry in registry.entries("kernel"):
         with suppress(PluginError):  # the choice of kernels reports what is broken

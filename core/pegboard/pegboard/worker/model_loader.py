@@ -31,15 +31,15 @@ SHOWN = 8
 def check_memory(declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int) -> None:
     """Raise ConfigError if the tensors that the layers need take more than `free_bytes` in the checkpoint's files. asked: the
     user's quantization method. Plain weights become smaller by it while they are loaded, so they are not checked then."""
-    names = {weight.name for own in declared.values() for weight in own} & set(checkpoint.tensors)
     if checkpoint.quantization or asked is None:
+        names = {weight.name for own in declared.values() for weight in own} & set(checkpoint.tensors)
         needed = sum(checkpoint.tensors[name].num_bytes for name in names)
         check_room(f"the weights of {checkpoint.path}", needed, free_bytes, "use a smaller model, or one with fewer bits")
 
 
 def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint, *, only_finite: bool = False) -> None:
     """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. only_finite: NaN and
-    infinity are errors. Raises ModelError, and what `check_tensors` raises, before anything is written."""
+    infinity are errors. Raises ModelError. What `check_tensors` raises comes before anything is written."""
     check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
