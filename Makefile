@@ -1,6 +1,7 @@
 # make demo    one chat answer from the default model, through the server and the openai client
 # make serve   the server on 127.0.0.1:8000 until Ctrl-C
 # make test    every test
+# make nightly every test, with those that take too long for every run
 # make check   the tests near to what you changed, in three minutes; BASE=COMMIT: since that commit
 # make compare VLLM=PYTHON VLLM_MODEL=DIRECTORY   the same requests to vllm serve and to Pegboard
 # make bench   speed here and now, side by side with whichever peers are installed
@@ -16,7 +17,7 @@ MEMBERS    := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 QUIET      := $(shell test -t 2 || echo --quiet)
 EDITABLE   := $(foreach member,$(MEMBERS),--editable ./$(member))
 
-.PHONY: demo serve test check compare bench lint docs setup model clean
+.PHONY: demo serve test nightly check compare bench lint docs setup model clean
 
 setup: $(VENV)/.members
 
@@ -41,6 +42,9 @@ serve: setup
 
 test: model
 	$(BIN)/python tests/run.py $(ARGS)
+
+nightly: model
+	$(BIN)/python tests/run.py --nightly
 
 check: model
 	$(BIN)/python tests/run.py --changed $(BASE)

@@ -29,6 +29,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--until", type=float, help="skip the tests that would start after this time (seconds since the epoch)")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Processes take whole files. The tests of the compiled kernels go to one process: compiling them twice takes longer."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "kernels/cpu/tests" if nodeid.startswith("kernels/cpu/tests/") else super()._split_scope(nodeid)
+
+    return Files(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     until = item.config.getoption("--until")

@@ -1,6 +1,8 @@
-"""Runs the tests in two processes, which take the next file when they have finished one. `make test` and `make check` call it.
+"""Runs the tests in two processes, which take the next file when they have finished one. `make test`, `make
+nightly` and `make check` call it.
 
-python tests/run.py                       every test, and a table of the slowest at the end
+python tests/run.py                       every test that is not marked slow, and a table of the slowest at the end
+python tests/run.py --nightly             every test
 python tests/run.py ARGUMENTS OF PYTEST   these tests, in one process
 python tests/run.py --changed [COMMIT]    the tests near to what differs from a commit (HEAD if none is named), at most about
                                           three minutes; the tests of this repository's rules are always part of them
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "tests/house"
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")
+NOT_SLOW = ("-m", "not slow")
 SLOWEST = ("--durations=50", "--durations-min=1")
 CHECK_S = 150.0
 """No test of `--changed` starts later than this."""
@@ -26,6 +29,8 @@ CHECK_FILES = 120
 
 def main(words: list[str]) -> int:
     if not words:
+        return _pytest(*TWO_PROCESSES, *SLOWEST, *NOT_SLOW)
+    if words == ["--nightly"]:
         return _pytest(*TWO_PROCESSES, *SLOWEST)
     if words[0] == "--changed":
         return check(words[1] if len(words) > 1 else "HEAD")
@@ -43,7 +48,7 @@ def check(base: str) -> int:
     files = [*house, *found[: CHECK_FILES - len(house)]]
     print(f"{len(files)} of {len(found) + len(house)} test files near to the change; `make test` runs all", flush=True)
     names = [str(file.relative_to(ROOT)) for file in files]
-    return _pytest(*TWO_PROCESSES, "--no-loadscope-reorder", "-m", "not slow", "--until", f"{until:.0f}", *names)
+    return _pytest(*TWO_PROCESSES, "--no-loadscope-reorder", *NOT_SLOW, "--until", f"{until:.0f}", *names)
 
 
 def _pytest(*words: str) -> int:

@@ -1,7 +1,10 @@
-"""Every command in the pages works. Commands are executed if possible. For the others, the things that they name are checked."""
+"""Every command in the pages works. Commands are executed if possible. For the others, the things that they name are checked.
+
+Servers of the pages inside packages are started by `make nightly`; in every run their command lines are read."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from page_server import HUB_MODEL, PATIENCE_S, Server
-from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
+from pages import PACKAGE_PAGES, PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
 
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
@@ -28,6 +31,13 @@ def runs(command: list[str], **more: object) -> subprocess.CompletedProcess[str]
 def unique(commands: list[Command]) -> list[Command]:
     """One command of each wording."""
     return list({command.words: command for command in commands}.values())
+
+
+def marked(commands: list[Command]) -> list[object]:
+    """Parameters for the commands. Those that take long for what they prove are marked slow."""
+    shown = {each.words for each in all_commands("pegboard") if each.block.page not in PACKAGE_PAGES}
+    slow = [c for c in commands if c.words[1:3] == ("plugins", "cost") or (c in SERVE and c.words not in shown)]
+    return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else []) for c in unique(commands)]
 
 
 def test_the_pages_have_commands_of_every_program() -> None:
@@ -63,7 +73,7 @@ def test_python() -> None:
         assert find_spec(command.words[2]) if is_module else (ROOT / command.words[1]).is_file(), str(command)
 
 
-@pytest.mark.parametrize("command", unique(OTHER), ids=str)
+@pytest.mark.parametrize("command", marked(OTHER))
 def test_pegboard(command: Command, environment: dict[str, str], tmp_path: Path) -> None:
     """The command runs. If the page shows output, its output is the same."""
     result = runs(list(command.words), env=environment, cwd=tmp_path)
@@ -106,8 +116,30 @@ def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environ
         assert '"status_code": 200' in (tmp_path / words[words.index("-o") + 1]).read_text("utf-8")
 
 
+READ = """
+import json, sys
+from pegboard.cli.main import command_setup
+from pegboard_server.serve import make_parser
+
+parser = make_parser(command_setup("serve"))
+for words in json.load(sys.stdin):
+    try:
+        parser.parse_settings(words, {})
+    except SystemExit as end:
+        assert end.code == 0, words  # --help
+    except Exception as error:
+        raise AssertionError(words) from error
+"""
+
+
+def test_every_server_is_given_flags_that_exist(environment: dict[str, str]) -> None:
+    told = json.dumps([command.words[2:] for command in SERVE])
+    result = runs([sys.executable, "-c", READ], env=environment, cwd=ROOT, input=told)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.real_model
-@pytest.mark.parametrize("command", unique(SERVE), ids=str)
+@pytest.mark.parametrize("command", marked(SERVE))
 def test_pegboard_serve(
     command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
