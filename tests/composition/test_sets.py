@@ -80,6 +80,7 @@ def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> No
     assert "Traceback" not in served.stderr
 
 
+@pytest.mark.slow
 def test_core_passes_its_own_tests_alone(layers: Layers) -> None:
     """The scheduler, the KV cache and the plugin system, on the fakes of pegboard-testing, without any plugin."""
     core = layers.of(["pegboard-testing"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pegboard_kernel_cpu import build
@@ -21,14 +22,18 @@ if build.compiler() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
-TEAMS = (
-    [(level, 2) for level in LEVELS]
-    + [(LEVELS[0], 1), (LEVELS[0], 3)]
-    + [(f"emulated_{level}", 2) for level in EMULATED if "avx2" in LEVELS]
-)
+TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
+if "avx2" in LEVELS:
+    TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
+SLOW = "emulated_avx512"
+"""Only `make nightly` runs it: its code is a part of the levels above."""
 
 
-@pytest.fixture(scope="module", params=TEAMS, ids=lambda team: f"{team[0]}-{team[1]}")
+def parameter(team: tuple[str, int]) -> Any:
+    return pytest.param(team, id=f"{team[0]}-{team[1]}", marks=[pytest.mark.slow] if team[0] == SLOW else [])
+
+
+@pytest.fixture(scope="module", params=map(parameter, TEAMS))
 def native(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Replaces the process's library by the library of one level, with its own team of threads."""
     digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]  # so that a change compiles again
