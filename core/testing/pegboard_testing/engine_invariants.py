@@ -5,6 +5,7 @@ A block that is held too long or freed too early changes no token at once, so te
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from itertools import pairwise
 from typing import cast
 
@@ -33,6 +34,7 @@ class EngineInvariants:
         self._budget = StepBudget(0, 0, 0, 0)
         self._seen: dict[int, Request] = {}
         self._chains: dict[str, list[list[Cached]]] = {}
+        self._hashed: dict[str, tuple[int, str, int]] = {}
 
         policy, make_budget = self._queues.policy, self._queues.policy.budget
 
@@ -49,6 +51,7 @@ class EngineInvariants:
         check_pool(self._kv.pool)
         self._check_tables()
         self._check_eviction_order()
+        self._check_hashes()
         self._check_requests()
         self._check_rows()
         self._check_adapters()
@@ -86,6 +89,7 @@ class EngineInvariants:
             assert counted == (0, 0), f"{request} ended with (waiting children, steps in flight) {counted}"
         self._seen.clear()
         self._chains.clear()
+        self._hashed.clear()
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
@@ -99,8 +103,8 @@ class EngineInvariants:
         for pinned in self._queues.connectors._pins.values():
             for held in pinned:
                 wanted.update(held)
-        copies = [copy for _, copy in self._kv._copies] + [
-            copy for step in self._scheduler._steps.values() for copy in step.copies
+        copies = [waiting for _, waiting in self._kv._copies] + [
+            running for step in self._scheduler._steps.values() for running in step.copies
         ]
         wanted.update(source for _, source, _ in copies)
         del wanted[NULL_BLOCK]
@@ -157,6 +161,18 @@ class EngineInvariants:
             key: [[(b, pool._key_of[b]) for b in blocks.tables[i] if b in pool._key_of] for i in self._full]
             for key, blocks in self._kv._blocks.items()
         }
+
+    def _check_hashes(self) -> None:
+        """The names of a running request's blocks are those that its tokens and its adapter have now."""
+        for request in self._queues.running:
+            state = (request.num_preemptions, request.lora.digest if request.lora else "", len(request.block_hashes))
+            if self._hashed.get(request.key) != state:
+                self._hashed[request.key] = state
+                again = copy(request)
+                again.block_hashes = []
+                self._kv.hasher.extend(again)
+                hashes = again.block_hashes[: len(request.block_hashes)]
+                assert hashes == request.block_hashes, f"{request}: its block hashes are those of other content"
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
