@@ -9,7 +9,6 @@ from copy import copy
 from itertools import pairwise
 from typing import cast
 
-from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch
 from pegboard.engine.engine import Engine
 from pegboard.engine.kv.cache import RequestBlocks
@@ -18,17 +17,19 @@ from pegboard.engine.kv.rules import StateRule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import Full
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
+from pegboard_testing.fake_executor import FakeExecutor
 
 Cached = tuple[int, tuple[int, bytes]]
 """A block and the name (group, hash) under which the prefix cache finds it."""
 
 
 class EngineInvariants:
-    """Call `check` after every step, `check_batch` for every batch, and `check_idle` when nothing is left to do."""
+    """Checks every batch of the executor. Call `check` after every step, and `check_idle` when nothing is left to do."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, executor: FakeExecutor) -> None:
         self._engine = engine
-        self._limits = limits
+        self._limits = engine.limits
+        executor.on_submit = self.check_batch
         self._queues, self._kv, self._scheduler = engine._queues, engine._kv, engine._scheduler
         self._full = [i for i, group in enumerate(self._kv.plan.groups) if isinstance(group.spec.retain, Full)]
         self._budget = StepBudget(0, 0, 0, 0)

@@ -63,6 +63,8 @@ class FakeEngine:
     changes of its prefix cache to `metrics`.
     """
 
+    results: dict[tuple[str, int], Result]
+
     def __init__(
         self,
         retains: Sequence[Retain] = (Full(),),
@@ -142,9 +144,7 @@ class FakeEngine:
             describe_update=self._describe,
             clock=clock or time.time,
         )
-        self.results: dict[tuple[str, int], Result] = {}
-        self.invariants = EngineInvariants(self.engine, self.limits)
-        self.executor.on_submit = self.invariants.check_batch
+        self.results, self.invariants = {}, EngineInvariants(self.engine, self.executor)
 
     def _connector_setup(self) -> KVConnectorSetup:
         expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
