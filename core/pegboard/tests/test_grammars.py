@@ -411,7 +411,14 @@ def test_the_grammar_begins_after_the_reasoning(max_drafts: int, max_in_flight: 
 
 @pytest.mark.parametrize(
     ("more", "num_tokens", "finish"),
-    [({"min_tokens": 15}, 4, "stop"), ({"ignore_eos": True}, 20, "length"), ({"eos_token_ids": []}, 4, "stop"), ({}, 5, "stop")],
+    [
+        ({"min_tokens": 15}, 4, "stop"),
+        ({"min_tokens": 5}, 4, "stop"),
+        ({"min_tokens": 4}, 5, "stop"),
+        ({"ignore_eos": True}, 20, "length"),
+        ({"eos_token_ids": []}, 4, "stop"),
+        ({}, 5, "stop"),
+    ],
 )
 def test_how_a_finished_text_ends(more: dict[str, Any], num_tokens: int, finish: str) -> None:
     engine = FakeEngine(structured_output=FakeStructuredOutput(VOCAB, more.get("eos_token_ids", [EOS])))

@@ -55,6 +55,16 @@ def test_a_float_of_numpy_becomes_a_float() -> None:
         SamplingParams(top_p=np.float64(1.5))
 
 
+@pytest.mark.parametrize("number", [1, 1.0, np.float64(1), np.float32(1), np.int64(1)])
+def test_a_logit_bias_is_any_number_and_a_dict(number: Any) -> None:
+    params = SamplingParams(logit_bias={5: number})
+    assert params.logit_bias == {5: 1.0} and type(params.logit_bias[5]) is float
+    for wrong in (number, [number], {5: "x"}, {5: None}):
+        with pytest.raises(RequestError, match="logit_bias") as caught:
+            SamplingParams(logit_bias=wrong)
+        assert caught.value.parameter == "logit_bias"
+
+
 def test_stop_strings_need_text() -> None:
     with pytest.raises(RequestError, match="detokenize"):
         SamplingParams(stop="a", detokenize=False)

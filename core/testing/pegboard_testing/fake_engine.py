@@ -27,6 +27,7 @@ from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSe
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
+from pegboard_testing.engine_invariants import EngineInvariants
 from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
@@ -61,6 +62,8 @@ class FakeEngine:
     contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics. kv_events: the engine reports the
     changes of its prefix cache to `metrics`.
     """
+
+    results: dict[tuple[str, int], Result]
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class FakeEngine:
             describe_update=self._describe,
             clock=clock or time.time,
         )
-        self.results: dict[tuple[str, int], Result] = {}
+        self.results, self.invariants = {}, EngineInvariants(self.engine, self.executor)
 
     def _connector_setup(self) -> KVConnectorSetup:
         expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
@@ -181,8 +184,9 @@ class FakeEngine:
         self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields))
 
     def step(self) -> list[RequestDelta]:
-        """Run one engine step and merge its deltas into `results`."""
+        """Run one engine step, check the engine's invariants, and merge the deltas into `results`."""
         deltas = self.engine.step()
+        self.invariants.check()
         for delta in deltas:
             result = self.results.setdefault((delta.request_id, delta.index), Result())
             assert result.finish_reason is None, f"{delta.request_id} got a delta after its last one"
@@ -216,12 +220,11 @@ class FakeEngine:
 
     def check_idle(self) -> None:
         """Check that everything has been released: no references, no rows, no pins, no adapters in use, no stored requests."""
-        stats, queues = self.engine.stats(), self.engine._queues
-        assert stats["num_free_blocks"] == stats["num_blocks"] - 1, f"blocks are still held: {stats}"
+        stats = self.engine.stats()
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
-        assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
-        assert not queues.requests and not queues.completions and not queues.draining and not queues.loading
-        assert not any(self.engine._kv.pool._num_refs)
+        self.invariants.check_idle()
+        unknown = [row for row, state in enumerate(self.worker.rows) if state and row not in self.engine._queues.removed_rows]
+        assert not unknown, f"the worker was never told that these rows are free: {unknown}"
 
 
 def scored_prompt(delta: RequestDelta) -> list[int]:

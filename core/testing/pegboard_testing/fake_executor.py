@@ -23,7 +23,7 @@ class FakeFuture:
 
 
 class FakeExecutor:
-    """batches: all submitted batches, in order. calls: control calls as (method, args)."""
+    """batches: all submitted batches, in order. calls: control calls as (method, args). on_submit: called with each batch."""
 
     def __init__(self, worker: FakeWorker) -> None:
         self.worker = worker
@@ -31,6 +31,7 @@ class FakeExecutor:
         self.calls: list[tuple[str, tuple[object, ...]]] = []
         self.outputs: dict[int, StepOutput] = {}
         self.is_stopped = False
+        self.on_submit: Callable[[Batch], None] = lambda batch: None
         self.max_in_flight = 0
         self._queue: deque[Batch] = deque()
         self._masks: dict[int, TokenMasks] = {}
@@ -41,6 +42,7 @@ class FakeExecutor:
         return [WorkerReady(0, specs, self.worker.plan.num_blocks * self.worker.plan.block_bytes)]
 
     def submit(self, batch: Batch) -> FakeFuture:
+        self.on_submit(batch)
         self.batches.append(batch)
         self._queue.append(batch)
         self.max_in_flight = max(self.max_in_flight, len(self._queue))

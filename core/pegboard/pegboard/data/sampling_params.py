@@ -11,6 +11,7 @@ import re
 import sys
 from enum import IntEnum
 from functools import cache
+from numbers import Real
 from typing import Annotated, Any
 
 import msgspec
@@ -196,6 +197,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self.stop_token_ids, self.bad_words = self.stop_token_ids or [], self.bad_words or []
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        if isinstance(self.logit_bias, dict):  # also with numbers of numpy
+            self.logit_bias = {token: float(b) if isinstance(b, Real) else b for token, b in self.logit_bias.items()}
+        elif self.logit_bias is not None:
+            _fail(self, "logit_bias", "must be a dict from token ids to numbers")
         if self.skip_reading_prefix_cache is None:
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
 

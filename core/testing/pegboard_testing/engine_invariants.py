@@ -1,0 +1,248 @@
+"""What must be true of an engine after every step. It counts what the engine holds a second time, from its tables, and compares.
+
+A block that is held too long or freed too early changes no token at once, so tests of answers do not see it. These checks do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import copy
+from itertools import pairwise
+from typing import cast
+
+from pegboard.data.batch import Batch
+from pegboard.engine.engine import Engine
+from pegboard.engine.kv.cache import RequestBlocks
+from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
+from pegboard.engine.kv.rules import StateRule
+from pegboard.engine.requests import Request
+from pegboard.interfaces.attention import Full
+from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
+from pegboard_testing.fake_executor import FakeExecutor
+
+Cached = tuple[int, tuple[int, bytes]]
+"""A block and the name (group, hash) under which the prefix cache finds it."""
+
+
+class EngineInvariants:
+    """Checks every batch of the executor. Call `check` after every step, and `check_idle` when nothing is left to do."""
+
+    def __init__(self, engine: Engine, executor: FakeExecutor) -> None:
+        self._engine = engine
+        self._limits = engine.limits
+        executor.on_submit = self.check_batch
+        self._queues, self._kv, self._scheduler = engine._queues, engine._kv, engine._scheduler
+        self._full = [i for i, group in enumerate(self._kv.plan.groups) if isinstance(group.spec.retain, Full)]
+        self._budget = StepBudget(0, 0, 0, 0)
+        self._seen: dict[int, Request] = {}
+        self._chains: dict[str, list[list[Cached]]] = {}
+        self._hashed: dict[str, tuple[int, str, int]] = {}
+
+        policy, make_budget = self._queues.policy, self._queues.policy.budget
+
+        def budget(load: StepLoad) -> StepBudget:
+            self._budget = make_budget(load)
+            return self._budget
+
+        policy.budget = budget  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Check everything that is true between two steps."""
+        self._seen |= {id(request): request for request in self._queues.requests.values()}
+        self._check_references()
+        check_pool(self._kv.pool)
+        self._check_tables()
+        self._check_eviction_order()
+        self._check_hashes()
+        self._check_requests()
+        self._check_rows()
+        self._check_adapters()
+
+    def check_batch(self, batch: Batch) -> None:
+        """Check a batch that is about to be submitted against the limits and what the policy allows for it."""
+        limits, budget = self._limits, self._budget
+        if self._scheduler._pacing is not None:
+            budget = self._scheduler._pacing.limit(budget, self._scheduler._steps[batch.step].load)
+        most = min(limits.max_num_batched_tokens, budget.max_tokens)
+        assert batch.num_tokens <= most, f"step {batch.step} computes {batch.num_tokens} tokens, the budget is {most}"
+        rows = batch.rows.tolist()
+        assert len(set(rows)) == len(rows) and set(rows) <= set(range(limits.max_num_seqs)), rows
+        assert (batch.num_draft_tokens >= 0).all() and batch.num_draft_tokens.max(initial=0) <= limits.max_drafts
+        chunks = batch.num_scheduled_tokens - batch.num_draft_tokens
+        assert chunks.min(initial=1) >= 1, "a row computes only drafts, or nothing"
+        longest = max(1, min(limits.long_prefill_token_threshold, budget.max_chunk))
+        assert not limits.enable_chunked_prefill or chunks.max(initial=0) <= longest, f"chunks {chunks}, the limit is {longest}"
+
+    def check_idle(self) -> None:
+        """Check that everything was released: blocks, pins, copies, rows, adapters, and what requests say of themselves."""
+        queues, pool = self._queues, self._kv.pool
+        assert (
+            not queues.requests and not queues.completions and not queues.running and not queues.draining and not queues.loading
+        )
+        assert not queues.num_waiting and not list(queues.policy.waiting()), "a request still waits"
+        assert not queues.connectors._pins, f"blocks are still pinned: {queues.connectors._pins}"
+        assert not self._kv._copies and not self._kv._blocks and not self._scheduler._steps and not self._engine._in_flight
+        assert pool.num_free == pool.num_blocks - 1 and not any(pool._num_refs), f"blocks are still held: {pool._num_refs}"
+        assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
+        for request in self._seen.values():
+            held = (request.row, request.adapter, request.parent)
+            assert held == (None, None, None), f"{request} ended and still has (row, adapter, parent) {held}"
+            counted = (request.num_waiting_children, request.num_in_flight_steps)
+            assert counted == (0, 0), f"{request} ended with (waiting children, steps in flight) {counted}"
+        self._seen.clear()
+        self._chains.clear()
+        self._hashed.clear()
+
+    # --- blocks -------------------------------------------------------------------------------------------------------------
+
+    def _check_references(self) -> None:
+        """Every reference to a block belongs to a table, a checkpoint, a pin or a copy that has not run."""
+        wanted: Counter[int] = Counter()
+        for blocks in self._kv._blocks.values():
+            for table in blocks.tables:
+                wanted.update(table)
+            wanted.update(blocks.checkpoint[1] if blocks.checkpoint else ())
+        for pinned in self._queues.connectors._pins.values():
+            for held in pinned:
+                wanted.update(held)
+        copies = [waiting for _, waiting in self._kv._copies] + [
+            running for step in self._scheduler._steps.values() for running in step.copies
+        ]
+        wanted.update(source for _, source, _ in copies)
+        del wanted[NULL_BLOCK]
+        references = {block: count for block, count in enumerate(self._kv.pool._num_refs) if count}
+        assert references == dict(wanted), f"references {references}, but holders {dict(wanted)}"
+
+    def _check_tables(self) -> None:
+        """A request holds what its rules promised: no block of tokens that are never read again, and none for tokens to come."""
+        kv, limits, live = self._kv, self._limits, self._queues.requests
+        draining = {request.key for request in self._queues.draining}
+        for key, blocks in kv._blocks.items():
+            request = live.get(key)
+            assert request is not None or key in draining, f"{key} has ended and holds blocks"
+            if request is None or key in draining:
+                continue
+            is_known = request.status is RequestStatus.RUNNING and request.uses_connectors
+            for index, (rule, table) in enumerate(zip(kv.rules, blocks.tables, strict=True)):
+                if isinstance(rule, StateRule):
+                    assert len(table) == rule.blocks_needed(0)
+                elif is_known:
+                    longest = rule.blocks_needed(request.num_computed_tokens + limits.max_drafts)
+                    assert len(table) <= longest, f"{key} has {len(table)} blocks in group {index}, {longest} are enough"
+            if not request.num_waiting_children and request.status is RequestStatus.RUNNING:
+                self._check_dropped(request, blocks)
+
+    def _check_dropped(self, request: Request, blocks: RequestBlocks) -> None:
+        kv = self._kv
+        known = min(request.num_confirmed_tokens, request.num_tokens)
+        for index, (rule, table) in enumerate(zip(kv.rules, blocks.tables, strict=True)):
+            held = [i for i, block_id in enumerate(table) if block_id != NULL_BLOCK]
+            kept = set(held) & set(rule.expired(known))
+            if not request.parent and not self._was_parent(request):
+                assert not kept, f"{request.key} keeps expired blocks {kept} of group {index} after {known} tokens"
+            most = rule.max_blocks(self._limits.max_model_len, self._limits.chunk_tokens)
+            assert len(held) <= most, f"{request.key} holds {len(held)} blocks of group {index}, promised were {most}"
+
+    def _was_parent(self, request: Request) -> bool:
+        """Whether the request kept blocks for its children. It drops them at its next commit."""
+        return request.params.n > 1 and request.index == 0
+
+    def _check_eviction_order(self) -> None:
+        """Of the cached blocks that a request with full attention has left, the first ones of its prompt are evicted last."""
+        pool = self._kv.pool
+        places = {block_id: place for place, block_id in enumerate(pool._free)}
+        for key, chains in self._chains.items():
+            if key in self._kv._blocks:
+                continue
+            for chain in chains:
+                order = [
+                    places[block_id] for block_id, name in chain if block_id in places and pool._key_of.get(block_id) == name
+                ]
+                assert all(first > later for first, later in pairwise(order)), f"{key}: a prefix is evicted before what follows"
+        self._chains = {
+            key: [[(b, pool._key_of[b]) for b in blocks.tables[i] if b in pool._key_of] for i in self._full]
+            for key, blocks in self._kv._blocks.items()
+        }
+
+    def _check_hashes(self) -> None:
+        """The names of a running request's blocks are those that its tokens and its adapter have now."""
+        for request in self._queues.running:
+            state = (request.num_preemptions, request.lora.digest if request.lora else "", len(request.block_hashes))
+            if self._hashed.get(request.key) != state:
+                self._hashed[request.key] = state
+                again = copy(request)
+                again.block_hashes = []
+                self._kv.hasher.extend(again)
+                hashes = again.block_hashes[: len(request.block_hashes)]
+                assert hashes == request.block_hashes, f"{request}: its block hashes are those of other content"
+
+    # --- requests -----------------------------------------------------------------------------------------------------------
+
+    def _check_requests(self) -> None:
+        """Every live request is in one place, and every counter counts what is there."""
+        queues = self._queues
+        waiting = cast("list[Request]", list(queues.policy.waiting()))
+        assert len(waiting) == queues.num_waiting, f"{queues.num_waiting} are counted as waiting, and {waiting} wait"
+        preempted = [r for r in queues.draining if r.status is RequestStatus.PREEMPTED]
+        places = Counter(map(id, [*waiting, *queues.running, *preempted]))
+        assert places == Counter(map(id, queues.requests.values())), "a request is in no queue or in two"
+        assert {id(r) for r in queues.loading.values()} == {id(r) for r in waiting if r.status is RequestStatus.LOADING}
+        siblings = [request for group in queues.completions.values() for request in group]
+        assert Counter(map(id, siblings)) == Counter(map(id, queues.requests.values())), "completions differ from the requests"
+        children = Counter(id(r.parent) for r in queues.requests.values() if r.parent is not None)
+        for request in self._seen.values():
+            counted = request.num_waiting_children
+            assert counted == children[id(request)], f"{request}: {counted} waiting children, there are {children[id(request)]}"
+        for request in waiting:
+            assert request.row is None and request.adapter is None and not request.num_in_flight_steps
+            assert request.num_computed_tokens == 0 or self._kv.holds(request), (
+                f"{request} waits and counts tokens without blocks"
+            )
+
+    def _check_rows(self) -> None:
+        """Every row has one owner or is free, and the steps in flight are those that its owner counts."""
+        queues = self._queues
+        owners = {request for request in queues.by_row if request is not None}
+        assert owners == {*queues.running, *queues.draining}, "a request without a row runs, or a row is kept"
+        free = [row for row, request in enumerate(queues.by_row) if request is None]
+        assert sorted(queues.free_rows) == free, f"free rows {queues.free_rows}, without owner {free}"
+        batches = [batch for batch, _ in self._engine._in_flight]
+        assert len(batches) <= self._limits.max_in_flight and set(self._scheduler._steps) == {batch.step for batch in batches}
+        steps, tokens = Counter[int](), Counter[int]()
+        for batch in batches:
+            for row, count in zip(batch.rows.tolist(), batch.num_scheduled_tokens.tolist(), strict=True):
+                steps[row] += 1
+                tokens[row] += count
+        for row, request in enumerate(queues.by_row):
+            if request is None:
+                continue
+            counted = (request.row, request.num_in_flight_steps, request.num_in_flight_tokens - request.num_loading_tokens)
+            assert counted == (row, steps[row], tokens[row]), (
+                f"{request}: (row, steps, tokens in flight) {counted}, really {row, steps[row], tokens[row]}"
+            )
+            assert request.status is RequestStatus.RUNNING or request.num_in_flight_steps, (
+                f"{request} drains, with no step in flight"
+            )
+
+    def _check_adapters(self) -> None:
+        """Every slot is free or has one adapter, and an adapter's users are the requests that have rows."""
+        loras, limits = self._queues.loras, self._limits
+        users = Counter(id(r.adapter) for r in self._queues.by_row if r is not None and r.adapter is not None)
+        used = {id(r.adapter): r.adapter for r in self._queues.by_row if r is not None and r.adapter is not None}
+        adapters = {**{id(adapter): adapter for adapter in loras._adapters.values()}, **used}
+        for key, adapter in adapters.items():
+            assert adapter.num_users == users[key], f"{adapter}: its users are {users[key]}"
+            assert adapter.is_stale == (adapter not in loras._adapters.values())
+        slots = [adapter.slot for adapter in adapters.values() if adapter.slot is not None]
+        assert sorted(slots + loras._free) == list(range(1, limits.max_loras + 1)), f"slots {slots}, free {loras._free}"
+        assert len(loras._adapters) <= max(limits.max_loras, limits.max_cpu_loras), "more adapters are in memory than allowed"
+
+
+def check_pool(pool: BlockPool) -> None:
+    """Check that the pool's tables agree: free blocks have no references, both directions of the cache's names are the same, and
+    blocks without a name are taken before cached ones."""
+    free = list(pool._free)
+    assert sorted(free) == [block for block in range(1, pool.num_blocks) if not pool._num_refs[block]]
+    assert min(pool._num_refs) >= 0 and pool._num_refs[NULL_BLOCK] == 0
+    assert {key: block for block, key in pool._key_of.items()} == pool._block_of and len(pool._block_of) == len(pool._key_of)
+    is_cached = [block in pool._key_of for block in free]
+    assert is_cached == sorted(is_cached), "a cached block is taken before an empty one"
