@@ -48,6 +48,7 @@ class EngineInvariants:
     def check(self) -> None:
         """Check everything that is true between two steps."""
         self._seen |= {id(request): request for request in self._queues.requests.values()}
+        self._check_ended()
         self._check_references()
         check_pool(self._kv.pool)
         self._check_tables()
@@ -83,12 +84,8 @@ class EngineInvariants:
         assert not self._kv._copies and not self._kv._blocks and not self._scheduler._steps and not self._engine._in_flight
         assert pool.num_free == pool.num_blocks - 1 and not any(pool._num_refs), f"blocks are still held: {pool._num_refs}"
         assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(queues.by_row)
-        for request in self._seen.values():
-            held = (request.row, request.adapter, request.parent)
-            assert held == (None, None, None), f"{request} ended and still has (row, adapter, parent) {held}"
-            counted = (request.num_waiting_children, request.num_in_flight_steps)
-            assert counted == (0, 0), f"{request} ended with (waiting children, steps in flight) {counted}"
-        self._seen.clear()
+        self._check_ended()
+        assert not self._seen
         self._chains.clear()
         self._hashed.clear()
 
@@ -176,6 +173,17 @@ class EngineInvariants:
                 assert hashes == request.block_hashes, f"{request}: its block hashes are those of other content"
 
     # --- requests -----------------------------------------------------------------------------------------------------------
+
+    def _check_ended(self) -> None:
+        """A request that ended holds nothing once no child waits for it."""
+        requests = (*self._queues.requests.values(), *self._queues.draining)
+        live = {id(request) for request in requests} | {id(request.parent) for request in requests}
+        for key in self._seen.keys() - live:
+            request = self._seen.pop(key)
+            held = (request.row, request.adapter, request.parent)
+            assert held == (None, None, None), f"{request} ended and still has (row, adapter, parent) {held}"
+            counted = (request.num_waiting_children, request.num_in_flight_steps)
+            assert counted == (0, 0), f"{request} ended with (waiting children, steps in flight) {counted}"
 
     def _check_requests(self) -> None:
         """Every live request is in one place, and every counter counts what is there."""
