@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +13,17 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
 from pegboard.config.sources import plugin_config
-from pegboard.errors import PegboardError, PluginError
+from pegboard.errors import PluginError
 from pegboard.interfaces import HOOKS_GROUP
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
-from pegboard.interfaces.spec import Broken, Ok
 from pegboard.plugins.discovery import UNINSTALLED, Entry, distributions, normalized
 from pegboard.plugins.importing import import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry
 from pegboard_doctor import programs
 from pegboard_doctor.source_code import missing
+from pegboard_doctor.trials import Trial, tried
 
 BUDGET_MS = 20.0
 """Processor time that a spec's module may take to import, after the kind's interface was imported."""
@@ -134,7 +133,9 @@ def _specs(registry: Registry) -> Iterator[Finding]:
             yield Finding("note", entry.id, "is a file for development: make it a package before others use it")
         except PluginError as error:
             yield Finding("problem", entry.id, str(error).removeprefix(f"{entry.id}: "))
-    for entry, cost in measure(entry for entry in allowed if entry.version != UNINSTALLED).items():
+    costs = measure(entry for entry in allowed if entry.version != UNINSTALLED)
+    trials = tried(entry for entry, cost in costs.items() if not cost.error)
+    for entry, cost in costs.items():
         if cost.error:
             yield Finding("problem", entry.id, cost.error.removeprefix(f"{entry.id}: "))
             continue
@@ -145,12 +146,16 @@ def _specs(registry: Registry) -> Iterator[Finding]:
             yield Finding("problem", entry.id, f"{slow}: import, read and wait for less in its module")
         if cost.effects:
             yield Finding("problem", entry.id, f"importing its spec changes {', '.join(cost.effects)}")
-        yield from _judge(registry, entry)
+        yield from _judge(registry, entry, trials[entry])
 
 
-def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
-    """Check whether what the spec names exists and has the methods of its interface, without running it, and what its probe
+def _judge(registry: Registry, entry: Entry, trial: Trial) -> Iterator[Finding]:
+    """Check whether what the spec names exists and has the methods of its interface, without running it. trial: what its probe
     finds."""
+    for reason in filter(None, (trial.stuck, trial.error)):
+        yield Finding("problem", entry.id, reason.removeprefix(f"{entry.id}: "))
+    if trial.stuck:
+        return
     try:
         spec = registry.spec(entry)
         for part in PARTS:
@@ -160,15 +165,12 @@ def _judge(registry: Registry, entry: Entry) -> Iterator[Finding]:
                 yield Finding("problem", entry.id, f"{part} {path!r}: there is no module {module}")
             elif module and (wrong := missing(entry.kind, part, path)):
                 yield Finding("problem", entry.id, f"{part} {path!r}: {wrong}")
-        reason = incompatibility(entry, spec)
-        verdict = Ok() if reason else registry.verdict(entry)
-    except PluginError as error:
-        yield Finding("problem", entry.id, str(error).removeprefix(f"{entry.id}: "))
-        return
-    if reason:
-        yield Finding("problem", entry.id, reason)
-    if isinstance(verdict, Broken):
-        yield Finding("problem", entry.id, f"cannot work here: {verdict.reason}")
+    except PluginError:
+        return  # the trial has told
+    if unfit := incompatibility(entry, spec):
+        yield Finding("problem", entry.id, unfit)
+    elif trial.broken:
+        yield Finding("problem", entry.id, f"cannot work here: {trial.broken}")
     if overrides(registry.config, entry) and not spec.replaces:
         yield Finding("note", entry.id, "is in plugins.override, but replaces nothing")
 
@@ -181,17 +183,11 @@ def _exists(module: str) -> bool:
 
 
 def _hooks(registry: Registry) -> Iterator[Finding]:
-    from pegboard.plugins.hooks import Hooks
-
-    try:
-        hooks = Hooks(registry)
-        for findings in hooks.call("pegboard_doctor_checks"):
-            yield from findings
-    except PegboardError as error:
-        yield Finding("problem", getattr(error, "plugin", None) or "hooks", str(error))
-        return
-    for name, reason in hooks.quarantined.items():
-        yield Finding("problem", f"hooks:{name}", reason)
+    for entry, trial in tried(registry.enabled_hooks()).items():
+        for level, subject, text in trial.findings:
+            yield Finding("note" if level == "note" else "problem", subject, text)
+        for reason in filter(None, (trial.stuck, trial.error, trial.broken)):
+            yield Finding("problem", entry.id, reason.removeprefix(f"{entry.id}: "))
 
 
 # --- what specs cost ---------------------------------------------------------------------------------------------------------
@@ -217,30 +213,20 @@ class Cost:
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
     """Measure the cost of each entry in a fresh interpreter. If several entries are in one module, the first one gets the cost.
     An entry over the budget is measured a second time, because the first import after an installation also compiles."""
-    pending = list(entries)
-    costs: dict[Entry, Cost] = {}
-    while pending:
-        found = _run(pending)
-        costs |= found
-        rest = pending[len(found) :]
-        if rest:  # importing the first of these ended the interpreter
-            costs[rest[0]] = Cost(0.0, error="importing it ends the interpreter")
-        pending = rest[1:]
+    costs = _run(entries)
     for entry in [entry for entry, cost in costs.items() if cost.is_slow and not cost.error]:
         costs[entry] = min([costs[entry], *_run([entry]).values()], key=lambda cost: cost.ms)
     return costs
 
 
-def _run(entries: list[Entry]) -> dict[Entry, Cost]:
-    limit_s = 120 + LIMIT_S * len(entries)
-    answers, _ = programs.measured("pegboard_doctor.doctor", entries, str(LIMIT_S), limit_s=limit_s)
-    return {entry: Cost(**fields) for entry, fields in zip(entries, answers, strict=False)}
+def _run(entries: Iterable[Entry]) -> dict[Entry, Cost]:
+    found = programs.examined("pegboard_doctor.doctor", entries, limit_s=LIMIT_S)
+    return {entry: Cost(0.0, error=fields) if isinstance(fields, str) else Cost(**fields) for entry, fields in found.items()}
 
 
 def _cost(entry: Entry) -> Cost:
     modules, before = set(sys.modules), _surroundings()
     error = ""
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
     start, started = time.process_time(), time.perf_counter()
     try:
         if entry.group == HOOKS_GROUP:
@@ -249,7 +235,6 @@ def _cost(entry: Entry) -> Cost:
             import_spec(entry)
     except PluginError as failure:
         error = str(failure)
-    signal.setitimer(signal.ITIMER_REAL, 0)
     ms, wall_ms = (time.process_time() - start) * 1e3, (time.perf_counter() - started) * 1e3
     pulled = {name.partition(".")[0] for name in set(sys.modules) - modules}
     effects = [what for what, value in _surroundings().items() if value != before[what]]
@@ -266,10 +251,5 @@ def _surroundings() -> dict[str, object]:
     }
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise TimeoutError(f"it takes more than {sys.argv[1]} s")
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _interrupt)
     programs.answer(_cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -22,6 +22,7 @@ from pegboard.plugins.names import check_kind
 from pegboard.plugins.options import schema_text
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
+from pegboard_doctor.trials import refuse_stuck
 
 
 class Show:
@@ -56,6 +57,7 @@ class Why:
         """Return 0, or 1 if no plugin suits."""
         arguments, config = self._parser.parse(words), plugin_config()
         if arguments.model is not None:
+            refuse_stuck(_allowed(Registry.discover(config), KINDS))
             return _why_for_model(arguments, config)
         return _why(Registry.discover(config), arguments)
 
@@ -65,6 +67,7 @@ def _show(registry: Registry, arguments: Namespace) -> int:
     if not (colon and name):
         raise ConfigError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'attention:triton'")
     entry = registry.find(kind, name)
+    refuse_stuck([entry])
     spec = registry.spec(entry)
     verdict = registry.verdict(entry)
     facts: dict[str, Any] = {
@@ -95,6 +98,7 @@ def _why(registry: Registry, arguments: Namespace) -> int:
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
     need = _need(arguments.kind, arguments.need, arguments.platform)
+    refuse_stuck(_allowed(registry, [kind.name]), need)
     if kind.name == "kernel" and not arguments.name:
         return _why_kernels(registry, need, arguments.as_json)
     error = ""
@@ -114,6 +118,10 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
+
+
+def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:
+    return [entry for kind in kinds for entry in registry.entries(kind)]
 
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from pegboard.cli.main import command_setup
+from pegboard.config.schema import PluginConfig
 from pegboard.plugins import discovery
 from pegboard.plugins.discovery import Scan
 from pegboard.plugins.importing import module_name
 from pegboard.plugins.registry import Registry
-from pegboard_doctor import doctor
+from pegboard_doctor import doctor, trials
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -21,6 +22,11 @@ PARTS = """
 from pegboard.interfaces.spec import Broken, Ok
 def ok(facts): return Ok({"level": 3})
 def broken(facts): return Broken("library damaged")
+def late(facts):
+    while True: pass
+def leaves(facts):
+    import os
+    os._exit(0)
 class Half:
     def sample(self, logits, step): pass
 """
@@ -80,6 +86,9 @@ def test_doctor_finds_what_is_wrong(
         "sick_flag": spec_source("sampler", flags=frozenset({"quick"})),
         "sick_sleepy": "import time\ntime.sleep(0.6)\n" + spec_source("sampler"),
         "sick_hang": "import time\ntime.sleep(10**6)\n",
+        "sick_stubborn": "while True:\n    try: __import__('time').sleep(9)\n    except BaseException: pass\n",
+        "sick_late": spec_source("sampler", probe="command_parts:late"),
+        "sick_leaves": spec_source("sampler", probe="command_parts:leaves"),
     }
     names = {name.removeprefix("sick_"): f"{name}:SPEC" for name in modules}
     requires = ["nothing-of-this-name>=2", "pytest>=1"]
@@ -87,6 +96,7 @@ def test_doctor_finds_what_is_wrong(
     fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
     # One entry's module ends the interpreter. The process that imports it gives no answer, so this process must not import it.
     monkeypatch.setattr(doctor, "LIMIT_S", 1.0)
+    monkeypatch.setattr(trials, "LIMIT_S", 1.0)
     connector = spec_source("kv_connector", implementation="command_parts:Half", worker="command_parts:Nobody")
     fakes.add("far", {"kv_connector": {"far": "far_spec:SPEC"}}, {"far_spec": connector})
     findings = doctor.examine(Registry(fakes.scan()))
@@ -105,7 +115,10 @@ def test_doctor_finds_what_is_wrong(
     assert says("sampler:nobody", "there is no Nobody in command_parts")
     assert says("sampler:flag", "flags has 'quick', which sampler does not know; known: none")
     assert says("sampler:sleepy", "ms to import, the budget is 20 ms")
-    assert says("sampler:hang", "it takes more than 1.0 s")
+    assert says("sampler:hang", "importing it takes more than 1 s")
+    assert says("sampler:stubborn", "importing it takes more than 1 s")
+    assert says("sampler:late", "its probe takes more than 1 s")
+    assert says("sampler:leaves", "its probe ends the interpreter")
     assert says("kv_connector:far", "worker 'command_parts:Nobody': there is no Nobody")
     assert says("sampler:after", "'sick:after' or 'twin:after'")
     assert says("attention:far", "upgrade pegboard")
@@ -126,3 +139,27 @@ def test_duplicates_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     same, stale = doctor.examine(Registry(Scan()))[::-1]
     assert (same.level, same.subject) == ("note", "acme 1.0") and f"in {folders[1]}, after 1.0 in {folders[0]}" in same.text
     assert (stale.level, stale.subject) == ("problem", "acme 0.9") and "remove the stale one" in stale.text
+
+
+HOOKS = """
+import os, time
+def pegboard_doctor_checks():
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("time.sleep(10**6)", "pegboard_doctor_checks takes more than 1 s"),
+        ("os._exit(0)", "pegboard_doctor_checks ends the interpreter"),
+        ("return 1 / 0", "pegboard_doctor_checks raised ZeroDivisionError"),
+    ],
+)
+def test_a_hook_that_hangs_or_exits_is_named(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    fakes.add("sick", {"hooks": {"sick": "sick_hooks"}}, {"sick_hooks": HOOKS.format(body)})
+    monkeypatch.setattr(trials, "LIMIT_S", 1.0)
+    (finding,) = doctor.examine(Registry(fakes.scan(), PluginConfig(enable=["hooks:sick"])))
+    assert "hooks:sick" in finding.subject and told in finding.text

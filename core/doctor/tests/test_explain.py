@@ -7,8 +7,9 @@ import json
 import pytest
 
 from pegboard.cli.main import command_setup
-from pegboard.errors import ConfigError, PluginNotFound
+from pegboard.errors import ConfigError, PluginBroken, PluginNotFound
 from pegboard.plugins import discovery
+from pegboard_doctor import trials
 from pegboard_doctor.explain import Show, Why
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -107,3 +108,21 @@ def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFix
     assert "exact name" in capsys.readouterr().out
     assert run("why", "model", "--name", "Mamba") == 0
     assert "any name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "told"), [("while True: pass", "takes more than 1 s"), ("import os; os._exit(0)", "ends the interpreter")]
+)
+@pytest.mark.parametrize("part", ["probe", "suits"])
+@pytest.mark.parametrize("words", [("why", "attention"), ("show", "attention:stuck")], ids=lambda words: words[0])
+def test_a_plugin_that_hangs_or_exits_is_named(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, body: str, told: str, part: str, words: tuple[str, str]
+) -> None:
+    fakes.write(stuck_parts=f"def part(given):\n    {body}\n")
+    spec = spec_source("attention", **{part: "stuck_parts:part"})
+    fakes.add("acme", {"attention": {"stuck": "stuck_spec:SPEC"}}, {"stuck_spec": spec})
+    monkeypatch.setattr(trials, "LIMIT_S", 1.0)
+    if (words[0], part) == ("show", "suits"):
+        return  # it is not asked
+    with pytest.raises(PluginBroken, match=rf"attention:stuck \(acme 1.0\): its {part} {told}"):
+        run(*words)

@@ -261,16 +261,20 @@ def test_a_failing_step_ends_everything():
     with_client(body)
 
 
-def test_a_killed_engine_ends_everything():
+@pytest.mark.parametrize(("number", "is_crash"), [(signal.SIGKILL, False), (signal.SIGSEGV, True), (signal.SIGABRT, True)])
+def test_a_killed_engine_ends_everything(number, is_crash):
+    """After a crash of native code, the message says how to find the plugin."""
+
     async def body(client: AsyncLLM) -> None:
         streams = [client.generate("a", ENDLESS) for _ in range(3)]
         for stream in streams:
             await anext(stream)
-        os.kill(client._engine.pid, signal.SIGKILL)
+        os.kill(client._engine.pid, number)
         for stream in streams:
-            with pytest.raises(EngineDeadError, match="SIGKILL"):
+            with pytest.raises(EngineDeadError, match=number.name):
                 await collect(stream)
-        assert "SIGKILL" in client.health().reason
+        assert number.name in client.health().reason
+        assert ("PEGBOARD_CHECK=1" in client.health().reason) == is_crash
 
     with_client(body)
 

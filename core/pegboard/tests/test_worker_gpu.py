@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 
 import msgspec
 import numpy as np
@@ -15,13 +16,17 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, BlockDelta, NewRequest, StepOutput
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PluginFailure
-from pegboard.interfaces.attention import KVGroup, KVPlan
+from pegboard.interfaces.attention import AttentionLayer, KVGroup, KVPlan
 from pegboard.interfaces.platform import PlatformSetup
+from pegboard.interfaces.sampler import Sampled
+from pegboard.layers import Build
+from pegboard.worker.first_steps import Checked
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_platform import PlatformContract
+from pegboard_testing.fake_build import FakeWeight
 from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, DeviceTensor, FakeGPU, FakeGPUPlatform
 from pegboard_testing.fake_limits import fake_limits
-from pegboard_testing.fake_parts import TinyModel, fake_worker_registry, tiny_checkpoint
+from pegboard_testing.fake_parts import FakeGreedySampler, FakePagedAttention, TinyModel, fake_worker_registry, tiny_checkpoint
 
 GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
 LIMITS = fake_limits(max_model_len=32, max_num_seqs=4, max_num_batched_tokens=16, vocab_size=61)
@@ -226,6 +231,75 @@ def test_a_mistake_in_a_model_stops_the_start(gpu: FakeGPU, tmp_path: Path, monk
     monkeypatch.setattr(TinyModel, "forward", lambda self, hidden: hidden)
     with pytest.raises(PluginFailure, match="model:Tiny .* failed: TypeError"):
         worker.warm_up()
+
+
+WRONG_ATTENTION = {
+    r"a \w*Tensor \[\d+, 33\] torch.float32: expected the shape \[\d+, 32\] of": lambda out: torch.cat([out, out[:, :1]], 1),
+    r"a \w*Tensor \[\d+, 32\] torch.float16: expected the shape \[\d+, 32\] of torch.float32": lambda out: out.half(),
+    "a list: expected a Tensor": lambda out: [out],
+}
+
+
+@pytest.mark.parametrize("told", WRONG_ATTENTION)
+@pytest.mark.parametrize("memory", [None, 1 << 20], ids=["measurement", "warm-up"])
+def test_attention_of_a_wrong_shape_or_type_stops_the_start(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, memory: int | None
+) -> None:
+    """Native code that gets it would read and write other memory, so nothing else sees it: not even in the step that measures."""
+    plain, wrong = FakePagedAttention.bind, WRONG_ATTENTION[told]
+
+    def bind(self: FakePagedAttention, layer: AttentionLayer) -> Callable[..., object]:
+        attend = plain(self, layer)
+        return lambda q, k, v: wrong(attend(q, k, v))
+
+    monkeypatch.setattr(FakePagedAttention, "bind", bind)
+    with pytest.raises(PluginFailure, match=rf"plugin attention:paged .* contract: attention of layer 0 returned {told}"):
+        ready(tmp_path, kv_cache_memory_bytes=memory)
+
+
+WRONG_RESULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
+    r"fakes .*: the bound call of layers.0 returned a \w*Tensor \[\d+, 97\] .*: expected the shape \[\d+, 96\]": (
+        FakeWeight,
+        "bind_head",
+        lambda weight, kernels: lambda x: torch.nn.functional.pad(x @ weight.weight.T, (0, 1)),
+    ),
+    r"sampler:greedy .*: FakeGreedySampler.sample\(\) returned a Sampled: a token id is not between 0 and 60": (
+        FakeGreedySampler,
+        "sample",
+        lambda sampler, logits, step: Sampled(logits.argmax(-1, True) + 61, logits.new_ones(len(logits), dtype=torch.int64)),
+    ),
+    r"model:Tiny .*: TinyModel.logits\(\) returned a \w*Tensor \[5, 61\] .*: expected the shape \[1, 61\]": (
+        TinyModel,
+        "logits",
+        lambda model, hidden: model.head(hidden)[:1].repeat(5, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("told", WRONG_RESULTS)
+def test_wrong_results_of_other_parts_stop_the_start(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    kind, method, wrong = WRONG_RESULTS[told]
+    monkeypatch.setattr(kind, method, wrong)
+    with pytest.raises(PluginFailure, match=f"plugin {told}"):
+        ready(tmp_path, kv_cache_memory_bytes=1 << 20)
+
+
+def test_checks_of_the_first_steps_cost_nothing_later(gpu: FakeGPU, tmp_path: Path) -> None:
+    """No part of the runner and no bound call is watched after the start."""
+    worker, files = ready(tmp_path), set()
+    waiting: list[object] = [worker.running.model, worker.running.stages.model, worker.running.sampler]
+    for layer in worker.build.declared.layers:
+        waiting += [layer.forward, *(value for value in vars(layer).values() if not isinstance(value, Build))]
+    waiting += worker.build.attention.values()
+    while waiting:
+        item = waiting.pop()
+        assert not isinstance(item, Checked)
+        if isinstance(item, FunctionType):
+            files.add(Path(item.__code__.co_filename).name)
+            waiting += [cell.cell_contents for cell in item.__closure__ or ()]
+    assert "linear.py" in files and "fake_parts.py" in files and "first_steps.py" not in files, files
 
 
 def test_a_model_that_fails_in_its_first_step_stops_the_start(

@@ -6,67 +6,33 @@ runs eagerly, because a recording runs no Python.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegboard.data.batch import TransferReport
-from pegboard.errors import PegboardError, PluginFailure
-from pegboard.interfaces.draft import Drafts
 from pegboard.interfaces.kv_connector import Match, Release
 from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
 from pegboard.interfaces.scheduling_policy import StepBudget
 from pegboard.interfaces.tokenizer import Rendered, Vocabulary
+from pegboard.worker.first_steps import (
+    Check,
+    Checked,
+    attention_check,
+    check_drafts,
+    check_sampled,
+    check_tensor,
+    watched,
+    weight_checks,
+)
 
 if TYPE_CHECKING:
     from pegboard.plugins.discovery import Entry
-
-Check = Callable[..., Any]
-"""check(result, *arguments) → the result to hand on. Raises AssertionError, which says what is wrong."""
-
-
-class Checked:
-    """Stands for a plugin's object. The calls in `checks` are checked."""
-
-    def __init__(self, built: Any, plugin: str, checks: Mapping[str, Check]) -> None:
-        object.__setattr__(self, "_built", built)
-        object.__setattr__(self, "_plugin", plugin)
-        object.__setattr__(self, "_checks", checks)
-
-    def __getattr__(self, name: str) -> Any:
-        value, check = getattr(self._built, name), self._checks.get(name)
-        return value if check is None else watched(value, self._plugin, f"{type(self._built).__name__}.{name}", check)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._built, name, value)
-
-
-def watched(function: Callable[..., Any], plugin: str, name: str, check: Check) -> Callable[..., Any]:
-    """Return the function with a check of what it returns. Whatever the check raises becomes a PluginFailure."""
-
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **more: Any) -> Any:
-        result = function(*args, **more)
-        try:
-            return check(result, *args, **more)
-        except PegboardError:
-            raise
-        except Exception as error:
-            told = f"plugin {plugin} broke its contract: {name}() returned {_shown(result)}: {error}"
-            raise PluginFailure(told, plugin=plugin) from error
-
-    return call
 
 
 def checked(entry: "Entry", built: Any, setup: object) -> Any:
     """Return the plugin's object with checks, or the object itself if nothing of this kind is checked."""
     make = CHECKS.get(entry.kind)
     return built if make is None else Checked(built, entry.id, make(entry.id, setup))
-
-
-def _shown(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" + (f" {list(shape)} {value.dtype}" if shape is not None else "")
 
 
 def _is(*expected: Any) -> Check:
@@ -83,11 +49,9 @@ def _ids(result: Any, size: int | None = None) -> Any:
     return result
 
 
-def _tensor(result: Any, shape: Iterable[int], dtype: Any, given: Iterable[Any] = ()) -> Any:
+def _tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: Iterable[Any] = ()) -> Any:
     """A tensor of this shape and type, without NaN unless there is one in `given`."""
-    assert hasattr(result, "isnan"), "expected a Tensor"
-    assert list(result.shape) == list(shape), f"expected the shape {list(shape)}"
-    assert dtype is None or str(result.dtype) == str(dtype), f"expected {dtype}"
+    check_tensor(result, shape, dtype)
     if any(value is not None and value.is_floating_point() and bool(value.isnan().any()) for value in given):
         return result
     rows = result.flatten(1).isnan().any(1).nonzero().flatten().tolist() if result.dim() > 1 else []
@@ -97,10 +61,7 @@ def _tensor(result: Any, shape: Iterable[int], dtype: Any, given: Iterable[Any] 
 
 def _attention(plugin: str, setup: Any) -> Mapping[str, Check]:
     def bind(bound: Any, layer: Any) -> Any:
-        def check(result: Any, q: Any, k: Any = None, v: Any = None) -> Any:
-            return _tensor(result, (len(q), layer.num_heads * (layer.value_dim or layer.head_dim)), q.dtype, (q, k, v))
-
-        return watched(bound, plugin, f"attention of layer {layer.layer_index}", check)
+        return watched(bound, plugin, f"attention of layer {layer.layer_index}", attention_check(layer, _tensor))
 
     return {"bind": bind}
 
@@ -109,18 +70,7 @@ def _quantization(plugin: str, setup: Any) -> Mapping[str, Check]:
     def weight(method: Any, layer: Any) -> Any:
         if method is None:
             return None
-
-        def bind(columns: int) -> Check:
-            def check(result: Any, x: Any) -> Any:
-                return _tensor(result, (*x.shape[: 1 if x.dim() > 1 else None], columns), None, (x,))
-
-            return lambda bound, kernels: watched(bound, plugin, layer.path, check)
-
-        is_table = hasattr(layer, "width")
-        checks = {"bind": bind(layer.width if is_table else layer.out_features), "num_bytes": _is(int), "declare": _is(list)}
-        if is_table:
-            checks["bind_head"] = bind(layer.num_rows)
-        return Checked(method, plugin, checks)
+        return Checked(method, plugin, {**weight_checks(plugin, layer, _tensor), "num_bytes": _is(int), "declare": _is(list)})
 
     return {"linear": weight, "embedding": weight}
 
@@ -133,33 +83,8 @@ def _model(plugin: str, setup: Any) -> Mapping[str, Check]:
     }
 
 
-def _sampler(plugin: str, setup: Any) -> Mapping[str, Check]:
-    def sample(result: Any, logits: Any, step: Any) -> Any:
-        num_rows, size = len(step.rows), logits.shape[-1]
-        token_ids, counts = result.token_ids, result.counts
-        assert token_ids.dim() == 2 and len(token_ids) == len(counts) == num_rows, f"expected {num_rows} rows"
-        assert bool(((counts >= 1) & (counts <= token_ids.shape[1])).all()), "counts are outside of token_ids"
-        valid = token_ids[counts[:, None] >= token_ids.new_ones(token_ids.shape).cumsum(1)]
-        assert bool(((valid >= 0) & (valid < size)).all()), f"a token id is not between 0 and {size - 1}"
-        return result
-
-    return {"sample": sample}
-
-
 def _logits_processor(plugin: str, setup: Any) -> Mapping[str, Check]:
     return {"apply": lambda result, logits, *given: _tensor(result, logits.shape, logits.dtype)}
-
-
-def _draft(plugin: str, setup: Any) -> Mapping[str, Check]:
-    def propose(result: Any, step: Any) -> Any:
-        _is(Drafts)(result)
-        assert len(result.token_ids) == len(step.rows), f"expected proposals for {len(step.rows)} rows"
-        for ids, most in zip(result.token_ids, step.max_drafts.tolist(), strict=True):
-            assert len(ids) <= most, f"{len(ids)} proposals, the limit is {most}"
-            _ids([int(token) for token in ids], setup.limits.vocab_size)
-        return result
-
-    return {"propose": propose}
 
 
 def _kv_connector(plugin: str, setup: Any) -> Mapping[str, Check]:
@@ -253,9 +178,9 @@ CHECKS: dict[str, Callable[[str, Any], Mapping[str, Check]]] = {
     "attention": _attention,
     "quantization": _quantization,
     "model": _model,
-    "sampler": _sampler,
+    "sampler": lambda plugin, setup: {"sample": check_sampled},
     "logits_processor": _logits_processor,
-    "draft": _draft,
+    "draft": lambda plugin, setup: {"propose": check_drafts(setup.limits.vocab_size)},
     "kv_connector": _kv_connector,
     "scheduling_policy": _scheduling_policy,
     "structured_output": _structured_output,

@@ -17,10 +17,10 @@ from pegboard.config.sources import plugin_config
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_spec
 from pegboard.plugins.registry import Registry
-from pegboard_testing.authoring.conformance import serve
+from pegboard_testing.authoring.conformance import examine, run_tests, serve
 from pegboard_testing.authoring.scaffold import write_package
 from pegboard_testing.contract_source import check_imports, difference
-from pegboard_testing.fake_distributions import FakeDistributions
+from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 
 def made(tmp_path: Path, kind: str = "draft") -> Path:
@@ -157,3 +157,27 @@ def test_a_request_needs_options_and_a_kind_that_serves() -> None:
     assert status == "none" and "shared_storage_path; give them with --options" in reason
     assert served("tool_parser", "hermes", {})[0] == "none"
     assert served("kv_connector", "shared_storage", {"shared_storage_path": "/dev/null/folder"})[0] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [("import time; time.sleep(10**6)", "did not end within 6 s (--limit)"), ("import os; os._exit(0)", "ended the program")],
+)
+def test_a_test_that_hangs_or_exits_is_named(tmp_path: Path, body: str, told: str) -> None:
+    (tmp_path / "test_it.py").write_text(f"def test_good(): pass\ndef test_sick():\n    {body}\n")
+    counts, output, status = run_tests(tmp_path, 6)
+    assert (counts, status) == ({}, 1) and output.endswith(f"test_it.py::test_sick {told}")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"), [("time.sleep(10**6)", "takes more than 4 s"), ("os._exit(0)", "ends the interpreter")]
+)
+def test_code_that_hangs_or_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str) -> None:
+    fakes = FakeDistributions(tmp_path)
+    spec = spec_source("draft", probe="stuck_probe:probe")
+    fakes.add("acme", {"draft": {"stuck": "stuck_draft:SPEC"}}, {"stuck_draft": spec})
+    fakes.write(stuck_probe=f"import os, time\ndef probe(facts): {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (entry,) = fakes.scan().entries
+    *_, last = examine(entry, None, {}, 4)
+    assert last.status == "failed" and last.reason == f"draft:stuck (acme 1.0): the check of 'probe' {told}"

@@ -28,11 +28,13 @@ class LoRALimits:
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model have registered, in order. states: the state of one request in each state layer."""
+    """What the constructors of one model have registered, in order. states: the state of one request in each state layer.
+    weights: each weight method with its layer and the quantization method that made it."""
 
     layers: list[Layer] = field(default_factory=list)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
+    weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Build:
             source = self.plain
             method = getattr(source, kind)(layer)
         weight_method: WeightMethod = expect(method, WeightMethod, source, kind)
+        self.declared.weights.append((weight_method, layer, source))
         return weight_method
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from pegboard.config.schema import EngineConfig
+from pegboard.env import cache_dir
 from pegboard.errors import EngineDeadError, ModelError, expect
+from pegboard.interfaces.quantization import RepackCache
 from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLoader
 from pegboard.layers import Layer
 from pegboard.log import get_logger
@@ -90,6 +94,14 @@ def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
     missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:
         raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")
+
+
+def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | None:
+    """Return the place for repacked weights of this checkpoint, or None if they are not kept."""
+    if not config.repack_cache_gb or not checkpoint.digest:
+        return None
+    folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
+    return RepackCache(folder / "repacked", checkpoint.digest, int(config.repack_cache_gb * 2**30))
 
 
 def bind_layers(layers: Iterable[Layer]) -> None:

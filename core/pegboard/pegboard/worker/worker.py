@@ -13,7 +13,6 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
-from pegboard.env import cache_dir
 from pegboard.errors import ConfigError, ModelError, blame, expect
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
@@ -22,7 +21,7 @@ from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import Device, PlatformSetup, Replay
-from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup, RepackCache
+from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
@@ -37,8 +36,9 @@ from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
+from pegboard.worker.first_steps import checked
 from pegboard.worker.kernels import choose_kernels
-from pegboard.worker.model_loader import bind_layers, check_memory, check_tensors, fill_layers, fill_or_restore
+from pegboard.worker.model_loader import bind_layers, check_memory, check_tensors, fill_layers, fill_or_restore, repack_cache
 from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.weight_memory import WeightMemory
@@ -155,16 +155,9 @@ class Worker:
             dtype=self.config.dtype,
             device=self.device.name,
             kernels=self.kernels,
-            repack_cache=self._repack_cache(),
+            repack_cache=repack_cache(self.config, self.plan.checkpoint),
         )
         return self.registry.build(entry, setup)
-
-    def _repack_cache(self) -> RepackCache | None:
-        config, digest = self.config, self.plan.checkpoint.digest
-        if not config.repack_cache_gb or not digest:
-            return None
-        folder = Path(config.download_dir).expanduser() if config.download_dir else cache_dir()
-        return RepackCache(folder / "repacked", digest, int(config.repack_cache_gb * 2**30))
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Return the bytes for the KV cache that the user or the platform has set. If none is set, run the largest step to
@@ -172,10 +165,10 @@ class Worker:
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
         plan = memory.null_plan(specs, self.limits.block_size)
-        runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
-        self.runner = runner
+        self.runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
         self.platform.memory(reset_peak=True)
-        runner.run(memory.largest_batch(self.limits, len(plan.groups)))()
+        with checked(self):
+            self.runner.run(memory.largest_batch(self.limits, len(plan.groups)))()
         self.runner = None
         numbers = self.platform.memory()
         others = numbers.total_bytes - numbers.free_bytes - numbers.used_bytes
@@ -189,8 +182,8 @@ class Worker:
         plan, prompt = memory.random_prompt(specs, self.limits)
         self.runner = ModelRunner(self._parts(plan, memory.allocate(plan, self.platform.zeros)))
         self.build.attention.update(self.attention.setting_scales(self.build.attention))
-        bind_layers(self.build.declared.layers)
-        self.runner.run(prompt)()
+        with checked(self):
+            self.runner.run(prompt)()
         self.runner = None
 
     def allocate(self, kv_plan: KVPlan) -> None:
@@ -256,18 +249,23 @@ class Worker:
         return connectors
 
     def warm_up(self) -> None:
-        """Record what the model computes, and run one step of every kind. A stage that cannot be recorded runs eagerly, and the
-        log says why. A model that cannot run is an error here and not at the first request."""
+        """Run one step of every kind, in which what plugins return is checked, record what the model computes, and run the steps
+        again. A stage that cannot be recorded runs eagerly, and the log says why. A model that cannot run is an error here and
+        not at the first request."""
         self.replay = None if self.config.enforce_eager else self.platform.replay(self.kernels.replay)
-        steps = memory.trial_steps(self.limits, len(self.running.parts.plan.groups))
+        with checked(self):
+            self._try_steps()
         with blame(self.model_entry.id, self.registry.modules):
-            self.running.run(next(steps))()
             self._record()
-            for batch in steps:
-                self.running.run(batch)()
+            if self.replay is not None:
+                self._try_steps()
         for tensors in self.running.parts.views.values():  # what the trial wrote
             for view in tensors.values():
                 view[0].zero_()
+
+    def _try_steps(self) -> None:
+        for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
+            self.running.run(batch)()
 
     def _record(self) -> None:
         if self.replay is None:

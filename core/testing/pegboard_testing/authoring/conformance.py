@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pegboard.interfaces.spec import Spec
 from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.registry import Registry
+from pegboard_doctor import programs
 from pegboard_testing import contract_generic, contract_source
 from pegboard_testing.authoring.one_request import SETTINGS, serve_one
 
@@ -35,6 +35,8 @@ CONTRACTS = {
 """The modules with the contract classes of a kind, where it is not contract_<kind>."""
 OPTIONAL = frozenset({"kernel"})
 """Kinds of which only some plugins have a contract class: most ops are compared with their reference."""
+LIMIT_S = 300.0
+"""Seconds that each check of a plugin may take, and all its tests."""
 MAX_REASON = 2000
 """Characters of a failure that are kept: the end of pytest's output."""
 
@@ -64,6 +66,13 @@ class Conformance:
         self._parser.add_argument(
             "--options", default="{}", metavar="JSON", help="the plugin's options for the request, as a JSON object"
         )
+        self._parser.add_argument(
+            "--limit",
+            type=float,
+            default=LIMIT_S,
+            metavar="SECONDS",
+            help=f"of each check, and of all tests (default {LIMIT_S:g})",
+        )
         self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output: conformance.json")
 
     def run(self, words: Sequence[str]) -> int:
@@ -78,7 +87,7 @@ class Conformance:
         if entry.version == UNINSTALLED:
             raise UsageError(f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME makes one")
         results = []
-        for result in examine(entry, arguments.tests, options):
+        for result in examine(entry, arguments.tests, options, arguments.limit):
             results.append(result)
             if not arguments.as_json:
                 print(f"{result.status:<7} {result.check}{f': {result.reason}' if result.reason else ''}", flush=True)
@@ -106,16 +115,34 @@ def report(entry: Entry, results: Sequence[Result], conforms: bool) -> dict[str,
     return {**about, "pegboard": __version__, "conforms": conforms, "checks": [asdict(result) for result in results]}
 
 
-def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any]) -> Iterator[Result]:
+def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any], limit_s: float = LIMIT_S) -> Iterator[Result]:
     """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to be found. request_options: the
-    plugin's options for the request on a tiny model."""
+    plugin's options for the request on a tiny model. limit_s: seconds for each check, and for all tests."""
     yield _checked("metadata", partial(contract_generic.check_metadata, entry))
-    yield _checked("the spec is light and has no side effects", partial(contract_generic.check_spec_import, entry))
+    found = programs.examined(__name__, [entry], limit_s=limit_s)[entry]
+    if isinstance(found, str):
+        yield Result("the plugin's code", "failed", f"{entry.id}: {found}")
+        return
+    yield from (Result(**result) for result in found["results"])
+    if found["has_spec"]:
+        yield from _tested(entry, tests or _find_tests(entry), limit_s)
+        yield serve(entry, import_spec(entry), request_options)
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What the program of its own found. has_spec: the spec could be imported, so the checks are complete."""
+
+    results: Sequence[Result]
+    has_spec: bool = True
+
+
+def _all_checks(entry: Entry) -> Checks:
+    results = [_checked("the spec is light and has no side effects", partial(contract_generic.check_spec_import, entry))]
     try:
         spec = import_spec(entry)
     except PluginError as error:
-        yield Result("the spec", "failed", str(error))
-        return
+        return Checks([*results, Result("the spec", "failed", str(error))], has_spec=False)
     checks: dict[str, Callable[[Entry, Spec], None]] = {
         "the spec is valid": contract_generic.check_spec,
         "parts and their methods": contract_generic.check_parts,
@@ -124,10 +151,9 @@ def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any]) -
         "probe": contract_generic.check_probe,
     }
     for name, check in checks.items():
-        yield _checked(name, partial(check, entry, spec))
-    yield _checked("imports", partial(contract_source.check_imports, entry))
-    yield from _tested(entry, tests or _find_tests(entry))
-    yield serve(entry, spec, request_options)
+        programs.stage(f"the check of {name!r}")
+        results.append(_checked(name, partial(check, entry, spec)))
+    return Checks([*results, _checked("imports", partial(contract_source.check_imports, entry))])
 
 
 def _checked(name: str, check: Callable[[], None]) -> Result:
@@ -158,12 +184,12 @@ def _find_tests(entry: Entry) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _tested(entry: Entry, tests: Path | None) -> Iterator[Result]:
+def _tested(entry: Entry, tests: Path | None, limit_s: float) -> Iterator[Result]:
     """Run the plugin's tests. Some of them must be of a contract class of the kind, if it has one."""
     if tests is None:
         yield Result("tests", "none", "they are not installed with the package; name their folder with --tests")
         return
-    counts, output, status = run_tests(tests)
+    counts, output, status = run_tests(tests, limit_s)
     failed, passed = counts.get("failed", 0), counts.get("passed", 0)
     if status or failed or not passed:
         yield Result("tests", "failed", f"{failed} failed, {passed} passed in {tests}\n{output[-MAX_REASON:]}")
@@ -181,19 +207,29 @@ def _tested(entry: Entry, tests: Path | None) -> Iterator[Result]:
         yield Result("contract", "failed", f"no test class in {tests} derives from the contract in {names}")
 
 
-def run_tests(tests: Path) -> tuple[dict[str, int], str, int]:
+def run_tests(tests: Path, limit_s: float = LIMIT_S) -> tuple[dict[str, int], str, int]:
     """Run pytest on a folder in a new interpreter. Return numbers (passed and failed tests, and tests per module of a contract
-    class), pytest's output, and its exit status."""
+    class), pytest's output, and its exit status. If it does not end in time or a test ends it, the output ends with the name of
+    the test, and the status is 1."""
     with tempfile.TemporaryDirectory() as folder:
-        counts = Path(folder) / "counts.json"
+        counts, log = Path(folder) / "counts.json", Path(folder) / "output"
         words = ["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", f"{__package__}.count_tests"]
-        ended = subprocess.run(
-            [sys.executable, *words, str(tests.resolve())],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PEGBOARD_TEST_COUNTS": str(counts)},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        found: dict[str, int] = json.loads(counts.read_text("utf-8")) if counts.is_file() else {}
-    return found, ended.stdout + ended.stderr, ended.returncode
+        command = [sys.executable, *words, str(tests.resolve())]
+        with log.open("wb") as file:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            with programs.limited(command, env={"PEGBOARD_TEST_COUNTS": str(counts)}, cwd=folder, **streams) as program:
+                try:
+                    status, ended = program.wait(limit_s), "ended the program"
+                except subprocess.TimeoutExpired:
+                    status, ended = 1, f"did not end within {limit_s:g} s (--limit)"
+        output = log.read_text("utf-8", "replace")
+        if counts.is_file():
+            found: dict[str, int] = json.loads(counts.read_text("utf-8"))
+            return found, output, status
+        running = counts.with_suffix(".now")
+        test = running.read_text("utf-8") if running.is_file() else "the collection of the tests"
+    return {}, f"{output}\n{test} {ended}", status or 1
+
+
+if __name__ == "__main__":
+    programs.answer(_all_checks)

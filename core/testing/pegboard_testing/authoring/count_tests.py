@@ -1,5 +1,6 @@
 """A pytest plugin that `pegboard plugins test` loads: counts tests, and those of contract classes. The file that the environment
-variable PEGBOARD_TEST_COUNTS names gets {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26}."""
+variable PEGBOARD_TEST_COUNTS names gets {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26}. A file beside it with
+the suffix .now gets the name of the test that runs."""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         bases = getattr(getattr(item, "cls", None), "__mro__", ())
         _counts.update({base.__module__ for base in bases if base.__module__.startswith("pegboard_testing.contract_")})
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    Path(os.environ["PEGBOARD_TEST_COUNTS"]).with_suffix(".now").write_text(nodeid, "utf-8")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import pickle
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Callable
@@ -30,6 +31,11 @@ STOP_PATIENCE_S = (1.5, 5.0, 5.0)
 
 LAST_WORDS_S = 0.3
 """Seconds that the last message of a process may take to arrive after the process has ended."""
+
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""The signals of native code that fails."""
+
+CRASH_ADVICE = ": native code failed; PEGBOARD_CHECK=1 checks in every step what plugins return, and names the one that is wrong"
 
 
 class EngineLink:
@@ -137,8 +143,9 @@ class EngineProcess(EngineLink):
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._process.sentinel)
         self._process.join(1)
+        advice = CRASH_ADVICE if -(self._process.exitcode or 0) in CRASHES else ""
         # its last message, which may still be on its way, says more
-        loop.call_later(LAST_WORDS_S, self._died, f"the engine process exited ({self._process.how_it_ended()})")
+        loop.call_later(LAST_WORDS_S, self._died, f"the engine process exited ({self._process.how_it_ended()}){advice}")
 
     def _died(self, reason: str) -> None:
         if self._on_death is not None:

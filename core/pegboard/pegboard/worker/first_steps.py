@@ -1,0 +1,184 @@
+"""Checks of what plugins return in the first steps of an engine. Native code that gets it trusts shapes and types, and with wrong
+ones it would read and write other memory. The check mode (PEGBOARD_CHECK=1) checks more, in every step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pegboard.errors import PegboardError, PluginFailure, blame, culprit
+from pegboard.interfaces.draft import Drafts
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer
+from pegboard.interfaces.sampler import Sampled
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.attention import AttentionLayer
+
+Check = Callable[..., Any]
+"""check(result, *arguments) → the result to hand on. Raises AssertionError, which says what is wrong."""
+
+
+class Checked:
+    """Stands for a plugin's object. The calls in `checks` are checked."""
+
+    def __init__(self, built: Any, plugin: str, checks: Mapping[str, Check]) -> None:
+        object.__setattr__(self, "_built", built)
+        object.__setattr__(self, "_plugin", plugin)
+        object.__setattr__(self, "_checks", checks)
+
+    def __getattr__(self, name: str) -> Any:
+        value, check = getattr(self._built, name), self._checks.get(name)
+        return value if check is None else watched(value, self._plugin, f"{type(self._built).__name__}.{name}()", check)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._built, name, value)
+
+
+def watched(function: Callable[..., Any], plugin: str, name: str, check: Check) -> Callable[..., Any]:
+    """Return the function with a check of what it returns. Whatever the check raises becomes a PluginFailure."""
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **more: Any) -> Any:
+        result = function(*args, **more)
+        try:
+            return check(result, *args, **more)
+        except PegboardError:
+            raise
+        except Exception as error:
+            told = f"plugin {plugin} broke its contract: {name} returned {_shown(result)}: {error}"
+            raise PluginFailure(told, plugin=plugin) from error
+
+    return call
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" {list(shape)} {value.dtype}" if shape is not None else "")
+
+
+def check_tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: Iterable[Any] = ()) -> Any:
+    """Return the result, which must be a tensor of this shape and type (None = any). given: what it was computed from."""
+    assert hasattr(result, "isnan"), "expected a Tensor"
+    fits = result.shape == tuple(shape) and (dtype is None or str(dtype) == str(result.dtype))
+    assert fits, f"expected the shape {list(shape)}{'' if dtype is None else f' of {dtype}'}"
+    return result
+
+
+def check_sampled(result: Any, logits: Any, step: Any) -> Any:
+    """Return what a sampler returned, whose tokens must be in the vocabulary."""
+    assert isinstance(result, Sampled), "expected Sampled"
+    num_rows, size = len(step.rows), logits.shape[-1]
+    token_ids, counts = result.token_ids, result.counts
+    assert token_ids.dim() == 2 and len(token_ids) == len(counts) == num_rows, f"expected {num_rows} rows"
+    assert bool(((counts >= 1) & (counts <= token_ids.shape[1])).all()), "counts are outside of token_ids"
+    valid = token_ids[counts[:, None] >= token_ids.new_ones(token_ids.shape).cumsum(1)]
+    assert bool(((valid >= 0) & (valid < size)).all()), f"a token id is not between 0 and {size - 1}"
+    return result
+
+
+def check_drafts(vocab_size: int) -> Check:
+    """Return the check of what a draft plugin proposes."""
+
+    def check(result: Any, step: Any) -> Any:
+        assert isinstance(result, Drafts), "expected Drafts"
+        assert len(result.token_ids) == len(step.rows), f"expected proposals for {len(step.rows)} rows"
+        for ids, most in zip(result.token_ids, step.max_drafts.tolist(), strict=True):
+            assert len(ids) <= most, f"{len(ids)} proposals, the limit is {most}"
+            assert all(0 <= int(token) < vocab_size for token in ids), f"a token id is not below {vocab_size}"
+        return result
+
+    return check
+
+
+MODEL_CHECKS: Mapping[str, Check] = {
+    "embed": lambda result, ids: check_tensor(result, (len(ids), result.shape[-1])),
+    "forward": lambda result, hidden, positions: check_tensor(result, (len(positions), result.shape[-1])),
+    "logits": lambda result, hidden: check_tensor(result, (len(hidden), result.shape[-1]), "torch.float32"),
+}
+
+
+def attention_check(layer: AttentionLayer, check: Check = check_tensor) -> Check:
+    """Return the check of a layer's bound attention. What latent attention returns has the channels of `up_v`. check: checks a
+    tensor as `check_tensor` does."""
+
+    def attended(result: Any, q: Any, *others: Any) -> Any:
+        width = layer.value_dim or layer.head_dim
+        if layer.latent is not None:
+            width = layer.latent.matrices()[1].shape[-1]
+        return check(result, (len(q), layer.num_heads * width), q.dtype, (q, *others))
+
+    return attended
+
+
+def weight_checks(plugin: str, layer: LinearLayer | EmbeddingLayer, check: Check = check_tensor) -> Mapping[str, Check]:
+    """Return the checks of a weight method: of what its bound callables return. Those of heads may return any type."""
+
+    def bound(columns: int, has_type: bool) -> Check:
+        def multiplied(result: Any, x: Any, *more: Any) -> Any:
+            dtype = x.dtype if has_type and x.is_floating_point() else None
+            return check(result, (len(x), columns), dtype, (x,))
+
+        return lambda call, *given: watched(call, plugin, f"the bound call of {layer.path}", multiplied)
+
+    if isinstance(layer, EmbeddingLayer):
+        return {"bind": bound(layer.width, False), "bind_head": bound(layer.num_rows, False)}
+    rows = layer.out_features // (layer.num_experts or 1)
+    return {"bind": bound(rows, not layer.is_head), "bind_experts": bound(rows, True)}
+
+
+@contextmanager
+def checked(worker: Any) -> Iterator[None]:
+    """In the block, what plugins return in the steps of the worker's runner is checked: the bound calls of attention and weights,
+    the model, the sampler and the draft plugin. At its end every layer is bound again, without checks. Errors name the plugin.
+    worker: a `pegboard.worker.worker.Worker`, which has a runner."""
+    places = [*_parts(worker), *_weights(worker)]
+    attention = dict(worker.build.attention)
+    for index, layer in worker.build.declared.attention.items():
+        plugin, name = worker.attention.entries[index].id, f"attention of layer {index}"
+        worker.build.attention[index] = watched(attention[index], plugin, name, attention_check(layer))
+    for holder, name, _, watching in places:
+        setattr(holder, name, watching)
+    _bind(worker)
+    with blame(worker.model_entry.id, worker.registry.modules):
+        yield
+    worker.build.attention.update(attention)
+    for holder, name, plain, _ in places:
+        setattr(holder, name, plain)
+    _bind(worker)
+
+
+def _bind(worker: Any) -> None:
+    for layer in worker.build.declared.layers:
+        layer.bind()
+
+
+Place = tuple[Any, str, Any, Any]
+"""An object and its attribute, the value of the attribute, and what is checked in its place."""
+
+
+def _parts(worker: Any) -> Iterator[Place]:
+    runner, registry = worker.running, worker.registry
+    model = Checked(runner.model, worker.model_entry.id, MODEL_CHECKS)
+    yield runner, "model", runner.model, model
+    yield runner.stages, "model", runner.model, model
+    yield runner, "sampler", runner.sampler, Checked(runner.sampler, worker.sampler_entry.id, {"sample": check_sampled})
+    if runner.draft is not None:
+        plugin = registry.decisions["draft", ""].require().id
+        yield runner, "draft", runner.draft, Checked(runner.draft, plugin, {"propose": check_drafts(worker.limits.vocab_size)})
+
+
+def _weights(worker: Any) -> Iterator[Place]:
+    """Find the layers' attributes that are weight methods, or lists of them."""
+    declared, modules = worker.build.declared, worker.registry.modules()
+    watching = {}
+    for method, layer, source in declared.weights:
+        plugin = culprit(modules, [type(method).__module__, type(source).__module__]) or type(source).__name__
+        watching[id(method)] = Checked(method, plugin, weight_checks(plugin, layer))
+    for holder in declared.layers:
+        for name, value in list(vars(holder).items()):
+            if id(value) in watching:
+                yield holder, name, value, watching[id(value)]
+            elif isinstance(value, list) and any(id(item) in watching for item in value):
+                yield holder, name, value, [watching.get(id(item), item) for item in value]
