@@ -21,7 +21,7 @@ from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
-from pegboard_doctor.doctor import BUDGET_MS, PARTS, measure
+from pegboard_doctor.doctor import BUDGET_MS, PARTS, Cost, measure
 from pegboard_doctor.source_code import members, missing, wanted
 from pegboard_testing.contract_source import check_signatures
 
@@ -38,10 +38,10 @@ def installed_entry(kind: str, name: str, distribution: str | None = None) -> En
     return found[0]
 
 
-def check_entry(entry: Entry) -> None:
-    """Run all generic checks on one entry."""
+def check_entry(entry: Entry, cost: Cost | None = None) -> None:
+    """Run all generic checks on one entry. cost: of its spec's import, if it has been measured (`measure`)."""
     check_metadata(entry)
-    check_spec_import(entry)
+    check_spec_import(entry, cost)
     spec = import_spec(entry)
     check_spec(entry, spec)
     check_parts(entry, spec)
@@ -56,9 +56,9 @@ def check_metadata(entry: Entry) -> None:
     assert ":" in entry.value, f"{entry.id}: the entry point is {entry.value!r}, expected module:OBJECT"
 
 
-def check_spec_import(entry: Entry) -> None:
+def check_spec_import(entry: Entry, cost: Cost | None = None) -> None:
     """The spec's module is light, and importing it has no side effects."""
-    cost = measure([entry])[entry]
+    cost = cost or measure([entry])[entry]
     assert not cost.error, cost.error
     assert not cost.heavy, f"{entry.id}: the spec's module imports {', '.join(cost.heavy)}; name heavy parts as strings"
     best_ms = cost.ms
