@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -164,16 +165,14 @@ class CompletionAnswer(Answer):
             return None
         token_ids = list(completion.token_ids)
         steps: list[Step | None] = list(completion.logprobs or [{}] * len(token_ids))
-        first_token = ""
+        decode = partial(self.client.tokenizer().decode, skip_special_tokens=False)
         if echo is None or not output.prompt_token_ids:
-            return completion_logprobs(token_ids, steps, num_top, self._names, offset)
+            return completion_logprobs(token_ids, steps, num_top, self._names, decode, offset)
         token_ids = [*output.prompt_token_ids, *token_ids]
         steps = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *steps]
-        decode = self.client.tokenizer().decode
-        first_token = decode(token_ids[:1], skip_special_tokens=False)
         # The tokenizer may have put tokens before a text, such as <s>, which the echo does not contain.
-        num_hidden = len(decode(output.prompt_token_ids, skip_special_tokens=False)) - len(echo)
-        found = completion_logprobs(token_ids, steps, num_top, self._names, -num_hidden, first_token)
+        num_hidden = len(decode(output.prompt_token_ids)) - len(echo)
+        found = completion_logprobs(token_ids, steps, num_top, self._names, decode, -num_hidden, decode(token_ids[:1]))
         found["text_offset"] = [max(0, offset) for offset in found["text_offset"]]
         return found
 
@@ -220,18 +219,42 @@ def check_number(num_prompts: int, n: int) -> None:
         )
 
 
+PART = "\N{REPLACEMENT CHARACTER}"
+"""Stands in a token's text for bytes that are no whole character."""
+
+TOKENS_OF_A_CHARACTER = 8
+"""After this many tokens, a character that is not whole is taken for text."""
+
+
 def completion_logprobs(
-    token_ids: Sequence[int], steps: Sequence[Step | None], num_top: int, names: TokenNames, start: int, first_token: str = ""
+    token_ids: Sequence[int],
+    steps: Sequence[Step | None],
+    num_top: int,
+    names: TokenNames,
+    decode: Callable[[list[int]], str],
+    start: int,
+    first_token: str = "",
 ) -> dict[str, Any]:
-    """Returns four parallel lists. num_top: the number of alternatives to show in addition to the token itself; -1 = all. start:
-    the number of characters before the first token. A step that is None (the first token of a prompt) has no logprob; its text is
-    `first_token`."""
+    """Returns four parallel lists. num_top: the number of alternatives to show in addition to the token itself; -1 = all. decode:
+    returns the text of token ids. start: the number of characters before the first token. A step that is None (the first token of
+    a prompt) has no logprob; its text is `first_token`. All tokens of one character have the offset of its first."""
     offsets, tokens, chosen, top = [], [], [], []
+    parts: list[int] = []  # the tokens of a character that is not whole
     for token, step in zip(token_ids, steps, strict=True):
         entry = step.get(token) if step else None
         text = first_token if step is None else entry.decoded_token if entry else None
+        if parts and PART not in (text or ""):  # the character was never whole
+            start += len(decode(parts))
+            parts = []
         tokens.append(names.name(token, text))
         offsets.append(start)
+        if PART in (text or ""):
+            parts.append(token)
+            text = decode(parts)
+            if text.endswith(PART) and len(parts) < TOKENS_OF_A_CHARACTER:
+                text = ""
+            else:
+                parts = []
         start += len(text or "")
         chosen.append(None if step is None else max(entry.logprob, LOWEST) if entry else LOWEST)
         top.append(_top(token, step, num_top, names) if step else None)

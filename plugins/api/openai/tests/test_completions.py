@@ -44,7 +44,8 @@ def test_every_prompt_form_whole_and_streamed(http, prompt, texts, n, echo):
 def test_streamed_logprobs_equal_whole(http, echo):
     server = http("wörd")
     fields = {"logprobs": 3, "echo": echo, "add_special_tokens": False}
-    whole = server.complete("prömpt", **fields)["choices"][0]["logprobs"]
+    answer = server.complete("prömpt", **fields)["choices"][0]
+    whole, whole_text = answer["logprobs"], answer["text"]
     events = server.complete("prömpt", stream=True, **fields)
     parts = [choice["logprobs"] for event in events for choice in event["choices"]]
     assert {name: [item for part in parts for item in part[name]] for name in whole if name != "text_offset"} == {
@@ -55,14 +56,15 @@ def test_streamed_logprobs_equal_whole(http, echo):
     assert whole["token_logprobs"][0] is (None if echo else whole["token_logprobs"][0])
     assert (whole["top_logprobs"][0] is None) is echo
     assert -9999.0 in whole["top_logprobs"][1].values()
-    offsets = whole["text_offset"]
-    assert offsets[0] == 0 and all(
-        a + len(token) == b for a, b, token in zip(offsets, offsets[1:], whole["tokens"], strict=False)
-    )
+    offsets, tokens = whole["text_offset"], whole["tokens"]
+    first, second = (index for index, token in enumerate(tokens) if token == "\ufffd" and index < 4 + 7 * (not echo))
+    assert offsets[first] == offsets[second] and offsets[-1] <= len(whole_text)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prompt", ["ab", [256, 97, 256, 98], [97, 98, 256]])
+@pytest.mark.parametrize(
+    "prompt", ["ab", [256, 97, 256, 98], [97, 98, 256], [97, *"ö".encode(), *"日".encode(), 98], [97, 195, 98]]
+)
 @pytest.mark.parametrize("max_tokens", [0, 16])
 def test_text_offsets_point_into_the_text(http, prompt, max_tokens, stream):
     """Also for special tokens: those that the client sends are echoed, those that the tokenizer adds are not."""
@@ -79,7 +81,7 @@ def test_text_offsets_point_into_the_text(http, prompt, max_tokens, stream):
     ]
     is_added = isinstance(prompt, str)
     for offset, token in pairs[is_added:]:
-        assert token.startswith("\ufffd") or text[offset:].startswith(token) or (token, offset) == ("</s>", len(text))
+        assert token == "\ufffd" or text[offset:].startswith(token) or (token, offset) == ("</s>", len(text))
     assert not is_added or pairs[0][0] == 0
     if not is_added:
         assert text.startswith(server.post("/detokenize", {"tokens": prompt})["prompt"])
