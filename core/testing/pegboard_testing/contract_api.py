@@ -66,11 +66,12 @@ def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
 class ApiContract:
     """Every API passes these. Override `path`, `plain`, `body` and `apis`. plain: a body without limits, stop words and tools, so
     that the engine decides when the output ends. body: a body with as many fields as can be combined, with valid values. Neither
-    has `stream`. builtin_tools: see ApiSetup."""
+    has `stream`. streams: whether the API has the field `stream`. builtin_tools: see ApiSetup."""
 
     path: ClassVar[str]
     plain: ClassVar[Mapping[str, Any]]
     body: ClassVar[Mapping[str, Any]]
+    streams: ClassVar[bool] = True
     builtin_tools: ClassVar[Mapping[str, Any]] = {}
 
     def apis(self, setup: ApiSetup) -> Sequence[tuple[str, Api, ApiSpec]]:
@@ -98,8 +99,12 @@ class ApiContract:
         return api.error_body(status, "wrong", None)
 
     def test_a_sound_body_is_answered(self, client: TestClient) -> None:
-        for stream in (False, True):
-            assert self.check(client, json.dumps({**self.body, "stream": stream}).encode()) == 200
+        for stream in (False, True) if self.streams else (False,):
+            assert self.check(client, json.dumps(self.asked(self.body, stream)).encode()) == 200
+
+    def asked(self, body: Mapping[str, Any], stream: bool) -> Mapping[str, Any]:
+        """Return the body of a request for a whole answer or a stream."""
+        return {**body, "stream": stream} if self.streams else body
 
     @pytest.mark.parametrize("body", NO_OBJECTS)
     def test_what_is_no_object_is_refused(self, client: TestClient, body: bytes) -> None:
@@ -109,7 +114,7 @@ class ApiContract:
     @given(data=st.data())
     def test_no_body_breaks_the_server(self, client: TestClient, data: st.DataObject) -> None:
         """Some values of a valid body are replaced by arbitrary ones."""
-        body: Any = copy.deepcopy({**self.body, "stream": False})
+        body: Any = copy.deepcopy(dict(self.asked(self.body, False)))
         for _ in range(data.draw(st.integers(1, 3))):
             put(body, data.draw(st.sampled_from(places(body))), data.draw(VALUES))
         self.check(client, json.dumps(body).encode())
@@ -125,13 +130,14 @@ class ApiContract:
                 )
             self.check(client, bytes(body))
 
-    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("whole", [True, False])
     @pytest.mark.parametrize("delay_s", [0.01, 30.0])
-    def test_a_client_that_leaves_aborts(self, stream: bool, delay_s: float) -> None:
+    def test_a_client_that_leaves_aborts(self, whole: bool, delay_s: float) -> None:
         """The client disconnects between tokens, or long before the first token."""
+        stream = self.streams and not whole
         engine = FakeEngineClient("x" * 3000, delay_s=delay_s)
         with serving(self.apis, engine, self.builtin_tools) as address:
-            with posted(address, self.path, {**self.plain, "stream": stream}) as connection:
+            with posted(address, self.path, self.asked(self.plain, stream)) as connection:
                 wait_for(lambda: engine.running, "the request to run")
                 if stream and delay_s < 1:
                     assert connection.recv(100).startswith(b"HTTP/1.1 200")

@@ -4,7 +4,8 @@
         def executor(self, setup: ExecutorSetup) -> Executor:
             return MyExecutor(None, setup)
 
-The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may run it in any process.
+The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may run it in any process. As
+core's own, it can be made in another process: `make_worker` can be pickled.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ class RecordingWorker:
         self.num_stops += 1
 
 
+class DamagedWorker(RecordingWorker):
+    """A worker that cannot load its weights."""
+
+    def load(self) -> WorkerReady:
+        raise ModelError("weights are damaged")
+
+
 class ExecutorContract:
     """Every executor passes these. Override `executor`."""
 
@@ -97,11 +105,7 @@ class ExecutorContract:
             executor.stop()
 
     def test_a_failed_start_raises_what_the_worker_raised(self) -> None:
-        class Broken(RecordingWorker):
-            def load(self) -> WorkerReady:
-                raise ModelError("weights are damaged")
-
-        executor = self.executor(ExecutorSetup(Broken))
+        executor = self.executor(ExecutorSetup(DamagedWorker))
         with pytest.raises(ModelError, match="weights are damaged"):
             executor.start()
         executor.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from pegboard.cli.main import main
 from pegboard.errors import PegboardError
 from pegboard.interfaces import KINDS
+from pegboard_testing.authoring.conformance import CONTRACTS, OPTIONAL
 from pegboard_testing.authoring.scaffold import kinds, write_package
 
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
@@ -78,6 +80,31 @@ def test_what_cannot_be_made_is_explained(kind: str, name: str, message: str, tm
 
 def test_every_kind_has_a_template() -> None:
     assert set(kinds()) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_new_tests_derive_from_the_contract_of_the_kind(kind: str, packages: dict[str, Path]) -> None:
+    """`plugins test` asks for it."""
+    modules = CONTRACTS.get(kind, (f"contract_{kind}",))
+    if kind in OPTIONAL or not any(find_spec(f"pegboard_testing.{module}") for module in modules):
+        return
+    tests = "".join(file.read_text() for file in packages[kind].glob("tests/*.py"))
+    assert "parser_examples" in tests or any(f"from pegboard_testing.{module} import" in tests for module in modules)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "architecture"),
+    [
+        ("PebbleForCausalLM", "pebble", "PebbleForCausalLM"),
+        ("GPTPebble2MoeForCausalLM", "gptpebble2_moe", "GPTPebble2MoeForCausalLM"),
+        ("pebble-moe", "pebble_moe", "PebbleMoeForCausalLM"),
+    ],
+)
+def test_a_model_may_have_the_name_of_its_architecture(name: str, module: str, architecture: str, tmp_path: Path) -> None:
+    folder = write_package("model", name, tmp_path)
+    entry = f'"{architecture}" = "pegboard_model_{module}.plugin:{module.upper()}"'
+    assert entry in (folder / "pyproject.toml").read_text()
+    assert f"class {architecture.removesuffix('ForCausalLM')}Model" in (folder / f"pegboard_model_{module}/model.py").read_text()
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,8 @@ class ExecutorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker: builds core's worker for a rank in the calling process."""
+    """make_worker: builds core's worker for a rank in the calling process. It can be pickled, so that a process that is spawned
+    elsewhere can call it."""
 
     make_worker: Callable[[int], "WorkerLike"]
 

@@ -23,6 +23,7 @@ from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins.names import check_kind
 
 NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+ARCHITECTURE = re.compile(r"([A-Z][A-Za-z0-9]*)ForCausalLM")
 FILE = re.compile(r"^=== (.+)\n", re.MULTILINE)
 TEMPLATES = files("pegboard_testing.authoring").joinpath("templates")
 
@@ -62,9 +63,13 @@ def write_package(kind: str, name: str, directory: Path) -> Path:
     """Make `directory`/<package> with the files of a new plugin, and return it. Raises PegboardError if the kind is unknown, if
     the name cannot be a module's name, or if the folder is already there."""
     check_kind(kind)
-    if not NAME.fullmatch(name):
-        raise UsageError(f"the name is {name!r}, expected lower-case letters, digits, - and _, beginning with a letter")
     about, own = read_template(kind)
+    if kind == "model" and (architecture := ARCHITECTURE.fullmatch(name)):
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", architecture[1]).lower()
+        about = {"Class": architecture[1], **about}
+    if not NAME.fullmatch(name):
+        form = "lower-case letters, digits, - and _, beginning with a letter"
+        raise UsageError(f"the name is {name!r}, expected {form}{', or NameForCausalLM' if kind == 'model' else ''}")
     words = words_of(kind, name, about)
     folder = directory / words["package"]
     if folder.exists():
@@ -94,7 +99,7 @@ def words_of(kind: str, name: str, about: Mapping[str, Any]) -> dict[str, str]:
         "flag": name.replace("_", "-"),
         "module": f"pegboard_{kind}_{plain}",
         "package": f"pegboard-{kind}-{name}".replace("_", "-"),
-        "Class": "".join(part.capitalize() for part in plain.split("_")),
+        "Class": about.get("Class", "".join(part.capitalize() for part in plain.split("_"))),
         "CONSTANT": plain.upper(),
         "plain": plain,
         "summary": about["summary"],

@@ -14,6 +14,7 @@ from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParam
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup, Prompt, RequestOptions
 from pegboard_api_label.options import LabelOptions
+from pegboard_server.streaming import while_connected
 
 
 class Body(BaseModel):
@@ -34,17 +35,20 @@ class LabelApi:
         return [Route("/label", self.label, methods=["POST"])]
 
     async def label(self, request: Request) -> Response:
-        """Answer with one of the labels."""
+        """Answer with one of the labels. When the client leaves, the request ends in the engine too."""
         body = self._read(await request.body())
         prompt = body.prompt.replace("{labels}", ", ".join(body.labels)).replace("{text}", body.text)
         params = SamplingParams(
             temperature=0, max_tokens=None, structured_outputs=StructuredOutputsParams(choice=list(body.labels))
         )
-        text = ""
         asked = RequestOptions(request_id=request.state.request_id)
+        return JSONResponse({"label": await while_connected(request.receive, self._text(prompt, params, asked))})
+
+    async def _text(self, prompt: str, params: SamplingParams, asked: RequestOptions) -> str:
+        text = ""
         async for output in self._client.generate(Prompt(text=prompt), params, asked):
             text = output.outputs[0].text
-        return JSONResponse({"label": text})
+        return text
 
     def _read(self, raw: bytes) -> Body:
         try:

@@ -11,6 +11,7 @@ from pegboard_api_label.plugin import LABEL
 from starlette.testclient import TestClient
 
 from pegboard.interfaces.api import ApiSetup
+from pegboard_testing.contract_api import ApiContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_client import FakeEngineClient
 from pegboard_testing.served_app import make_app
@@ -20,6 +21,15 @@ BODY = {"text": "Cheap watches!", "labels": ["spam", "ham"]}
 
 def test_contract() -> None:
     check_entry(installed_entry("api", "label"))
+
+
+class TestLabel(ApiContract):
+    path = "/label"
+    plain = body = BODY
+    streams = False
+
+    def apis(self, setup: ApiSetup) -> Any:
+        return [("label", LabelApi(LabelOptions(max_labels=3), setup), LABEL)]
 
 
 @pytest.fixture
