@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard import LoRARequest, SamplingParams
+from pegboard.errors import RequestError
 from pegboard.worker.worker import Worker
 
 TOLERANCE = 1e-4
@@ -157,6 +158,9 @@ def test_several_answers_from_one_prompt(write: Any, open_llm: Any, adapters: di
     with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
         lora = LoRARequest("a", 1, "/a")
         (output,) = llm.generate([{"prompt_token_ids": prompt}], params, lora_request=lora, use_tqdm=False)
+        with pytest.raises(RequestError, match="adapter 'b'"):
+            llm.generate([prompt] * 2, params, lora_request=[lora, LoRARequest("b", 2, "/nowhere")], use_tqdm=False)
+        assert not llm.llm_engine.has_unfinished_requests()
     for completion in output.outputs:
         with torch.no_grad():
             expected = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)

@@ -86,8 +86,8 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Complete prompts and return the outputs in the order of the prompts. One list of token ids is one prompt.
         sampling_params, lora_request and priority: one for all prompts, or one per prompt. sampling_params None: the model's
-        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong, raises
-        RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
+        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong or
+        an adapter cannot be read, raises RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
         """
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
@@ -101,6 +101,8 @@ class LLM(PoolingMethods):
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
             requests.append(build(prompt, params, self.next_id(), priority=value or 0, lora=lora))
+        for adapter in {lora for lora in loras if lora is not None and not lora.load_inplace}:
+            self.llm_engine.add_lora(adapter)
         return self.run_all(requests, all_prompts, use_tqdm)
 
     def next_id(self) -> str:

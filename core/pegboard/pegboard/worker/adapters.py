@@ -40,8 +40,10 @@ class Adapters:
             return None
         try:
             return future.result()[0], ""
-        except (PegboardError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            return "", str(error) or type(error).__name__
+        except PegboardError as error:
+            return "", str(error)
+        except Exception as error:  # noqa: BLE001  a plugin's code read the files of a user
+            return "", f"{type(error).__name__}: {error}"
 
     def load(self, slot: int, ticket: int) -> None:
         """Copy an adapter that was read into a slot of every layer."""

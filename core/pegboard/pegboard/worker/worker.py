@@ -332,7 +332,9 @@ class Worker:
             assert isinstance(spec, WeightLoaderSpec)
             if spec.adapters is not None and any(next(folder.glob(pattern), None) for pattern in spec.file_patterns):
                 return import_part(entry, spec.adapters, "adapters")(folder, self.plan.checkpoint)
-        raise ModelError(f"no installed weight loader reads the adapter in {folder}")
+        raise ModelError(
+            f"no installed weight loader reads the adapter in {folder}" if folder.is_dir() else f"there is no folder {folder}"
+        )
 
     def sleep(self, level: int) -> None:
         """Release the memory of the KV cache and of the weights. level 1: the weights are saved; 2: they are read again."""
