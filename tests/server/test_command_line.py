@@ -6,9 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_process import Server, cli
+from pegboard_api_admin.admin import AdminApi
+from pegboard_api_admin.lora import LoRAApi
+from pegboard_api_admin.options import AdminOptions, LoRAOptions, WorkerOptions
+from pegboard_api_admin.plugin import ADMIN, LORA, WORKERS
+from pegboard_api_admin.workers import WorkersApi
+from pegboard_api_openai.plugin import TOKENIZER_INFO
+from pegboard_api_openai.tokenize import TokenizerInfoApi
+from server_process import HTTP, Server, cli
 
+from pegboard.cli.main import command_setup
+from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.discovery import scan_path
+from pegboard_server.serve import make_parser
 
 
 def check_one_line(stderr: str) -> str:
@@ -35,6 +45,21 @@ def test_no_server_there(command: str) -> None:
 def test_refused_by_the_server(server: Server) -> None:
     ended = cli("chat", "--url", f"{server.url}/v1", "--model-name", "nope", "--quick", "Hello")
     assert ended.returncode == 1 and "404" in check_one_line(ended.stderr) and "`nope` does not exist" in ended.stderr
+
+
+APIS = (AdminApi(AdminOptions(profile_directory=Path()), ApiSetup(None)), LoRAApi(LoRAOptions(), ApiSetup(None)),
+        WorkersApi(WorkerOptions(), ApiSetup(None)), TokenizerInfoApi(None, ApiSetup(None)))  # fmt: skip
+SPECS = (ADMIN, LORA, WORKERS, TOKENIZER_INFO)
+
+
+def test_a_route_that_is_off_says_what_turns_it_on(server: Server) -> None:
+    for api, spec in zip(APIS, SPECS, strict=True):
+        assert spec.switches.keys() == {route.path for route in api.routes()}
+        for path, flags in spec.switches.items():
+            told = HTTP.get(server.url + path)
+            assert told.status_code == 404
+            assert told.json()["error"]["message"] == f"Not Found: {path} is off; the server's flag {flags} turns it on"
+            assert make_parser(command_setup("serve")).parse_settings(flags.split(), {})
 
 
 @pytest.mark.parametrize(

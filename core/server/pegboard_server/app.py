@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -19,7 +20,7 @@ from starlette.routing import get_route_path  # type: ignore[attr-defined]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pegboard.config.schema import ServerConfig
-from pegboard.errors import ConfigError, PluginNotFound, blame
+from pegboard.errors import ConfigError, PluginError, PluginNotFound, blame
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
 from pegboard.interfaces.builtin_tool import BuiltinTool
 from pegboard.interfaces.metrics import Sample
@@ -49,7 +50,7 @@ async def open_app(
     settings = client.plan.settings
     adapters = serve_adapters(client) if settings.engine.max_loras else None
     apis = build_apis(adapters or client, await start_tools(client.registry))
-    app = build_app(apis, client, settings.server, traffic, publish, client.registry.modules)
+    app = build_app(apis, client, settings.server, traffic, publish, client.registry.modules, switches(client.registry))
     app.state.adapters = adapters
     return app
 
@@ -98,10 +99,12 @@ def build_app(
     traffic: Traffic | None = None,
     publish: Callable[[Sample], None] | None = None,
     modules: Callable[[], Mapping[str, str]] = dict,
+    off: Mapping[str, str] | None = None,
 ) -> Starlette:
     """Build one application of all `apis` (name, implementation, spec). The first matching route wins. Paths that belong to no
     api get the error body of the first api. traffic is also given to `run_server`, which drains it before it stops. publish
-    receives a sample of `HTTP_METRICS` for each request. modules: module → plugin, to name the plugin that failed."""
+    receives a sample of `HTTP_METRICS` for each request. modules: module → plugin, to name the plugin that failed.
+    off: path → the flags that turn it on, for paths that no api may have here."""
     mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
     traffic = traffic or Traffic(config.max_running_requests)
     gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic, modules=modules)
@@ -112,7 +115,7 @@ def build_app(
         middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
     if config.root_path:
         middleware.insert(0, Middleware(RootPath, root_path=config.root_path))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted)})
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted, off or {})})
 
 
 class RootPath:
@@ -128,7 +131,17 @@ class RootPath:
         await self.app(scope, receive, send)
 
 
-def _refuse(mounted: Sequence[MountedApi]) -> Any:
+def switches(registry: "Registry") -> dict[str, str]:
+    """Returns the paths of installed apis that are off by default, with the flags that turn them on. Broken plugins are left
+    out."""
+    found: dict[str, str] = {}
+    for entry in registry.entries("api"):
+        with contextlib.suppress(PluginError):
+            found |= cast(ApiSpec, registry.spec(entry)).switches
+    return found
+
+
+def _refuse(mounted: Sequence[MountedApi], off: Mapping[str, str]) -> Any:
     """Returns the handler of the errors that Starlette raises itself: unknown path, method not allowed."""
 
     async def refuse(request: Request, error: HTTPException) -> Response:
@@ -137,6 +150,8 @@ def _refuse(mounted: Sequence[MountedApi]) -> Any:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"Not Found: there is no route {request.method} {path}"
+            if path in off:
+                message = f"Not Found: {path} is off; the server's flag {off[path]} turns it on"
         elif error.status_code == 405:
             message = f"Method Not Allowed: {request.method} {path}; allowed: {headers.get('Allow', 'see the documentation')}"
         return error_response(owner_of(mounted, request.scope), error.status_code, message, None, headers)

@@ -34,6 +34,7 @@ class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
     content_types: media types that its routes accept as request bodies. The server refuses all others.
     unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time.
+    switches: path → the flags that turn it on, for paths that are off by default. The answer 404 names them.
     flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`). "loads_adapters" = its clients
     can load and unload adapters."""
 
@@ -42,6 +43,7 @@ class ApiSpec(Spec):
     public_paths: tuple[str, ...] = ()
     unmeasured_paths: tuple[str, ...] = ()
     content_types: tuple[str, ...] = ("application/json",)
+    switches: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pegboard.interfaces.api import ApiSpec
 
+ENABLE = "--plugins-enable api:{}"
+
 HEALTH = ApiSpec(
     api="1.0",
     implementation="pegboard_api_admin.health:HealthApi",
@@ -15,6 +17,24 @@ ADMIN = ApiSpec(
     implementation="pegboard_api_admin.admin:AdminApi",
     options="pegboard_api_admin.options:AdminOptions",
     unmeasured_paths=("/server_info",),
+    switches={
+        **dict.fromkeys(
+            (
+                "/server_info",
+                "/reset_prefix_cache",
+                "/v1/pegboard/plugins",
+                "/pause",
+                "/resume",
+                "/is_paused",
+                "/sleep",
+                "/wake_up",
+                "/is_sleeping",
+                "/abort_requests",
+            ),
+            ENABLE.format("admin"),
+        ),
+        **dict.fromkeys(("/start_profile", "/stop_profile"), f"{ENABLE.format('admin')} --api.admin.profile_directory FOLDER"),
+    },
 )
 OPENAPI = ApiSpec(api="1.0", implementation="pegboard_api_admin.openapi:OpenApi")
 LORA = ApiSpec(
@@ -22,7 +42,11 @@ LORA = ApiSpec(
     implementation="pegboard_api_admin.lora:LoRAApi",
     options="pegboard_api_admin.options:LoRAOptions",
     flags=frozenset({"loads_adapters"}),
+    switches=dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--allow-runtime-lora-updating"),
 )
 WORKERS = ApiSpec(
-    api="1.0", implementation="pegboard_api_admin.workers:WorkersApi", options="pegboard_api_admin.options:WorkerOptions"
+    api="1.0",
+    implementation="pegboard_api_admin.workers:WorkersApi",
+    options="pegboard_api_admin.options:WorkerOptions",
+    switches=dict.fromkeys(("/collective_rpc", "/update_weights"), ENABLE.format("worker_admin")),
 )

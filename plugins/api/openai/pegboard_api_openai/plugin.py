@@ -6,4 +6,8 @@ from pegboard.interfaces.api import ApiSpec
 
 OPENAI = ApiSpec(api="1.0", implementation="pegboard_api_openai.api:OpenAIApi", flags=frozenset({"adapters"}))
 TOKENIZE = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizeApi")
-TOKENIZER_INFO = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizerInfoApi")
+TOKENIZER_INFO = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_openai.tokenize:TokenizerInfoApi",
+    switches={"/tokenizer_info": "--enable-tokenizer-info-endpoint"},
+)
