@@ -24,6 +24,13 @@ from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
 from pegboard_doctor.trials import refuse_stuck
 
+NO_WINNER = {
+    "keyed": "a setting or the model names the one that is used; ask with --name NAME or --model REF",
+    "chain": "those that settings name are asked in their order; ask with --name NAME or --need KEY=VALUE",
+    "set": "all that are enabled run",
+}
+"""How a plugin is chosen → what to say when nothing is asked for."""
+
 
 class Show:
     """The command `plugins show`."""
@@ -97,6 +104,8 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         raise UsageError("pegboard plugins why needs a KIND, or --model REF for all choices of a model")
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
+    if kind.chosen in NO_WINNER and not (arguments.name or arguments.need):
+        return _list(registry, kind.name, NO_WINNER[kind.chosen], arguments.as_json)
     need = _need(arguments.kind, arguments.need, arguments.platform)
     refuse_stuck(_allowed(registry, [kind.name]), need)
     if kind.name == "kernel" and not arguments.name:
@@ -118,6 +127,20 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
+
+
+def _list(registry: Registry, kind: str, told: str, as_json: bool) -> int:
+    """Show the plugins of a kind of which none is chosen before something is asked for."""
+    rows = [row for row in registry.describe() if row["kind"] == kind]
+    if as_json:
+        _print_json({"kind": kind, "winner": None, "told": told, "plugins": rows})
+        return 0
+    print(f"{kind}: {told}")
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        state = row["reason"] or ("" if row["enabled"] else "not enabled")
+        print(f"  {row['name']:<{width}}  {row['distribution']} {row['version']}  {state}".rstrip())
+    return 0
 
 
 def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:

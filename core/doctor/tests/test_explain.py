@@ -110,6 +110,21 @@ def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFix
     assert "any name" in capsys.readouterr().out
 
 
+def test_no_winner_is_shown_where_nothing_is_asked_for(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("tool_parser", "kv_connector", "metrics"):
+        fakes.add(
+            f"acme-{kind}".replace("_", "-"), {kind: {"one": "specs:SPEC", "two": "specs:SPEC"}}, {"specs": spec_source("model")}
+        )
+        assert run("why", kind) == 0
+        title, *rows = capsys.readouterr().out.splitlines()
+        assert "→" not in title and [row.split()[:2] for row in rows] == [
+            [name, f"acme-{kind}".replace("_", "-")] for name in ("one", "two")
+        ]
+        assert run("why", kind, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["winner"] is None
+    assert title.startswith("metrics: all that are enabled run") and rows[0].endswith("not enabled")
+
+
 @pytest.mark.parametrize(
     ("body", "told"), [("while True: pass", "takes more than 1 s"), ("import os; os._exit(0)", "ends the interpreter")]
 )

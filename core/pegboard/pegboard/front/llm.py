@@ -86,8 +86,8 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Complete prompts and return the outputs in the order of the prompts. One list of token ids is one prompt.
         sampling_params, lora_request and priority: one for all prompts, or one per prompt. sampling_params None: the model's
-        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong or
-        an adapter cannot be read, raises RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
+        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong or an adapter
+        cannot be read, raises RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
         """
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")

@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
         _kind("kernel", "KernelSpec", "capability", "W", "a fast version of one op", provisional=True),
         _kind("kv_connector", "KVConnectorSpec", "chain", "EW", "moves KV between engines or tiers", provisional=True),
         _kind("scheduling_policy", "SchedulingPolicySpec", "one", "E", "order, victims and step budget"),
-        _kind("draft", "DraftSpec", "one", "EW", "proposes tokens for speculative decoding", provisional=True),
+        _kind("draft", "DraftSpec", "keyed", "EW", "proposes tokens for speculative decoding", provisional=True),
         _kind("structured_output", "StructuredOutputSpec", "chain", "AE", "grammars and token masks", provisional=True),
         _kind("logits_processor", "LogitsProcessorSpec", "chain", "AW", "custom changes to logits", provisional=True),
         _kind("sampler", "SamplerSpec", "one", "W", "logits to token ids"),

@@ -21,12 +21,14 @@ class ModelSourceSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class ModelSourceSetup:
     """cache_dir: the folder that this source may write to. token: the user's access token, if any. offline: use only files in the
-    cache. is_chosen: the user named cache_dir, so the source must use it and no other cache."""
+    cache. is_chosen: the user named cache_dir, so the source must use it and no other cache. weight_patterns: the file name
+    patterns (fnmatch) that installed weight loaders read."""
 
     cache_dir: Path
     token: str | None = None
     offline: bool = False
     is_chosen: bool = False
+    weight_patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

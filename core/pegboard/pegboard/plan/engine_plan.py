@@ -197,14 +197,14 @@ def fetch(
 ) -> LocalFiles:
     """Return the files that a reference stands for, which its model source fetches if they are not there. Raises ModelError,
     PluginError."""
-    from pegboard.plan.model_reference import parse_reference
+    from pegboard.plan.model_reference import parse_reference, weight_patterns
 
     engine = settings.engine
     reference = parse_reference(text, registry, revision=revision)
     decision = registry.choose("model_source", Need(), explicit=reference.scheme, key=reference.scheme)
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
     token, is_chosen = engine.hf_token or env.hub_token(), engine.download_dir is not None
-    setup = ModelSourceSetup(cache_dir=folder, token=token, offline=env.hub_offline(), is_chosen=is_chosen)
+    setup = ModelSourceSetup(folder, token, env.hub_offline(), is_chosen, weight_patterns(registry))
     source: ModelSource = registry.build(decision.require(), setup)
     with blame(decision.require().id, registry.modules):
         files: LocalFiles = expect(source.fetch(reference, wanted, progress), LocalFiles, source, "fetch")

@@ -86,13 +86,17 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _weight_endings(registry: Registry) -> tuple[str, ...]:
-    """Return the file endings that the installed weight loaders read."""
+def weight_patterns(registry: Registry) -> tuple[str, ...]:
+    """Return the file name patterns that the installed weight loaders read."""
     found: set[str] = set()
     for entry in registry.entries("weight_loader"):
         with contextlib.suppress(PluginError):  # choosing a broken loader reports the error
-            found |= {Path(pattern).suffix.lower() for pattern in getattr(registry.spec(entry), "file_patterns", ())}
-    return tuple(sorted(found - {""}))
+            found |= set(getattr(registry.spec(entry), "file_patterns", ()))
+    return tuple(sorted(found))
+
+
+def _weight_endings(registry: Registry) -> tuple[str, ...]:
+    return tuple(sorted({Path(pattern).suffix.lower() for pattern in weight_patterns(registry)} - {""}))
 
 
 def _looks_like_path(text: str, endings: tuple[str, ...]) -> bool:

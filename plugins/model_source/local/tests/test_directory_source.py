@@ -94,6 +94,16 @@ def test_directories_without_a_model(tmp_path, names, message):
         _fetch(_make(tmp_path, *names))
 
 
+def test_a_directory_with_a_format_of_its_own(tmp_path):
+    """A weight loader that somebody installed may read files that this source does not know."""
+    source = DirectorySource(None, ModelSourceSetup(tmp_path, weight_patterns=("*.gguf", "*.pebble", "*.safetensors")))
+    _make(tmp_path / "model", "weights.pebble", "notes.txt")
+    assert source.fetch(ModelReference("local", str(tmp_path / "model")), FileFilter(), print).root == tmp_path / "model"
+    _make(tmp_path / "other", "notes.txt")
+    with pytest.raises(ModelError, match=r"or a \*\.gguf file, or \*\.pebble; it contains: notes"):
+        source.fetch(ModelReference("local", str(tmp_path / "other")), FileFilter(), print)
+
+
 def test_nothing_is_ignored_silently(tmp_path):
     _make(tmp_path, "model.gguf")
     with pytest.raises(ModelError, match="no revisions"):
