@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.command import CommandSetup
@@ -61,7 +64,7 @@ def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
     """Yield what is known about running a model, as topic and text, as soon as it is known: what the files say first, because the
     rest needs torch, whose import takes seconds. Every choice is the engine's own: the model is built without its weights. Raises
     PegboardError if the model does not run, with the reason."""
-    from pegboard.plan.engine_plan import resolve
+    from pegboard.plan.engine_plan import make_tokenizer, resolve
 
     plan, registry = resolve(settings)
     checkpoint = plan.checkpoint
@@ -75,12 +78,37 @@ def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
     from pegboard.engine.build import choose_for_model  # imports torch
     from pegboard.engine.kv.plan import capacity
 
-    kv_plan, limits = choose_for_model(plan, registry, weights)
+    kv_plan, limits, names = choose_for_model(plan, registry, weights)
+    if not plan.settings.engine.skip_tokenizer_init:
+        make_tokenizer(registry, plan)
     winners = [made.winner for made in registry.decisions.values() if made.winner is not None]
     plugins = {w.id if w.kind != "kernel" else f"kernels ({w.distribution} {w.version})": None for w in winners}
     yield "plugins", ", ".join(plugins)
-    yield "KV cache", f"{_size(kv_plan.num_blocks * kv_plan.block_bytes)} for {capacity(kv_plan)}"
+    if left := checkpoint.tensors.keys() - names:
+        yield "left out", _left_out(left, checkpoint.config)
+    kv_bytes = kv_plan.num_blocks * kv_plan.block_bytes
+    yield "KV cache", f"{_size(kv_bytes)} for {capacity(kv_plan)}"
+    memory = weights + kv_bytes + _program_bytes()
+    yield "memory", f"about {_size(memory)} for weights, KV cache and the program itself; what a step computes with comes on top"
     yield "context", f"{limits.max_model_len:,} tokens"
+
+
+def _left_out(names: Set[str], config: Mapping[str, Any]) -> str:
+    """Say which tensors of the checkpoint the model does not read, by the first parts of their names."""
+    groups = Counter(name.partition(".")[0] if not name.startswith("model.") else ".".join(name.split(".")[:2]) for name in names)
+    shown = ", ".join(f"{group} ({count})" for group, count in groups.most_common(5))
+    others = [what for what in ("vision", "audio") if f"{what}_config" in config]
+    only = f"; only its text is served, without {' and '.join(others)}" if others else ""
+    return f"{len(names)} tensors that the model does not read: {shown}{only}"
+
+
+def _program_bytes() -> int:
+    """Return the memory of this process, which has imported what an engine imports. 0 = the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _platform(registry: "Registry", settings: "Settings") -> Platform:

@@ -116,10 +116,10 @@ def _room_bytes(config: EngineConfig, total_bytes: int, free_bytes: int) -> int:
     return max(0, free_bytes - int(total_bytes * (1 - config.gpu_memory_utilization)))
 
 
-def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> tuple[KVPlan, Limits]:
+def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> tuple[KVPlan, Limits, set[str]]:
     """Make every choice of an engine, and record it in `registry`. The model is built without its weights, and the memory that
-    they would leave free is divided. Return the plan of the KV cache, and the limits. Raises ConfigError, ModelError or
-    PluginError if the model cannot run."""
+    they would leave free is divided. Return the plan of the KV cache, the limits, and the names of the tensors that the model
+    reads. Raises ConfigError, ModelError or PluginError if the model cannot run."""
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
@@ -129,7 +129,8 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
     memory = worker.platform.memory()
     room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    return _fit_kv(plan, config, limits, worker.attention.kv_specs(), kv_bytes, room_bytes)
+    names = {weight.name for own in worker.declared.values() for weight in own}
+    return *_fit_kv(plan, config, limits, worker.attention.kv_specs(), kv_bytes, room_bytes), names
 
 
 def _worker_plan(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> WorkerPlan:

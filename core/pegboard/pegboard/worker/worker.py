@@ -80,7 +80,6 @@ class Worker:
         """Take the device, build the model and load its weights. Raises ModelError, ConfigError or PluginError."""
         self.declare()
         checkpoint = self.plan.checkpoint
-        self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.build.declared.layers}
         check_memory(self.declared, checkpoint, self.config.quantization, self.platform.memory().free_bytes)
         self._fill(checkpoint)
         weights = [layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)]
@@ -95,7 +94,8 @@ class Worker:
         return self.registry.build(entry, WeightLoaderSetup(seed=self.config.seed))
 
     def declare(self) -> None:
-        """Take the device, build the model without weights, and choose the attention backends. Raises as `load` does."""
+        """Take the device, build the model without weights, choose the attention backends, and compare the checkpoint's tensors
+        with the model's. Raises as `load` does."""
         config = self.config
         entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
@@ -120,6 +120,9 @@ class Worker:
         self.attention = AttentionGroups(
             self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend, states
         )
+        checkpoint = self.plan.checkpoint
+        self.declared = {layer: layer.declare(checkpoint.tensors) for layer in declared.layers}
+        check_tensors(self.declared, checkpoint)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint
