@@ -206,6 +206,26 @@ def test_a_hit_is_the_longest_prefix_whose_needed_blocks_are_there(
     assert rule.hit(lambda h: h[0] + 1 if h[0] in cached else None, chain, max_tokens, block_size) == best
 
 
+@given(retains, st.integers(1, 5), st.integers(1, 9), st.integers(1, 60))
+def test_a_request_holds_as_many_blocks_as_its_rule_says_and_hardly_fewer(
+    retain: Retain, block_size: int, chunk: int, num_tokens: int
+) -> None:
+    """Before a chunk is computed, what expired is dropped. The bound may be larger where blocks cannot begin at every token."""
+    rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), 1)
+
+    def most_held(num_tokens: int, chunk: int) -> int:
+        steps = [(start, min(start + chunk, num_tokens)) for start in range(num_tokens)]
+        return max(rule.blocks_needed(end) - len(rule.expired(start)) for start, end in steps)
+
+    bound = rule.max_blocks(num_tokens, chunk)
+    assert most_held(num_tokens, chunk) <= bound
+    whole = chunk if isinstance(retain, Full) else chunk + 2 * block_size
+    assert bound <= most_held(num_tokens + whole + 24, whole)
+    if isinstance(retain, Window) and block_size > 1:
+        filled = chunk + -(retain.tokens - 1 + chunk) % block_size
+        assert bound <= most_held(200, filled), "the last tokens of the window and the chunk fill their blocks"
+
+
 # --- the plan -----------------------------------------------------------------------------------------------------------------
 
 

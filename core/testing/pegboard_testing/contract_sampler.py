@@ -371,9 +371,10 @@ class SamplerContract:
     def test_masks_hold_for_their_row_and_depth(self) -> None:
         rng = np.random.default_rng(7)
         logits = rng.normal(0, 2, (4, VOCAB_SIZE))
-        allowed = rng.random((2, VOCAB_SIZE)) < 0.3
+        allowed = np.concatenate([rng.random((2, VOCAB_SIZE)) < 0.3, np.zeros((4, VOCAB_SIZE), bool)])
         bits = np.packbits(allowed, -1, bitorder="little").view(np.uint32)
-        masks = TokenMasks(np.array([6, 2], np.int32), np.array([1, 0], np.int32), bits)
+        # the last four forbid everything, and are for depths and a row that are not in the step
+        masks = TokenMasks(np.array([6, 2, 2, 6, 2, 5], np.int32), np.array([1, 0, 1, 2, 2, 0], np.int32), bits)
         sampler = self.make()
         for row in (2, 6):
             self.add(sampler, row, Params(temperature=0, logprobs=-1))
@@ -383,6 +384,21 @@ class SamplerContract:
         assert self.tokens(sampled) == [[int(masked[0].argmax())], [draft, int(masked[2].argmax())]]
         assert sampled.logprobs is not None
         self.check_distribution(sampled.logprobs[0], masked[0], int(masked[0].argmax()))
+
+    def test_results_stay_when_the_next_step_runs(self) -> None:
+        """They are read later if steps are in flight."""
+        sampler, rng = self.make(), np.random.default_rng(3)
+        for row in range(3):
+            self.add(sampler, row, Params(temperature=0, logprobs=2) if row else Params(temperature=0))
+        found: list[Any] = []
+        kept: list[Any] = []
+        for rows, drafts in (([0], None), ([0, 1, 2], None), ([1, 2], [[5], [6]]), ([0, 1, 2], [[5], [6], [7]]), ([0], None)):
+            num_places = len(rows) + sum(map(len, drafts or []))
+            sampled = self.run(sampler, rng.normal(0, 3, (num_places, VOCAB_SIZE)), rows, drafts)
+            scores = [part for each in sampled.logprobs or [] if each for part in (each.token_ids, each.values, each.ranks)]
+            found += [sampled.token_ids, sampled.counts, *scores]
+            kept += [part.tolist() for part in found[len(kept) :]]
+            assert [part.tolist() for part in found] == kept
 
     def test_rows_with_nothing_to_draw_do_not_fail(self) -> None:
         sampler, x = self.make(), np.full((4, VOCAB_SIZE), NEG_INF)

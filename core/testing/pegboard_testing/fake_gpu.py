@@ -159,6 +159,8 @@ class FakeCopies:
         with torch._C.DisableTorchFunction():
             assert source.untyped_storage().data_ptr() in self.pinned, "the device cannot copy from this memory by itself"
             assert isinstance(target, DeviceTensor) and source.shape == target.shape and source.dtype == target.dtype
+            is_used = any(source.data_ptr() == other.data_ptr() for other, _ in self.in_flight)
+            assert not is_used, "host memory was filled again, and nothing waited for its copy to the device"
             self.in_flight.append((source, source.clone()))
             target.copy_(source)
 

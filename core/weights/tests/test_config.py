@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pegboard.errors import ModelError
 from pegboard_weights.config import QuantConfig, matches
@@ -73,3 +75,16 @@ def test_values_of_a_part_are_named_with_their_place() -> None:
         weights.one_of("bits", (4,))
     with pytest.raises(ModelError, match=r"has list=\[1\]; Odd needs an object"):
         config.part("list")
+
+
+NAMES = st.lists(
+    st.sampled_from(["q", "q_proj", "proj", "0", "10", "layers", "mlp", "gate", "gate_proj"]), min_size=1, max_size=4
+)
+
+
+@given(NAMES, NAMES)
+def test_a_name_means_whole_parts_of_a_path(path: list[str], wanted: list[str]) -> None:
+    """As "q" is not "q_proj", and layer 1 is not layer 10. The name may be the beginning, the middle or the end of the path."""
+    is_inside = any(path[start : start + len(wanted)] == wanted for start in range(len(path)))
+    assert matches(".".join(path), [".".join(wanted)]) == is_inside
+    assert matches(".".join(path), ["absent", ".".join(wanted)]) == is_inside

@@ -257,3 +257,10 @@ def test_chat_template_needs_trust(http):
 def test_template_error_is_the_request_s(http):
     error = http().chat(chat_template_kwargs={"fail": True}, status=400)["error"]
     assert "template" in error["message"] and error["type"] == "BadRequestError" and error["code"] == 400
+
+
+def test_cached_tokens_of_several_prompts_are_added(http):
+    """Once for each prompt, however many answers it has."""
+    server = http(engine={"num_cached_tokens": 7}, enable_prompt_tokens_details=True)
+    usage = server.complete(["a b", "c", "d"], n=2, max_tokens=2)["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 21}

@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pegboard_api_responses.api import ResponsesApi
 from pegboard_api_responses.history import as_messages, read_input
 from pegboard_api_responses.options import ResponsesOptions
 from pegboard_api_responses.plugin import RESPONSES
-from pegboard_api_responses.store import EventLog
+from pegboard_api_responses.store import EventLog, ResponseStore, Stored
 from starlette.testclient import TestClient
 
 from pegboard.interfaces.api import ApiSetup
@@ -194,6 +196,31 @@ def test_what_is_kept_is_bounded_and_can_be_forgotten():
         names = [server.create("x" * 1500)["id"] for _ in range(4)]
         found = [server.client.get(f"/v1/responses/{name}").status_code for name in names]
         assert found[0] == 404 and found[-1] == 200
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "delete", "busy"]), st.integers(0, 5), st.integers(0, 40)), max_size=40),
+    st.integers(1, 4),
+    st.integers(0, 100),
+)
+def test_what_is_stored_is_counted(calls: list[tuple[str, int, int]], most: int, most_bytes: int) -> None:
+    """The oldest ones go first, until the rest is within both limits. What is still written stays."""
+    store, kept = ResponseStore(ResponsesOptions(max_stored=most, max_stored_bytes=most_bytes)), {}
+    for call, number, num_bytes in calls:
+        kept.pop(number, None)
+        if call == "delete":
+            store.delete(str(number))
+            continue
+        stored = Stored({"id": str(number)}, task=object() if call == "busy" else None)
+        store.put(stored, num_bytes)
+        kept[number] = (call, num_bytes)
+        for old in list(kept):
+            if (len(kept) > most or sum(size for _, size in kept.values()) > most_bytes) and kept[old][0] == "put":
+                del kept[old]
+        assert list(store._stored) == [str(number) for number in kept]
+    for number in range(6):
+        store.delete(str(number))
+    assert store._num_bytes == 0 and not store._stored
 
 
 @pytest.mark.parametrize("more", [{"options": {"max_stored": 0}}, {"num_processes": 2}])

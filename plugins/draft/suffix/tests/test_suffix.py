@@ -99,6 +99,21 @@ def test_a_continuation_is_the_best_that_the_occurrences_have(data: st.DataObjec
             assert best.score >= same / len(group), "the first token alone is better"
 
 
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=8), st.data())
+def test_occurrences_in_newer_answers_stay_when_old_ones_are_forgotten(answers: list[list[int]], data: st.DataObject) -> None:
+    """In any parts, the latest first."""
+    text, tokens, floor = Text(), list[int](), 0
+    for answer in answers:
+        text.append([*answer, END])
+        tokens += [*answer, END]
+        count = data.draw(st.integers(0, 6))
+        text.forget(count)
+        floor = min(floor + count, len(tokens))
+        for tail in {(a, b) for a in range(3) for b in range(3)}:
+            places = [i for i in range(len(tokens) - 1, ANCHOR - 1, -1) if tuple(tokens[i - ANCHOR : i]) == tail and i >= floor]
+            assert list(text.occurrences(tail)) == places
+
+
 def test_a_row_proposes_what_finished_requests_answered() -> None:
     """The answer counts, and the end of its prompt, so that the same question finds it. The rest of the prompt does not."""
     options = SuffixOptions(suffix_decoding_max_tree_depth=4)

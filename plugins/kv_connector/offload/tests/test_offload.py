@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kv_connector_offload.options import OffloadOptions
 from pegboard_kv_connector_offload.scheduler import OffloadScheduler, Slots
@@ -54,11 +54,18 @@ class TestSmallOffload(TestOffload):
     test_a_small_cache_computes_little_again = None  # type: ignore[assignment]
 
 
-@given(st.integers(1, 5), st.lists(st.tuples(st.sampled_from(["reserve", "use", "sent"]), st.integers(0, 9)), max_size=60))
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["reserve", "use", "sent"]), st.integers(0, 5)), max_size=40))
 def test_a_slot_holds_one_block(num_slots: int, calls: list[tuple[str, int]]) -> None:
-    slots, named = Slots(num_slots), dict[int, int]()
+    """The one whose last use is longest ago makes room. Reserving a block that is there is a use."""
+    slots, named, order = Slots(num_slots), dict[int, int](), list[int]()
     for call, number in calls:
-        name = bytes([number])
+        name, is_full = bytes([number]), len(order) == num_slots
+        oldest = next((old for old in order if old not in named.values()), None)
+        is_known = number in order
+        if is_known and call != "sent":
+            order.remove(number)
+            order.append(number)
         if call == "sent":
             slots.sent()
             named = {}
@@ -68,6 +75,13 @@ def test_a_slot_holds_one_block(num_slots: int, calls: list[tuple[str, int]]) ->
         elif call == "reserve" and (slot := slots.reserve(0, name)) is not None:
             assert slot not in named and slots.find(0, name) == slot
             named[slot] = number
+            if is_full:
+                assert oldest is not None
+                order.remove(oldest)
+            order.append(number)
+        elif call == "reserve":
+            assert is_known or (is_full and oldest is None), "there is room"
+        assert sorted(order) == [n for n in range(10) if slots.find(0, bytes([n])) is not None]
         held = {n: slots.find(0, bytes([n])) for n in range(10)}
         taken = [slot for slot in held.values() if slot is not None]
         assert len(set(taken)) == len(taken) <= num_slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -173,6 +174,39 @@ class TestSharedStorage(KVConnectorContract):
             "a KV block cannot be saved: [Errno 28] No space left on device"
         ]
         assert not [path for path in self.options.shared_storage_path.rglob("*") if path.is_file()]
+
+    @pytest.mark.parametrize("room", [0, 1, 3.5, 99])
+    @pytest.mark.parametrize("disk_is_full", [False, True])
+    def test_what_waits_to_be_written_is_bounded(self, monkeypatch: pytest.MonkeyPatch, room: float, disk_is_full: bool) -> None:
+        """What does not fit is not saved, and nothing stays counted."""
+        may_write, write = threading.Event(), BlockFolder.write
+
+        def slow(folder: BlockFolder, *block: Any) -> None:
+            may_write.wait()
+            if disk_is_full:
+                raise OSError(28, "No space left on device")
+            write(folder, *block)
+
+        monkeypatch.setattr(BlockFolder, "write", slow)
+        halves, plain = [], self.halves
+
+        def kept(setup: KVConnectorSetup) -> Halves:
+            halves.append(plain(setup))
+            return halves[-1]
+
+        monkeypatch.setattr(self, "halves", kept)
+        engine = self.engine()
+        (_, worker) = halves[-1]
+        assert isinstance(worker, SharedStorageWorker)
+        num_bytes = worker._rows[0].num_bytes
+        monkeypatch.setattr("pegboard_kv_connector_shared_storage.worker.MAX_WAITING_BYTES", int(room * num_bytes))
+        engine.generate(range(21), greedy(6))
+        assert len(worker._waiting) * num_bytes == worker._waiting_bytes == min(int(room), 6) * num_bytes
+        may_write.set()
+        engine.check_idle()
+        self.close(engine)
+        assert (worker._waiting_bytes, worker._waiting) == (0, set())
+        assert len(self.files()) == (0 if disk_is_full else min(int(room), 6))
 
     def test_engines_in_other_processes_write_the_same_blocks(self) -> None:
         """Many writers at once: every name shows a whole block at any time."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pegboard_quantization_hqq.format import HQQ
+from pegboard_quantization_hqq.format import HQQ, _scheme
 from pegboard_quantization_hqq.plugin import HQQ as SPEC
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_weights.config import QuantConfig
 
 
 def test_contract() -> None:
@@ -192,3 +193,9 @@ def test_broken_tensors_are_refused_by_name(name: str, value: Tensor | None, tol
 def test_weights_that_are_not_whole_groups() -> None:
     with pytest.raises(ModelError, match="a weight of 2 × 48 cannot be divided into groups of 64"):
         load(TestHQQ(), {}, 2, 48)
+
+
+def test_values_that_a_config_lacks_are_those_of_the_producer() -> None:
+    """`HqqConfig` of transformers writes 4 bits along axis 1."""
+    scheme = _scheme(QuantConfig({"weight_quant_params": {"group_size": 64}}, "HQQ"))
+    assert (scheme.bits, scheme.group_size, scheme.axis) == (4, 64, 1)

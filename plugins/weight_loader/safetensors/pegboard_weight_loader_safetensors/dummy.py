@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WantedWeight, WeightLoaderSetup, WeightPiece
 from pegboard_weight_loader_safetensors.config_values import check_config
-from pegboard_weight_loader_safetensors.hf_files import architectures, chat_template, config_dtype, read_config, read_optional
+from pegboard_weight_loader_safetensors.hf_files import (
+    architectures,
+    chat_template,
+    config_dtype,
+    read_config,
+    read_optional,
+    with_defaults,
+)
 
 if TYPE_CHECKING:
     from pegboard.interfaces.model_source import LocalFiles
@@ -37,7 +44,7 @@ class DummyLoader:
         return Checkpoint(
             format="dummy",
             path=directory,
-            config=config,
+            config=with_defaults(config),
             architectures=architectures(config, directory),
             tensors={},
             tokenizer=TokenizerPayload("hf", directory=directory),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,23 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
     return read_object(path)
+
+
+@cache
+def config_defaults() -> dict[str, dict[str, Any]]:
+    """Return the values that models of a type have if their config has none, by `model_type` and name."""
+    return tomllib.loads(Path(__file__).with_name("config_defaults.toml").read_text("utf-8"))
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config, and its text part, with the values that it lacks. A value that is null stays null."""
+    kind = config.get("model_type")
+    values = dict(config_defaults().get(kind, {}) if isinstance(kind, str) else {})
+    if config.get("rope_parameters") or config.get("rope_scaling") or config.get("rope_theta"):
+        values.pop("rope_parameters", None)
+    nested = config.get("text_config")
+    text = {"text_config": with_defaults(nested)} if isinstance(nested, Mapping) else {}
+    return {**values, **config, **text}
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from pegboard_weight_loader_safetensors.hf_files import (
     quantization_config,
     read_config,
     read_optional,
+    with_defaults,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class SafetensorsLoader:
         return Checkpoint(
             format="safetensors",
             path=directory,
-            config=config,
+            config=with_defaults(config),
             architectures=architectures(config, directory),
             tensors=tensors,
             tokenizer=TokenizerPayload("hf", directory=directory),
