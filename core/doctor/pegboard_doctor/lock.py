@@ -45,7 +45,10 @@ class Lock:
         needed = _requirements(distributions)
         choices = _choices(arguments.model, config) if arguments.model is not None else {}
         made = LockFile(1, distributions, needed, arguments.model, choices)
-        Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+        try:
+            Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{arguments.file} cannot be written: {error.strerror or error}; name another file") from error
         print(f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, {len(choices)} choices")
         print(f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else")
         return 0

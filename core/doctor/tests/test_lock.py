@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,19 @@ def test_wrong_files_are_explained(tmp_path: Path, text: str, message: str) -> N
         lockfile.read(tmp_path / "lock.json")
     with pytest.raises(ConfigError, match="cannot be read as a lock file"):
         lockfile.read(tmp_path / "missing.json")
+
+
+def test_only_regular_files_are_read(tmp_path: Path, fakes: FakeDistributions) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read as a lock file of plugins: .*; see pegboard plugins lock"):
+            lockfile.read(path)
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="is larger than"):
+        lockfile.read(tmp_path / "huge")
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory; name another file"):
+        run("lock", str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "version"), [("--index-url=http://x", "1"), ("acme", "1 --index-url=x")])

@@ -37,7 +37,7 @@ class Request:
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
     parent: the completion whose prompt this one will share, as long as it waits for that. num_waiting_children of the parent
     counts such completions. compilation: the compilation of its grammar, as long as it waits for that.
-    num_external_tokens: how many of num_cached_tokens KV connectors loaded.
+    num_external_tokens: how many of num_cached_tokens KV connectors load, without those whose load has failed.
     uses_connectors: becomes False when a KV load has failed; the prefix is then computed here.
     key: the unique name in the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """

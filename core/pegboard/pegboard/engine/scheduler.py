@@ -202,6 +202,7 @@ class Scheduler:
                 continue
             if output.embeddings is not None:
                 self._commit(request)
+                self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
                 self._metrics.tokens(request, 0, now_s)
                 self._queues.finish(request, *request.embedded(output.embeddings[place]))
                 continue
@@ -230,6 +231,7 @@ class Scheduler:
         delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=kept)
         if is_first:
             delta.num_cached_tokens = request.num_cached_tokens
+            self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
             if output.prompt_logprobs and request.row in output.prompt_logprobs:
                 positions = _positions(output.prompt_logprobs[request.row])
                 delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
@@ -284,6 +286,7 @@ class Scheduler:
                 queues.fail(request, "error", LOAD_FAILED)
             elif request.status is RequestStatus.RUNNING:  # what it computed after the load is invalid and was not committed
                 request.uses_connectors = False
+                queues.not_loaded(request)
                 queues.preempt(request)
             else:
                 self._continue_without(queues.loading.pop(key), first_bad_token)
@@ -295,6 +298,8 @@ class Scheduler:
         if not self._kv.can_resume(request, first_bad_token):
             self._queues.drop_blocks(request)
         else:
+            num_local = (request.num_cached_tokens or 0) - request.num_external_tokens
+            self._queues.not_loaded(request, first_bad_token - num_local)
             request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
             self._kv.commit(request, request.num_computed_tokens)
 

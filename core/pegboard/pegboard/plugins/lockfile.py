@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pegboard.errors import ConfigError
+from pegboard.data.checkpoint_file import read_text
+from pegboard.errors import ConfigError, ModelError
 from pegboard.plugins.discovery import UNINSTALLED, Entry
 from pegboard.plugins.registry import Registry
 
@@ -46,8 +47,8 @@ class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path) -> LockFile:
     """Read a lock file. Raises ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LockFile)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_text(path), type=LockFile)
+    except (ModelError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a lock file of plugins: {error}; see pegboard plugins lock") from error
 
 

@@ -244,7 +244,8 @@ class Worker:
             assert isinstance(spec, KVConnectorSpec)
             half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
-                connectors[name] = self.registry.checked(entry, half(options, KVConnectorSetup(kv_plan, self.rank)), None)
+                built = half(options, KVConnectorSetup(kv_plan, self.rank))
+                connectors[name] = self.registry.checked(entry, built, None, "worker")
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
