@@ -150,19 +150,12 @@ class Queues:
                 return True
         return False
 
-    def not_loaded(self, request: Request, num_loaded: int = 0) -> None:
-        """Stop counting the request's external tokens as cached, but for the first `num_loaded`."""
-        num_lost = max(0, request.num_external_tokens - max(0, num_loaded))
-        request.num_external_tokens -= num_lost
-        request.num_cached_tokens = (request.num_cached_tokens or 0) - num_lost
-
     def drop_blocks(self, request: Request) -> None:
         """Free the blocks that a connector loaded for a waiting request, which will compute its tokens instead."""
-        self.not_loaded(request)
+        request.not_loaded()
         self.connectors.released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
-        request.uses_connectors = False
 
     @property
     def is_transferring(self) -> bool:

@@ -285,8 +285,7 @@ class Scheduler:
             if self._limits.kv_load_failure_policy == "fail":
                 queues.fail(request, "error", LOAD_FAILED)
             elif request.status is RequestStatus.RUNNING:  # what it computed after the load is invalid and was not committed
-                request.uses_connectors = False
-                queues.not_loaded(request)
+                request.not_loaded()
                 queues.preempt(request)
             else:
                 self._continue_without(queues.loading.pop(key), first_bad_token)
@@ -294,12 +293,10 @@ class Scheduler:
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the first bad token on."""
         request.status = RequestStatus.WAITING
-        request.uses_connectors = False
+        request.not_loaded(first_bad_token)
         if not self._kv.can_resume(request, first_bad_token):
             self._queues.drop_blocks(request)
         else:
-            num_local = (request.num_cached_tokens or 0) - request.num_external_tokens
-            self._queues.not_loaded(request, first_bad_token - num_local)
             request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
             self._kv.commit(request, request.num_computed_tokens)
 
