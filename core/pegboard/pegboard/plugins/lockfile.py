@@ -42,7 +42,7 @@ class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """distributions: those with plugins, pegboard and its kits. requirements: name → version of everything else that they need.
+    """distributions: those with plugins, core and its kits. requirements: name → version of everything else that they need.
     folders: name → the folder from which one of the distributions was installed. model: the model for which the choices were
     made. choices: "kind" or "kind key" → "distribution:name" of the winner."""
 
