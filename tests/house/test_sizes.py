@@ -8,7 +8,7 @@ import subprocess
 
 from members import CORE, ROOT, Member, code_lines, core_members, members, text_of, tree_of
 
-MAX_CODE_LINES = 13_700
+MAX_CODE_LINES = 13_800
 """The limit of code lines of core/pegboard/pegboard, without blank lines, comments and docstrings (why:
 docs/decisions/2026-11-22-the-house.md)."""
 MAX_LINES = 500

@@ -3,12 +3,15 @@ it."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, requires
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -26,6 +29,11 @@ from pegboard.plugins.registry import Registry
 from pegboard_doctor.explain import decide
 
 FILE = "pegboard-lock.json"
+LIMITS = (
+    "The lock notices changed files of plugins and of Pegboard, bytecode that is not that of its source, links, a second "
+    "distribution in a package, and sitecustomize. It pins torch and other requirements by version only, and does not protect "
+    "from someone who can write to the folders of the interpreter."
+)
 
 
 class Lock:
@@ -33,7 +41,7 @@ class Lock:
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         description = f"Write the plugins that may be used, with their versions and digests, to FILE (default {FILE})."
-        self._parser = setup.parser(prog="pegboard plugins lock", description=description)
+        self._parser = setup.parser(prog="pegboard plugins lock", description=description, epilog=LIMITS)
         self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the file to write")
         self._parser.add_argument("--model", metavar="REF", help="also record the choices for serving this model")
 
@@ -41,11 +49,18 @@ class Lock:
         arguments, config = self._parser.parse(words), _unlocked()
         if config.files:
             raise ConfigError(f"plugins.files has {config.files[0]}, and a file cannot be locked: make it a package")
-        distributions = lockfile.installed(Registry.discover(config))
-        needed = _requirements(distributions)
+        registry = Registry.discover(config)
+        needed = _requirements(lockfile.installed(registry))
+        kits = [name for name in needed if lockfile.CORE in map(_name, _required(name))]
+        distributions = lockfile.installed(registry, kits)
+        needed = {name: version for name, version in needed.items() if name not in distributions}
+        folders = {name: folder for name in distributions if (folder := _folder(name))}
         choices = _choices(arguments.model, config) if arguments.model is not None else {}
-        made = LockFile(1, distributions, needed, arguments.model, choices)
-        Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+        made = LockFile(1, distributions, needed, folders, arguments.model, choices)
+        try:
+            Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{arguments.file} cannot be written: {error.strerror or error}; name another file") from error
         print(f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, {len(choices)} choices")
         print(f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else")
         return 0
@@ -85,7 +100,8 @@ class Sync:
     def run(self, words: Sequence[str]) -> int:
         """Return 0, or 1 if the set could not be restored."""
         arguments = self._parser.parse(words)
-        commands = list(_commands(_differences(lockfile.read(Path(arguments.file)), _unlocked())))
+        locked = lockfile.read(Path(arguments.file))
+        commands = list(_commands(_differences(locked, _unlocked()), locked.folders))
         if not arguments.yes:
             print("\n".join(map(shlex.join, commands)) or "nothing to do")
             return 0
@@ -104,15 +120,24 @@ def _unlocked() -> PluginConfig:
 
 
 def _differences(locked: LockFile, config: PluginConfig) -> list[Difference]:
-    return lockfile.differences(locked, lockfile.installed(Registry.discover(config)))
+    return lockfile.differences(locked, lockfile.installed(Registry.discover(config), locked.distributions))
 
 
-def _commands(found: Iterable[Difference]) -> Iterable[list[str]]:
-    """Return the pip commands. Raises ConfigError for a name or a version that is not one."""
+def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterable[list[str]]:
+    """Return the pip commands. What came from a folder is installed from there, because an index may have another package of that
+    name. Raises ConfigError for a name or a version that is not one, and for what pip cannot restore."""
     found, pip = list(found), [sys.executable, "-m", "pip"]
     pins = []
     for each in found:
-        if each.wanted is not None:
+        if each.name in lockfile.STARTUP:
+            raise ConfigError(f"{each}; pip does not manage this module: restore or remove it, or lock it again")
+        if each.wanted is not None and each.name in folders:
+            folder = Path(folders[each.name])
+            if not (folder.is_absolute() and (folder / "pyproject.toml").is_file()):
+                told = f"{each.name} {each.wanted} was installed from {folder}, which is not a package here"
+                raise ConfigError(f"{told}: install it from where it is now")
+            pins.append(str(folder))
+        elif each.wanted is not None:
             try:
                 pins.append(f"{canonicalize_name(each.name, validate=True)}=={Version(each.wanted)}")
             except (InvalidName, InvalidVersion) as error:
@@ -141,6 +166,24 @@ def _requirements(distributions: Iterable[str]) -> dict[str, str]:
                 found[name] = version
                 waiting.append(name)
     return dict(sorted(found.items()))
+
+
+def _name(requirement: str) -> str:
+    """Return the comparable name of the distribution that a requirement asks for, or "" if it is not one."""
+    try:
+        return str(canonicalize_name(Requirement(requirement).name))
+    except InvalidRequirement:
+        return ""
+
+
+def _folder(name: str) -> str | None:
+    """Return the folder from which a distribution was installed, or None if it came from elsewhere."""
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    origin = json.loads(text) if text else {}
+    return url2pathname(urlparse(origin["url"]).path) if "dir_info" in origin else None
 
 
 def _required(name: str) -> list[str]:

@@ -23,7 +23,7 @@ from pegboard.plugins.importing import import_object
 START_S = 120.0
 """Seconds that the program may take until it begins with the first plugin."""
 
-_MARK = "pegboard plugin "
+_MARK = "pegboard-plugin "
 _STAGE, _FOUND = f"{_MARK}stage: ", f"{_MARK}found: "
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from pegboard.interfaces import KINDS
+from pegboard.plugins.class_specs import interface_of
 
 OPTIONAL = {"logits_processor": {"extend"}}
 """Methods of an interface that not every plugin of the kind needs."""
@@ -23,17 +21,10 @@ Found = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | str | None
 
 def wanted(kind: str, part: str) -> tuple[str, list[str]]:
     """Return the interface that a part of a spec ("implementation", "worker") has to fulfil, and the methods that it needs, or
-    ("", []) if the kind has none. An interface is a Protocol whose name begins like that of the spec."""
-    module, _, spec = KINDS[kind].spec.partition(":")
-    found: list[Any] = [
-        value
-        for name, value in vars(import_module(module)).items()
-        if name.startswith(spec.removesuffix("Spec")) and getattr(value, "_is_protocol", False)
-    ]
-    interface = dict(zip(("implementation", "worker"), found, strict=False)).get(part)
+    ("", []) if the kind has none."""
+    interface, methods = interface_of(kind, part)
     if interface is None:
         return "", []
-    methods = [word for word, value in vars(interface).items() if word[0] != "_" and callable(getattr(value, "__func__", value))]
     return f"{interface.__module__}.{interface.__name__}", [word for word in methods if word not in OPTIONAL.get(kind, ())]
 
 
@@ -49,7 +40,7 @@ def missing(kind: str, part: str, path: str) -> str:
         return ""
     interface, methods = wanted(kind, part)
     lacks = [word for word in methods if word not in defined]
-    return f"has no method {', '.join(lacks)}, which {interface} needs" if lacks else ""
+    return f"has no {', '.join(lacks)}, which {interface} needs" if lacks else ""
 
 
 def members(module: str, name: str) -> set[str] | None:

@@ -55,7 +55,7 @@ def test_a_file_for_development_is_a_note(
     (tmp_path / "config.toml").write_text(f'plugins.files = ["{file}"]')
     monkeypatch.setenv("PEGBOARD_CONFIG", str(tmp_path / "config.toml"))
     for attribute, status in (("", 0), ("    spec_fields = 3\n", 1)):
-        file.write_text(f'class Mine:\n    plugin = "sampler:mine"\n{attribute}')
+        file.write_text(f'class Mine:\n    plugin = "sampler:mine"\n    add = remove = sample = score = print\n{attribute}')
         monkeypatch.delitem(sys.modules, module_name(str(file)), raising=False)
         assert run() == status
         shown = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_doctor_finds_what_is_wrong(
     assert says("sampler:part", "there is no module command_parts.nowhere")
     assert says("sampler:exit", "ends the interpreter")
     assert says("sampler:missing", "sick_none")
-    assert says("sampler:methods", "has no method add, remove, score, which pegboard.interfaces.sampler.Sampler needs")
+    assert says("sampler:methods", "has no add, remove, score, which pegboard.interfaces.sampler.Sampler needs")
     assert says("sampler:nobody", "there is no Nobody in command_parts")
     assert says("sampler:flag", "flags has 'quick', which sampler does not know; known: none")
     assert says("sampler:sleepy", "ms to import, the budget is 20 ms")

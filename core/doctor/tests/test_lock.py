@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import py_compile
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +119,112 @@ def test_wrong_files_are_explained(tmp_path: Path, text: str, message: str) -> N
         lockfile.read(tmp_path / "lock.json")
     with pytest.raises(ConfigError, match="cannot be read as a lock file"):
         lockfile.read(tmp_path / "missing.json")
+
+
+def fails(file: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(Settings(plugins=PluginConfig(lock=file)))
+
+
+def test_kits_are_pinned_by_their_files(fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.add("acme-kit", {}, {"acme_kit": "x = 1\n"}, requires=["pegboard>=0.1"])
+    fakes.add("more", {"sampler": {"more": "locked_more:MORE"}}, {"locked_more": "MORE = 1\n"}, requires=["acme-kit"])
+    file = str(tmp_path / "lock.json")
+    assert run("lock", file) == 0
+    locked = json.loads(Path(file).read_text())
+    assert locked["distributions"]["acme-kit"]["plugins"] == [] and "acme-kit" not in locked["requirements"]
+    assert run("diff", file) == 0
+    fakes.write(acme_kit="x = 2\n")
+    fails(file, "acme-kit 1.0: its files differ from the locked ones")
+    capsys.readouterr()
+    assert run("diff", file) == 1 and capsys.readouterr().out == "acme-kit 1.0: its files differ from the locked ones\n"
+
+
+def test_code_beside_the_locked_files_is_noticed(fakes: FakeDistributions, tmp_path: Path) -> None:
+    fakes.add("whole", {"sampler": {"w": "locked_whole.spec:SPEC"}})
+    package = fakes.root / "locked_whole"
+    package.mkdir()
+    for name in ("__init__", "spec"):
+        (package / f"{name}.py").write_text("x = 1\n")
+    file = str(tmp_path / "lock.json")
+    assert run("lock", file) == 0
+    legacy = package / "late.pyc"
+    legacy.write_bytes(b"any")
+    fails(file, "whole 1.0: its files differ")
+    legacy.unlink()
+
+    (package / "vendored").symlink_to(tmp_path)
+    fails(file, "vendored is a link, which cannot be locked")
+    (package / "vendored").unlink()
+
+    fakes.add("guest", {})
+    record = next(fakes.root.glob("guest-*")) / "RECORD"
+    record.write_text("locked_whole/guest.py,sha256=x,1\n")
+    fails(file, "guest has installed files in the package locked_whole of whole, so it cannot be locked: uninstall one")
+    record.write_text("locked_wholes/guest.py,sha256=x,1\n")
+    assert run("diff", file) == 0
+
+
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+def test_bytecode_of_another_source_is_refused(
+    fakes: FakeDistributions, tmp_path: Path, mode: py_compile.PycInvalidationMode
+) -> None:
+    source, file = fakes.root / "locked_one.py", str(tmp_path / "lock.json")
+    own = source.read_text()
+    cached = Path(py_compile.compile(str(source), invalidation_mode=mode) or "")
+    assert run("lock", file) == 0 and run("diff", file) == 0
+    status, header = source.stat(), cached.read_bytes()[:16]
+    source.write_text("print('poison')")
+    cached.write_bytes(header + Path(py_compile.compile(str(source), str(tmp_path / "p.pyc")) or "").read_bytes()[16:])
+    source.write_text(own)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fails(file, "locked_one.*pyc is not the bytecode of .*locked_one.py, but Python would run it: delete it")
+    cached.write_bytes(header + b"no code")
+    fails(file, "is not the bytecode of")
+    cached.write_bytes(b"old!" + header[4:])
+    assert run("diff", file) == 0, "Python ignores it"
+
+
+def test_modules_that_run_at_the_start_of_python_are_pinned(fakes: FakeDistributions, tmp_path: Path) -> None:
+    file = str(tmp_path / "lock.json")
+    assert run("lock", file) == 0
+    fakes.write(usercustomize="x = 1\n")
+    fails(file, r"usercustomize \(run by Python at its start\) is installed, but not locked")
+    with pytest.raises(ConfigError, match="pip does not manage this module"):
+        run("sync", file)
+    assert run("lock", file) == 0 and run("diff", file) == 0
+    fakes.write(usercustomize="x = 2\n")
+    fails(file, r"usercustomize \(run by Python at its start\): its files differ")
+
+
+def test_what_came_from_a_folder_is_restored_from_there(
+    fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "my acme", str(tmp_path / "lock.json")
+    origin = next(fakes.root.glob("acme-*")) / "direct_url.json"
+    origin.write_text(json.dumps({"dir_info": {"editable": True}, "url": folder.as_uri()}))
+    assert run("lock", file) == 0
+    fakes.write(locked_one=spec_source("sampler", "ONE") + "\n# changed\n")
+    with pytest.raises(ConfigError, match="acme 1.0 was installed from .*my acme, which is not a package here: install it"):
+        run("sync", file)
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text("")
+    capsys.readouterr()
+    assert run("sync", file) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"install --no-deps --force-reinstall '{folder}'")
+
+
+def test_only_regular_files_are_read(tmp_path: Path, fakes: FakeDistributions) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read as a lock file of plugins: .*; see pegboard plugins lock"):
+            lockfile.read(path)
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="is larger than"):
+        lockfile.read(tmp_path / "huge")
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory; name another file"):
+        run("lock", str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "version"), [("--index-url=http://x", "1"), ("acme", "1 --index-url=x")])

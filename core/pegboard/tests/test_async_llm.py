@@ -23,7 +23,7 @@ from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.engine.boundary import client
 from pegboard.engine.boundary.client import EngineProcess
-from pegboard.errors import EngineDeadError, ModelError, PegboardError, RequestError
+from pegboard.errors import ConfigError, EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
 from pegboard.front.output_stream import OutputStream
 from pegboard.interfaces.api import Prompt, RequestOptions
@@ -130,6 +130,16 @@ def test_without_locks_there_is_a_folder_all_the_same(tmp_path: Path, monkeypatc
     monkeypatch.setattr(client.fcntl, "flock", refuse)
     folder, lock = client._new_folder()
     assert [*tmp_path.iterdir()] == [folder] and lock is None
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError("No usable folder")])
+def test_a_full_disk_is_explained(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def refuse(**where: object) -> str:
+        raise error
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(ConfigError, match="No .*; free some space there, or set TMPDIR"):
+        client.EngineProcess()
 
 
 def is_running(pid: int) -> bool:

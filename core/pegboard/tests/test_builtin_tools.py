@@ -36,6 +36,8 @@ class Tool:
             from pegboard.errors import ConfigError
             raise ConfigError("nowhere:1 does not answer")
 
+    def session(self, tool, path, response_id): ...
+
 
 def __getattr__(name):
     if name != "Options":

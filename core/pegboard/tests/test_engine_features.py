@@ -143,11 +143,14 @@ def test_a_failed_load(load: Any, policy: Any) -> None:
     engine = FakeEngine(kv_load=load, kv_store=store, kv_fails=lambda key: 9, kv_load_failure_policy=policy)
     after = engine.generate(range(21), greedy(6))
     if policy == "recompute":
-        assert after.token_ids == before.token_ids
+        num_loaded = 0 if load == "in_step" else 9
+        assert after.token_ids == before.token_ids and after.deltas[0].num_cached_tokens == num_loaded
+        assert engine.engine.stats()["external_prefix_cache_hits_total"] == num_loaded, "what was refused is no hit"
         again = engine.generate(range(21), greedy(6))
         assert again.token_ids == before.token_ids, "nothing of the failed load was cached"
     else:
         assert after.finish_reason == "error" and "kv_load_failure_policy" in (after.deltas[-1].error or "")
+        assert engine.engine.stats()["external_prefix_cache_hits_total"] == 0
     engine.check_idle()
 
 
@@ -176,7 +179,8 @@ def test_a_window_prefix_travels_without_the_blocks_before_the_window(load: Any,
     expected = FakeEngine(retains).generate(follow_up, greedy(6)).token_ids
     engine = FakeEngine(retains, kv_load=load, kv_store=store, kv_fails=lambda key: bad)
     result = engine.generate(follow_up, greedy(6))
-    assert engine.connector is not None and engine.connector.num_loads == 1 and result.deltas[0].num_cached_tokens == 32
+    assert engine.connector is not None and engine.connector.num_loads == 1
+    assert result.deltas[0].num_cached_tokens == (32 if bad is None else 0)
     assert result.token_ids == expected
     engine.check_idle()
 

@@ -65,10 +65,14 @@ class Loader:
             generation_config=config.get("generation", {}),
         )
 
+    def tensors(self, checkpoint, wanted):
+        return iter(())
+
 
 class Bytes:
     def __init__(self, options, setup):
         self.setup = setup
+        self.render = self.encode = self.decode = self.stream = self.vocabulary = lambda *given, **more: None
 """
 
 CONFIG = {

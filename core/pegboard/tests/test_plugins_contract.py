@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken
 from pegboard.plugins import discovery
+from pegboard.plugins.registry import Registry
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
@@ -67,8 +71,8 @@ def test_a_good_plugin_passes(fakes: FakeDistributions) -> None:
         ({"platforms": {"cpu"}}, "frozenset"),
         ({"replaces": ("known",)}, "distribution:name"),
         ({"implementation": "contract_parts:Odd"}, r"Implementation\(options, setup\)"),
-        ({"implementation": "contract_parts:Half"}, r"has no method score, which pegboard.interfaces.sampler.Sampler needs"),
-        ({"implementation": "contract_parts:Made"}, "Made' has no method score"),
+        ({"implementation": "contract_parts:Half"}, r"has no score, which pegboard.interfaces.sampler.Sampler needs"),
+        ({"implementation": "contract_parts:Made"}, "Made' has no score"),
         ({"flags": frozenset({"quick"})}, "flags has 'quick', which sampler does not know"),
         ({"supports": {"head_dim": True}}, "supports has 'head_dim', which sampler does not know"),
         ({"suits": "contract_parts:suits_two"}, "exactly one argument"),
@@ -127,7 +131,7 @@ class Bare:
     [
         ("connector_parts:Worker", ""),
         ("connector_parts:Nobody", "has no attribute .Nobody."),
-        ("connector_parts:Bare", "worker 'connector_parts:Bare' has no method register, save, begin, end, close"),
+        ("connector_parts:Bare", "worker 'connector_parts:Bare' has no register, save, begin, end, close"),
         ("connector_none:Worker", "No module named 'connector_none'"),
     ],
 )
@@ -139,3 +143,49 @@ def test_the_worker_half_of_a_connector(fakes: FakeDistributions, worker: str, m
         return
     with pytest.raises((AssertionError, PluginBroken), match=match):
         check_entry(installed_entry("kv_connector", "k"))
+
+
+CONNECTOR = (
+    WORKERS.replace("Scheduler", "Whole").replace("Worker", "Other")
+    + """
+class Short(Whole):
+    def match(self, request): pass
+class Less:
+    def __init__(self, options, setup): self.plan = self.allocated = self.released = self.update = self.reset = print
+def function(options, setup): return Less(options, setup)
+class Wide(Whole):
+    def match(self, *anything, **more): pass
+    def allocated(self, request, blocks, num_external_tokens, more=None): pass
+    plan = print
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Whole", ""),
+        ("Wide", ""),
+        ("Less", "has no match, which pegboard.interfaces.kv_connector.KVConnectorScheduler needs"),
+        ("function", "has no match, which pegboard.interfaces.kv_connector.KVConnectorScheduler needs"),
+        ("Short", r"has match\(request\), and it is called as match\(self, request: .*too many positional arguments"),
+    ],
+)
+def test_what_does_not_fit_its_interface_is_not_built(fakes: FakeDistributions, tmp_path: Path, name: str, message: str) -> None:
+    """Also of an installed plugin, whose class no contract test has seen, and with the same words as for a file."""
+    spec = spec_source("kv_connector", implementation=f"built_parts:{name}", worker="built_parts:Other")
+    fakes.add("acme", {"kv_connector": {"k": "built_spec:SPEC"}}, {"built_spec": spec, "built_parts": CONNECTOR})
+    registry = Registry.discover(PluginConfig())
+    entry = registry.find("kv_connector", "k")
+    if not message:
+        assert registry.build(entry, None) is not None
+        return
+    with pytest.raises(PluginBroken, match=rf"^kv_connector:k \(acme 1.0\): 'built_parts:{name}' {message}"):
+        registry.build(entry, None)
+    if name == "Short":
+        file = tmp_path / "mine.py"
+        told = "class Short(Whole):\n    plugin, spec_fields = 'kv_connector:mine', {'worker': 'mine:Other'}"
+        file.write_text(CONNECTOR.replace("class Short(Whole):", told))
+        registry = Registry.discover(PluginConfig(files=[str(file)]))
+        with pytest.raises(PluginBroken, match=message):
+            registry.build(registry.find("kv_connector", "mine"), None)

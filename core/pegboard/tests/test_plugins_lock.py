@@ -37,7 +37,8 @@ from pydantic import BaseModel, ConfigDict
 class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     block: int = 1
-def implementation(options, setup): return {"options": options, "setup": setup}
+class Implementation(dict): kv_spec = attach = bind = plan = print
+def implementation(options, setup): return Implementation(options=options, setup=setup)
 def here(facts):
     from pegboard.interfaces.spec import Ok
     return Ok()

@@ -32,6 +32,7 @@ class Implementation:
     def __init__(self, options, setup):
         if setup == "explode": raise OSError("disk on fire")
         self.options, self.setup = options, setup
+        self.add = self.remove = self.sample = self.score = print
 number = 7
 """
 

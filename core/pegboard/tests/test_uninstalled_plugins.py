@@ -16,13 +16,14 @@ from pegboard import LLM, AsyncLLM, SamplingParams
 from pegboard.cli.flags import FlagParser
 from pegboard.config.schema import PluginConfig
 from pegboard.config.sources import engine_settings
-from pegboard.errors import ConfigError, PegboardError, PluginBroken, PluginConflict, RequestError
+from pegboard.errors import ConfigError, PegboardError, PluginBroken, PluginConflict, PluginFailure, RequestError
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.plugins.importing import import_object
 from pegboard.plugins.registry import Registry
 from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "target_token.py"
+META, PLUGIN = "class Meta(type):\n", "\nclass A(metaclass=Meta):\n    plugin = 'sampler:x'\n"
 
 
 class Highest:
@@ -153,6 +154,11 @@ def test_an_enabled_kind_acts_when_its_file_is_named(tmp_path: Path) -> None:
         ("class A:\n    plugin = 'command:x'", ConfigError, "a command, which must be installed: pegboard plugins new command"),
         ("import no_such_module", PluginBroken, "no_such_module"),
         ("raise ValueError('why')", PluginBroken, "ValueError: why"),
+        (
+            META + "    def __getattribute__(cls, name): 1 / 0" + PLUGIN,
+            PluginFailure,
+            "plugin:wrong .* failed: ZeroDivisionError",
+        ),
     ],
 )
 def test_wrong_files_are_explained(tmp_path: Path, text: str, error: type[PegboardError], message: str) -> None:
@@ -160,6 +166,14 @@ def test_wrong_files_are_explained(tmp_path: Path, text: str, error: type[Pegboa
     path.write_text(text)
     with pytest.raises(error, match=message):
         Registry.discover(PluginConfig(files=[str(path)]))
+
+
+def test_a_class_that_fails_when_its_spec_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(META + "    def __getattr__(cls, name): 1 / 0" + PLUGIN)
+    registry = Registry.discover(PluginConfig(files=[str(path)]))
+    with pytest.raises(PluginFailure, match="sampler:x .* failed: ZeroDivisionError"):
+        registry.spec(registry.find("sampler", "x"))
 
 
 def test_wrong_names_are_explained(file: str, tmp_path: Path) -> None:
@@ -178,7 +192,7 @@ def test_wrong_names_are_explained(file: str, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("Theirs", "has the methods of vLLM's logits processors .* see docs/vllm.md"),
-        ("Lacking", "has no apply, argmax_invariant, extend"),
+        ("Lacking", "has no apply, extend, argmax_invariant, which pegboard.interfaces.logits_processor.LogitsProcessor needs"),
         ("Misspelled", "unknown field 'argument' in spec_fields.*arguments"),
         ("PLAIN", "is a SamplingParams, expected a class"),
         ("Nobody", "has no attribute 'Nobody'"),

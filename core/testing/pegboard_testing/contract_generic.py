@@ -111,7 +111,7 @@ def check_methods(entry: Entry, part: str, path: str, found: Any) -> None:
     if inspect.isclass(found) and members(*path.split(":")) is None:
         interface, methods = wanted(entry.kind, part)
         lacks = [name for name in methods if not hasattr(found, name) and not hasattr(found, "__getattr__")]
-        assert not lacks, f"{entry.id}: {part} {path!r} has no method {', '.join(lacks)}, which {interface} needs"
+        assert not lacks, f"{entry.id}: {part} {path!r} has no {', '.join(lacks)}, which {interface} needs"
 
 
 def check_family(entry: Entry, spec: ModelFamilySpec) -> None:

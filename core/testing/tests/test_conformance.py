@@ -76,7 +76,7 @@ def test_each_defect_is_named(tmp_path: Path) -> None:
     assert "add takes (self, row: int, text: str, token_ids" in failed["signatures"].replace("'", "")
     assert "proposer.py:8 imports pegboard.engine.scheduler; plugins may import" in failed["imports"]
     assert "pegboard_testing.contract_draft" in failed["contract"]
-    assert "add() missing 1 required positional argument" in failed["a request"]
+    assert "MineProposer' has add(row: " in failed["a request"] and "it is called as add(self, row: " in failed["a request"]
 
 
 @pytest.mark.parametrize(

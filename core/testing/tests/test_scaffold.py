@@ -44,6 +44,21 @@ def site(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return site
 
 
+def test_the_commands_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip would ask an index for a plain name."""
+    monkeypatch.chdir(tmp_path)
+    for where, told in (
+        ([], "./pegboard-sampler-own"),
+        (["--directory", f"{tmp_path}/a b"], f"'{tmp_path}/a b/pegboard-sampler-own'"),
+    ):
+        assert main(["plugins", "new", "sampler", "own", *where]) == 0
+        assert f"Install it:  pip install {told}\nTest it:     python -m pytest {told}" in capsys.readouterr().out
+    readme = Path("pegboard-sampler-own/README.md").read_text("utf-8")
+    assert "pip install ." in readme and "pip install pegboard" not in readme
+
+
 def test_new_packages_pass_their_tests(packages: dict[str, Path], site: Path) -> None:
     root = next(iter(packages.values())).parent
     listed = python("-m", "pegboard", "plugins", "list", folder=root, site=site)

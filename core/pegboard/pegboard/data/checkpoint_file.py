@@ -12,6 +12,8 @@ from pegboard.errors import ModelError
 
 MAX_BYTES = 32 * 1024 * 1024
 """Limit of a file that describes a model. The largest known ones have about 10 MB."""
+POINTER = b"version https://git-lfs.github.com/spec/v1"
+"""How a file begins that Git LFS has left in the place of the real one."""
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
@@ -26,9 +28,16 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8 text: {error}") from error
+    refuse_pointer(path, raw)
     if len(raw) > max_bytes:
         raise ModelError(f"{path} is larger than {max_bytes} bytes, more than any file of its kind; fetch the model again")
     return text
+
+
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """Raise ModelError if a file that begins with `start` is a pointer of Git LFS."""
+    if start.startswith(POINTER):
+        raise ModelError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in {path.parent}")
 
 
 def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:

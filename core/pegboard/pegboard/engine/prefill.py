@@ -206,7 +206,7 @@ class Prefill:
         return not (queues.running or queues.draining or queues.is_transferring)
 
     def _count_query(self, request: Request, start: _Start) -> None:
-        """Count prefix cache queries and hits. Only the first admission of a request counts."""
+        """Count queries and local hits, at the first admission only. External hits count with the first token: loads can fail."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = start.num_cached
             if start.hit is not None:
@@ -214,6 +214,4 @@ class Prefill:
                 totals["prefix_cache_queries_total"] += request.num_tokens
                 totals["prefix_cache_hits_total"] += hit
                 request.num_external_tokens = start.num_cached - hit
-                if self._queues.connectors:
-                    totals["external_prefix_cache_queries_total"] += request.num_tokens - hit
-                    totals["external_prefix_cache_hits_total"] += request.num_external_tokens
+                totals["external_prefix_cache_queries_total"] += request.num_tokens - hit if self._queues.connectors else 0

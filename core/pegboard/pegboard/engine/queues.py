@@ -152,10 +152,10 @@ class Queues:
 
     def drop_blocks(self, request: Request) -> None:
         """Free the blocks that a connector loaded for a waiting request, which will compute its tokens instead."""
+        request.not_loaded()
         self.connectors.released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
-        request.uses_connectors = False
 
     @property
     def is_transferring(self) -> bool:

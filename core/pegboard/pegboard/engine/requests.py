@@ -37,7 +37,7 @@ class Request:
     block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
     parent: the completion whose prompt this one will share, as long as it waits for that. num_waiting_children of the parent
     counts such completions. compilation: the compilation of its grammar, as long as it waits for that.
-    num_external_tokens: how many of num_cached_tokens KV connectors loaded.
+    num_external_tokens: how many of num_cached_tokens KV connectors load, without those whose load has failed.
     uses_connectors: becomes False when a KV load has failed; the prefix is then computed here.
     key: the unique name in the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
@@ -126,6 +126,14 @@ class Request:
         params = self.params
         room = max_model_len - len(self.all_token_ids)
         return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
+
+    def not_loaded(self, first_bad_token: int = 0) -> None:
+        """Compute the rest here: ask no connector again, and stop counting the external tokens from this one on as cached."""
+        self.uses_connectors = False
+        num_cached = self.num_cached_tokens or 0
+        num_lost = min(max(0, num_cached - first_bad_token), self.num_external_tokens)
+        self.num_external_tokens -= num_lost
+        self.num_cached_tokens = num_cached - num_lost
 
     def embedded(self, vector: np.ndarray) -> tuple[RequestDelta, str]:
         """Return the last delta of a pooling request, and its finish reason. vector: float32 [size]. One with values that are not

@@ -202,6 +202,7 @@ class Scheduler:
                 continue
             if output.embeddings is not None:
                 self._commit(request)
+                self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
                 self._metrics.tokens(request, 0, now_s)
                 self._queues.finish(request, *request.embedded(output.embeddings[place]))
                 continue
@@ -230,6 +231,7 @@ class Scheduler:
         delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=kept)
         if is_first:
             delta.num_cached_tokens = request.num_cached_tokens
+            self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
             if output.prompt_logprobs and request.row in output.prompt_logprobs:
                 positions = _positions(output.prompt_logprobs[request.row])
                 delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
@@ -283,7 +285,7 @@ class Scheduler:
             if self._limits.kv_load_failure_policy == "fail":
                 queues.fail(request, "error", LOAD_FAILED)
             elif request.status is RequestStatus.RUNNING:  # what it computed after the load is invalid and was not committed
-                request.uses_connectors = False
+                request.not_loaded()
                 queues.preempt(request)
             else:
                 self._continue_without(queues.loading.pop(key), first_bad_token)
@@ -291,7 +293,7 @@ class Scheduler:
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the first bad token on."""
         request.status = RequestStatus.WAITING
-        request.uses_connectors = False
+        request.not_loaded(first_bad_token)
         if not self._kv.can_resume(request, first_bad_token):
             self._queues.drop_blocks(request)
         else:

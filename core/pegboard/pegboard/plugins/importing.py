@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from pegboard.errors import PluginBroken, did_you_mean
+from pegboard.errors import PluginBroken, blame, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
 from pegboard.plugins.class_specs import class_spec
@@ -74,7 +74,8 @@ def import_spec(entry: Entry) -> Spec:
     """Import a plugin's spec object, which must be an instance of the kind's spec class. Raises PluginBroken."""
     expected: type[Spec] = import_object(KINDS[entry.kind].spec)
     if entry.version == UNINSTALLED:
-        spec = class_spec(entry, import_part(entry, entry.value, "class"), expected)
+        with blame(entry.id):
+            spec = class_spec(entry, import_part(entry, entry.value, "class"), expected)
     else:
         spec = import_part(entry, entry.value, "spec")
     if not isinstance(spec, expected):

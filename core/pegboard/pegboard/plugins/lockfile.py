@@ -1,27 +1,36 @@
 """The file that pins a set of plugins: `pegboard plugins lock` writes it, and `--plugins-lock FILE` refuses to start with another
 set.
 
-It names every distribution whose plugins may be used, with its version and a digest of its code, and the versions of all that
-these need. The digest is of the files that would be imported, so that it also notices a change of an installed file. It is the
-same for a wheel and for an editable installation of the same code.
+It names every distribution whose plugins may be used, and every kit of Pegboard that they need, with its version and a digest of
+its code, and the versions of all else that these need. The digest is of the files that would be imported, so that it also notices
+a change of an installed file. It is the same for a wheel and for an editable installation of the same code. The bytecode that
+Python keeps must be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were distributions.
+
+The lock notices what has changed since it was written. It is no wall: whoever can write to the folders of the interpreter, or to
+those of packages that are pinned by their version only, has won.
 """
 
 from __future__ import annotations
 
 import hashlib
+import marshal
+import struct
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from pegboard.errors import ConfigError
-from pegboard.plugins.discovery import UNINSTALLED, Entry
+from pegboard.data.checkpoint_file import read_text
+from pegboard.errors import ConfigError, ModelError
+from pegboard.plugins.discovery import UNINSTALLED, Entry, normalized
 from pegboard.plugins.registry import Registry
 
 CORE = "pegboard"
+STARTUP = {"sitecustomize": "(run by Python at its start)", "usercustomize": "(run by Python at its start)"}
+"""Modules that Python runs before everything else, and what stands in the place of their version."""
 
 
 class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,12 +42,14 @@ class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """distributions: those with plugins, and pegboard. requirements: name → version of everything else that they need. model: the
-    model for which the choices were made. choices: "kind" or "kind key" → "distribution:name" of the winner."""
+    """distributions: those with plugins, core and its kits. requirements: name → version of everything else that they need.
+    folders: name → the folder from which one of the distributions was installed. model: the model for which the choices were
+    made. choices: "kind" or "kind key" → "distribution:name" of the winner."""
 
     format: Literal[1]
     distributions: dict[str, LockedPlugins]
     requirements: dict[str, str] = {}
+    folders: dict[str, str] = {}
     model: str | None = None
     choices: dict[str, str] = {}
 
@@ -46,32 +57,54 @@ class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path) -> LockFile:
     """Read a lock file. Raises ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LockFile)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_text(path), type=LockFile)
+    except (ModelError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a lock file of plugins: {error}; see pegboard plugins lock") from error
 
 
-def installed(registry: Registry) -> dict[str, LockedPlugins]:
-    """Return what a lock file says about the distributions whose plugins the rules allow, and about pegboard."""
+def installed(registry: Registry, more: Iterable[str] = ()) -> dict[str, LockedPlugins]:
+    """Return what a lock file says about the distributions whose plugins the rules allow, about pegboard, and about those of
+    `more` that are installed. Raises ConfigError for code that cannot be locked."""
     found: dict[str, list[Entry]] = {CORE: []}
+    found |= {name: [] for name in more if installed_version(name)} | {name: [] for name in STARTUP if find_spec(name)}
     for entry in (*registry.scan.entries, *registry.scan.hooks):
         if not registry.blocked(entry):
             found.setdefault(entry.distribution, []).append(entry)
-    return {name: _locked(name, entries) for name, entries in sorted(found.items())}
+    owners = _owners()
+    return {name: _locked(name, entries, owners) for name, entries in sorted(found.items())}
 
 
-def _locked(name: str, entries: Iterable[Entry]) -> LockedPlugins:
-    versions = {entry.version for entry in entries} or {installed_version(name) or "unknown"}
-    roots = {entry.value.partition(":")[0].partition(".")[0] for entry in entries} or {name}
+def _locked(name: str, entries: Iterable[Entry], owners: Mapping[str, set[str]]) -> LockedPlugins:
+    versions = {entry.version for entry in entries} or {STARTUP.get(name) or installed_version(name) or "unknown"}
+    roots = {entry.value.partition(":")[0].partition(".")[0] for entry in entries} | {name.replace("-", "_")}
+    roots |= {root for root, names in owners.items() if name in names}
+    for root in sorted(roots):
+        if others := owners.get(root, set()) - {name}:
+            told = f"{min(others)} has installed files in the package {root} of {name}, so it cannot be locked"
+            raise ConfigError(f"{told}: uninstall one of them")
     plugins = sorted(f"{entry.kind}:{entry.name}" for entry in entries)
     return LockedPlugins(", ".join(sorted(versions)), _digest(sorted(roots)), plugins)
 
 
+def _owners() -> dict[str, set[str]]:
+    """Return top-level package or module → the distributions that have installed files in it. Editable ones are missing."""
+    owners: dict[str, set[str]] = {}
+    for each in distributions():
+        name = normalized(each.name or "")
+        for line in (each.read_text("RECORD") or "").splitlines():
+            path = line.partition(",")[0]
+            if path.endswith(".py") and path[0] != ".":
+                owners.setdefault(path.partition("/")[0].removesuffix(".py"), set()).add(name)
+    return owners
+
+
 def _digest(packages: Iterable[str]) -> str:
-    """Return the sha256 of the files of these top-level packages, without the compiled files that Python keeps."""
+    """Return the sha256 of the files of these top-level packages, without the bytecode that Python keeps, which is compared with
+    its source. Raises ConfigError if it differs, and for a link, behind which anything can be imported."""
     whole = hashlib.sha256()
     for package in packages:
         for name, path in sorted(_files(package)):
+            _check_bytecode(path)
             whole.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()
 
@@ -85,10 +118,29 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
         return
     for folder in map(Path, spec.submodule_search_locations or ()):
         for path in folder.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a link, which cannot be locked: install the files themselves")
+            if path.is_file() and (path.parent.name, path.suffix) != ("__pycache__", ".pyc"):
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path
     if spec.submodule_search_locations is None and spec.origin is not None and Path(spec.origin).is_file():
         yield package, Path(spec.origin)
+
+
+def _check_bytecode(source: Path) -> None:
+    """Raise ConfigError if Python would run other bytecode than that of the source."""
+    cached = Path(cache_from_source(str(source)))
+    if source.suffix != ".py" or not cached.is_file():
+        return
+    raw, status = cached.read_bytes(), source.stat()
+    current = struct.pack("<III", 0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    if raw[:4] != MAGIC_NUMBER or (raw[4:8] == current[:4] and raw[4:16] != current):
+        return  # Python compiles the source again
+    try:
+        is_own = marshal.loads(raw[16:]) == compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, EOFError, TypeError):
+        is_own = False
+    if not is_own:
+        raise ConfigError(f"{cached} is not the bytecode of {source}, but Python would run it: delete it")
 
 
 class Difference(NamedTuple):
@@ -134,6 +186,7 @@ def installed_version(name: str) -> str | None:
 
 def check(registry: Registry, path: str) -> None:
     """Raise ConfigError, which lists all differences, if the plugins are not those of the lock file."""
-    if found := differences(read(Path(path).expanduser()), installed(registry)):
+    locked = read(Path(path).expanduser())
+    if found := differences(locked, installed(registry, locked.distributions)):
         told = "\n  ".join(map(str, found))
         raise ConfigError(f"the plugins differ from {path}:\n  {told}\nrun pegboard plugins sync {path}, or lock them again")

@@ -19,6 +19,7 @@ from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import choosing, discovery, options, policy
+from pegboard.plugins.class_specs import misfit
 from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
 from pegboard.plugins.importing import import_object, import_part, import_spec, incompatibility, module_name, run_probe
 from pegboard.plugins.names import check_kind, not_found
@@ -57,6 +58,7 @@ class Registry:
         self._replacements: dict[str, dict[str, Entry]] = {}
         self._quarantined: dict[Entry, str] = {}
         self._unverified: set[str] = set()
+        self._fitting: set[tuple[Entry, str]] = set()
 
     @classmethod
     def discover(cls, config: PluginConfig | None = None, processors: Sequence[str] = ()) -> Registry:
@@ -291,8 +293,13 @@ class Registry:
         with blame(entry.id):
             return self.checked(entry, implementation(chosen_options, setup), setup)
 
-    def checked(self, entry: Entry, built: Any, setup: object) -> Any:
-        """Return a plugin's object, with PEGBOARD_CHECK wrapped by checks of all that it returns."""
+    def checked(self, entry: Entry, built: Any, setup: object, part: str = "implementation") -> Any:
+        """Return a plugin's object, with PEGBOARD_CHECK wrapped by checks of all that it returns. part: which part of the spec
+        has made it. Raises PluginBroken if the first one of a part does not fit its interface."""
+        if (entry, part) not in self._fitting:
+            if wrong := misfit(entry.kind, part, built):
+                raise PluginBroken(f"{entry.id}: {getattr(self.spec(entry), part)!r} {wrong}", plugin=entry.id)
+            self._fitting.add((entry, part))
         if not env.check():
             return built
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pegboard.errors import ConfigError, did_you_mean
+from pegboard.errors import ConfigError, blame, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
 from pegboard.plugins.importing import import_part
@@ -21,7 +21,7 @@ _FORM = 'expected a class with plugin = "kind:name", such as plugin = "tool_pars
 
 def with_files(scan: Scan, files: Sequence[str]) -> Scan:
     """Return the scan with the plugins of these files, each of which is run. Raises ConfigError for a file that cannot be read
-    or that has no plugin, and PluginBroken if its code fails."""
+    or that has no plugin, and PluginBroken or PluginFailure if its code fails."""
     found: list[Entry] = []
     for given in files:
         path = Path(given).expanduser().absolute()
@@ -29,14 +29,15 @@ def with_files(scan: Scan, files: Sequence[str]) -> Scan:
             raise ConfigError(f"--plugin {given}: expected an existing Python file whose path has no colon, FILE.py")
         entry = Entry("plugin", path.stem, normalized(path.name), UNINSTALLED, str(path), "")
         module = import_part(entry, str(path), "file")
-        named = {
-            name: value.__dict__["plugin"]
-            for name, value in vars(module).items()
-            if isinstance(value, type) and value.__module__ == module.__name__ and "plugin" in value.__dict__
-        }
+        with blame(entry.id):  # a metaclass of the file may raise anything
+            named = {
+                name: value.__dict__["plugin"]
+                for name, value in vars(module).items()
+                if isinstance(value, type) and value.__module__ == module.__name__ and "plugin" in value.__dict__
+            }
+            found += [_entry(given, entry, name, plugin) for name, plugin in named.items()]
         if not named:
             raise ConfigError(f"--plugin {given}: the file declares no plugin, {_FORM}")
-        found += [_entry(given, entry, name, plugin) for name, plugin in named.items()]
     return _joined(scan, found)
 
 

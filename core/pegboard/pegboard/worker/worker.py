@@ -120,9 +120,8 @@ class Worker:
         self.attention = AttentionGroups(
             self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend, states
         )
-        checkpoint = self.plan.checkpoint
-        self.declared = {layer: layer.declare(checkpoint.tensors) for layer in declared.layers}
-        check_tensors(self.declared, checkpoint)
+        self.declared = {layer: layer.declare(self.plan.checkpoint.tensors) for layer in declared.layers}
+        check_tensors(self.declared, self.plan.checkpoint)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint
@@ -247,7 +246,8 @@ class Worker:
             assert isinstance(spec, KVConnectorSpec)
             half, options = import_part(entry, spec.worker, "worker"), self.registry.options(entry)
             with blame(entry.id):
-                connectors[name] = self.registry.checked(entry, half(options, KVConnectorSetup(kv_plan, self.rank)), None)
+                built = half(options, KVConnectorSetup(kv_plan, self.rank))
+                connectors[name] = self.registry.checked(entry, built, None, "worker")
                 connectors[name].register(views, kv_plan.groups)
         return connectors
 
@@ -335,9 +335,8 @@ class Worker:
             assert isinstance(spec, WeightLoaderSpec)
             if spec.adapters is not None and any(next(folder.glob(pattern), None) for pattern in spec.file_patterns):
                 return import_part(entry, spec.adapters, "adapters")(folder, self.plan.checkpoint)
-        raise ModelError(
-            f"no installed weight loader reads the adapter in {folder}" if folder.is_dir() else f"there is no folder {folder}"
-        )
+        told = "no installed weight loader reads the adapter in" if folder.is_dir() else "there is no folder"
+        raise ModelError(f"{told} {folder}")
 
     def sleep(self, level: int) -> None:
         """Release the memory of the KV cache and of the weights. level 1: the weights are saved; 2: they are read again."""

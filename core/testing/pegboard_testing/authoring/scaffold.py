@@ -9,6 +9,7 @@ Then come the files, each after a line `=== path`. `common.txt` has the files of
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -48,7 +49,8 @@ class New:
         folder = write_package(arguments.kind, arguments.name, arguments.directory)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             print(path)
-        print(f"\nInstall it:  pip install {folder}\nTest it:     python -m pytest {folder}")
+        place = shlex.quote(str(folder) if folder.is_absolute() else f"./{folder}")  # a plain name would be asked of an index
+        print(f"\nInstall it:  pip install {place}\nTest it:     python -m pytest {place}")
         return 0
 
 

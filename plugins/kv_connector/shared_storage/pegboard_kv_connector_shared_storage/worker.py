@@ -95,7 +95,8 @@ class SharedStorageWorker:
             self._loads[key] = self._readers.submit(self._load, places)
 
     def _load(self, places: Sequence[Place]) -> int | None:
-        """Copy blocks from files to the KV memory. Return the first token that is missing, or None."""
+        """Copy blocks from files to the KV memory. Return the first token that is missing, or None. The files after it are read
+        too, so that all damaged ones are deleted and written again."""
         first_bad: int | None = None
         for group, block_rows in enumerate(self._rows):
             wanted = [place for place in places if place.group == group]
@@ -103,7 +104,6 @@ class SharedStorageWorker:
             for place, row in zip(wanted, rows, strict=True):
                 if not self._read(place, memoryview(row.numpy())):
                     first_bad = place.first_token if first_bad is None else min(first_bad, place.first_token)
-                    break
             good = [place.block_id for place in wanted if first_bad is None or place.first_token < first_bad]
             if good:
                 block_rows.write(good, rows[: len(good)])

@@ -18,6 +18,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from tqdm.auto import tqdm
 
+from pegboard import env
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup, Progress
 
@@ -40,19 +41,24 @@ class HubSource:
 
     def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
         patterns = list(wanted.patterns or _patterns(reference.file))
-        with _translated(reference, self._setup):
-            root = Path(
-                huggingface_hub.snapshot_download(
-                    reference.name,
-                    revision=reference.revision,
-                    cache_dir=_cache_dir(self._setup),
-                    token=self._setup.token,
-                    local_files_only=self._setup.offline,
-                    allow_patterns=patterns,
-                    ignore_patterns=list(NEVER),
-                    tqdm_class=_bars(reference.name, progress),
+        try:
+            with _translated(reference, self._setup):
+                root = Path(
+                    huggingface_hub.snapshot_download(
+                        reference.name,
+                        revision=reference.revision,
+                        cache_dir=_cache_dir(self._setup),
+                        token=self._setup.token,
+                        local_files_only=self._setup.offline,
+                        allow_patterns=patterns,
+                        ignore_patterns=list(NEVER),
+                        tqdm_class=_bars(reference.name, progress),
+                    )
                 )
-            )
+        except ModelError as error:
+            if env.log_level() == "DEBUG":
+                raise
+            raise error from None  # the message says it all; the chain of the network's errors has a hundred lines
         return LocalFiles(_model_in(root, reference))
 
 

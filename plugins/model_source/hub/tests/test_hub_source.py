@@ -186,8 +186,12 @@ def _http(kind: type[Exception], status: int) -> Exception:
         (OSError(5, "Input/output error"), {}, "run again to resume it"),
     ],
 )
-def test_errors_say_what_to_do(hub, error, more, message):
+def test_errors_say_what_to_do(hub, monkeypatch, error, more, message):
     hub.error = error
+    with pytest.raises(ModelError, match=message) as caught:
+        hub.fetch(**more)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__, "one sentence, no chain"
+    monkeypatch.setenv("PEGBOARD_LOG_LEVEL", "DEBUG")
     with pytest.raises(ModelError, match=message) as caught:
         hub.fetch(**more)
     assert caught.value.__cause__ is error

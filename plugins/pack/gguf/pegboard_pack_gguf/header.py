@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pegboard.data.checkpoint_file import POINTER, refuse_pointer
 from pegboard.errors import ModelError
 from pegboard_pack_gguf.ggml_types import GGML_TYPES, NEVER_STORED, GGMLType
 
@@ -64,9 +65,12 @@ def read_header(path: Path) -> GGUFHeader:
     """Reads the header of a file. Raises ModelError that names the file and the error in it."""
     try:
         with path.open("rb") as file:
-            start = file.read(len(MAGIC))
-            if start != MAGIC:
-                raise ModelError(f"{path} is not a GGUF file: it starts with {start!r} instead of {MAGIC!r}")
+            start = file.read(len(POINTER))
+            refuse_pointer(path, start)
+            if not start.startswith(MAGIC):
+                raise ModelError(
+                    f"{path} is not a GGUF file: it starts with {start[: len(MAGIC)]!r} instead of {MAGIC!r}; fetch it again"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except OSError as error:
@@ -83,7 +87,7 @@ class _Reader:
         self.position = len(MAGIC)
 
     def fail(self, what: str) -> NoReturn:
-        raise ModelError(f"damaged GGUF file {self.path}: {what} (at byte {self.position} of {self.end})")
+        raise ModelError(f"damaged GGUF file {self.path}: {what} (at byte {self.position} of {self.end}); fetch it again")
 
     def header(self) -> GGUFHeader:
         version = self.u32("version")
@@ -208,7 +212,7 @@ class _Reader:
                 self.fail(f"tensor {name!r} is at offset {offset}, which is not aligned to {alignment}")
             start, num_bytes = data_start + offset, ggml_type.num_bytes(num_elements)
             if start + num_bytes > self.end:
-                self.fail(f"tensor {name!r} should end at byte {start + num_bytes}, past the end of the file; download it again")
+                self.fail(f"tensor {name!r} should end at byte {start + num_bytes}, past the end of the file")
             if name in tensors:
                 self.fail(f"tensor {name!r} occurs twice")
             tensors[name] = GGUFTensor(name, dims[::-1], ggml_type, start, num_bytes)

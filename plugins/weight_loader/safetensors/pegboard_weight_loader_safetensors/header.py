@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from pegboard.data.checkpoint_file import POINTER, refuse_pointer
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
 
@@ -58,23 +59,27 @@ def read_header(path: Path) -> Header:
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise ModelError(f"{path} is not a safetensors file: it has only {file_bytes} bytes")
-            length = int.from_bytes(prefix, "little")
+            start = file.read(len(POINTER))
+            refuse_pointer(path, start)
+            if len(start) < 8:
+                raise ModelError(f"{path} is not a safetensors file: it has only {file_bytes} bytes; fetch it again")
+            length = int.from_bytes(start[:8], "little")
             if length > MAX_HEADER_BYTES:
-                raise ModelError(f"{path} is not a safetensors file: a header of {length} bytes exceeds {MAX_HEADER_BYTES}")
+                told = f"it begins with {start[:16]!r} instead of the length of a header of at most {MAX_HEADER_BYTES} bytes"
+                raise ModelError(f"{path} is not a safetensors file: {told}; fetch it again")
             if 8 + length > file_bytes:
-                raise ModelError(f"{path} is truncated: the header ends at byte {8 + length}, the file at {file_bytes}")
+                told = f"the header ends at byte {8 + length}, the file at {file_bytes}"
+                raise ModelError(f"{path} is truncated: {told}; fetch it again")
+            file.seek(8)
             raw = file.read(length)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is damaged: its header is not JSON ({error})") from error
+        raise ModelError(f"{path} is damaged: its header is not JSON ({error}); fetch it again") from error
     if not isinstance(header, dict):
-        raise ModelError(f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an object")
+        raise ModelError(f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an object; fetch it again")
     start = 8 + length
     tensors = {
         name: _entry(path, name, value, start, file_bytes - start) for name, value in header.items() if name != "__metadata__"

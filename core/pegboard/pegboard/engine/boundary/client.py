@@ -21,7 +21,7 @@ import zmq
 
 from pegboard.engine.boundary.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
 from pegboard.engine.boundary.spawn import BUILDER, Child, signals_wait
-from pegboard.errors import EngineDeadError
+from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.log import get_logger
 
 log = get_logger(__name__)
@@ -121,7 +121,11 @@ class EngineProcess(EngineLink):
 
     def __init__(self, builder: str = BUILDER) -> None:
         with signals_wait():
-            made, self._lock = _new_folder()
+            try:
+                made, self._lock = _new_folder()
+            except OSError as error:  # tempfile finds no folder that it can write, or the disk is full
+                told = f"no folder for the engine's socket can be made: {error.strerror or error}"
+                raise ConfigError(f"{told}; free some space there, or set TMPDIR to a folder that can be written") from error
             address = f"ipc://{made / 'engine'}"
             super().__init__(address)
             self._has_plan = False
