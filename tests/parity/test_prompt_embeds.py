@@ -41,6 +41,25 @@ def shown(outputs: list[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
+def test_a_repetition_penalty_sees_only_the_output(write: Any, open_llm: Any) -> None:
+    """The rows of the prompt have no token ids, so that no token counts as seen in it, not even the 0 in their place."""
+    reference, ids = write("llama"), prompts()
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, repetition_penalty=3.0, logit_bias={0: 4.0})
+    with open_llm(reference.directory, enable_prompt_embeds=True) as llm:
+        outputs = llm.generate([{"prompt_embeds": embedded(reference, one)} for one in ids], params, use_tqdm=False)
+    for prompt, output in zip(ids, outputs, strict=True):
+        said: list[int] = []
+        for token in output.outputs[0].token_ids:
+            with torch.no_grad():
+                logits = reference.model(torch.tensor([prompt + said])).logits[0, -1]
+            logits[0] += 4
+            seen = torch.tensor(sorted(set(said)), dtype=torch.long)
+            logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 3, logits[seen] * 3)
+            assert logits.argmax() == token
+            said.append(token)
+        assert 0 in said
+
+
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True, "block_size": 16}])
 def test_same_tokens_as_the_token_prompt(write: Any, open_llm: Any, settings: dict[str, Any]) -> None:
     """In chunks, mixed with token prompts, twice (so that the second time the prefix is cached) and with several completions."""

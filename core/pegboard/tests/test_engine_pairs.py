@@ -154,6 +154,21 @@ def test_a_completion_is_aborted_in_any_step(retains: list[Retain], spare_blocks
             run(engine, [request("a", range(17), params), request("b", range(5))], (step, aborted))
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
+def test_every_completion_has_the_settings_of_its_request(max_num_seqs: int) -> None:
+    """Also those that wait, and both forms of a bad word. Only the seeds differ."""
+    engine = FakeEngine(max_num_seqs=max_num_seqs)
+    params = SamplingParams(
+        n=4, seed=7, max_tokens=3, min_tokens=1, logit_bias={3: -1.0}, repetition_penalty=1.2, stop_token_ids=[1]
+    ).clone(bad_words_token_ids=[[4, 5], [6, 5], [5]])
+    engine.engine.add(request("a", range(9), params))
+    engine.run()
+    rows = [new for batch in engine.executor.batches for new in batch.new]
+    assert {new.seed for new in rows} == {7, 8, 9, 10}
+    for new in rows:
+        assert new.params.clone(n=4) == params
+
+
 @pytest.mark.parametrize("n", range(1, 6))
 @pytest.mark.parametrize("waiting", range(4))
 def test_as_many_completions_as_may_wait_are_taken_and_no_more(n: int, waiting: int) -> None:
