@@ -165,6 +165,21 @@ def test_code_beside_the_locked_files_is_noticed(fakes: FakeDistributions, tmp_p
     assert run("diff", file) == 0
 
 
+@pytest.mark.parametrize("to", ["other.py", "sub/spec.py", "spec.pyx"])
+def test_a_file_with_another_name_is_another_file(fakes: FakeDistributions, tmp_path: Path, to: str) -> None:
+    fakes.add("whole", {"sampler": {"w": "locked_whole.spec:SPEC"}})
+    package = fakes.root / "locked_whole"
+    (package / "sub").mkdir(parents=True)
+    for name in ("__init__", "spec"):
+        (package / f"{name}.py").write_text("x = 1\n")
+    file = str(tmp_path / "lock.json")
+    assert run("lock", file) == 0
+    (package / "spec.py").rename(package / to)
+    fails(file, "whole 1.0: its files differ")
+    (package / to).rename(package / "spec.py")
+    assert run("diff", file) == 0
+
+
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
 def test_bytecode_of_another_source_is_refused(
     fakes: FakeDistributions, tmp_path: Path, mode: py_compile.PycInvalidationMode

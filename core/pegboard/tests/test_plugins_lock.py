@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken
@@ -69,6 +71,16 @@ def test_child_repeats_the_parents_choice_without_a_scan(fakes: FakeDistribution
     result = child(fakes, parent.lock())
     # The same need gets the parent's choice (b, by preference). For another need the child chooses. Options are the parent's.
     assert result.stdout.split() == [b"acme:b", b"True", b"acme:a", b"7", b"False"], result.stderr
+
+
+@given(st.sampled_from([64, 80, 96]), st.sampled_from(["", "other"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_only_the_same_question_gets_the_parents_answer(fakes: FakeDistributions, head_dim: int, key: str) -> None:
+    parent = Registry(fakes.scan())
+    parent.choose("attention", AttentionNeed(head_dim=64), prefers=("b",))
+    made = Registry.from_lock(parent.lock()).choose("attention", AttentionNeed(head_dim=head_dim), key=key)
+    is_same = (head_dim, key) == (64, "")
+    assert made.require().name == ("b" if is_same else "a") and ("locked" in made.rank) == is_same
 
 
 def test_child_refuses_another_version(fakes: FakeDistributions) -> None:

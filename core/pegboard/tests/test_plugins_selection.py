@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginConflict, PluginFailure, PluginNotFound, PluginUnsuitable
 from pegboard.interfaces.attention import AttentionNeed, AttentionSpec
-from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, unmet
+from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, Tier, unmet
 from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
@@ -256,6 +256,19 @@ def test_keyed_prefers_exact_names_then_the_wildcard(fakes: FakeDistributions) -
     assert registry.choose("model", Need(), keys=["Mamba", "Llama"]).require().name == "Llama"
     assert registry.choose("model", Need(), keys=["Llama"], explicit="d-any:*").require().name == "*"
     assert set(registry.decisions) == {("model", "Llama"), ("model", "Mamba")}
+
+
+@pytest.mark.parametrize("first", ["vendor", "tuned", "reference"])
+@pytest.mark.parametrize("second", ["vendor", "tuned", "reference"])
+def test_of_two_wildcards_the_better_tier_takes_any_name(fakes: FakeDistributions, first: Tier, second: Tier) -> None:
+    """In equal tiers the first by name. A wildcard that does not run here takes nothing."""
+    add(fakes, "model", "*", "one", tier=first)
+    add(fakes, "model", "*", "two", tier=second)
+    add(fakes, "model", "*", "zero", tier="vendor", platforms=frozenset({"cuda"}))
+    decision = Registry(fakes.scan()).choose("model", Need(platform="cpu"), keys=["Mamba"])
+    wanted = "one" if TIERS.index(first) <= TIERS.index(second) else "two"
+    assert decision.require().distribution == wanted and decision.rank == "any name"
+    assert len(decision.candidates) == 3 and "runs on cuda" in decision.table()
 
 
 def test_keyed_exact_but_broken_is_fatal_unsuitable_goes_on(fakes: FakeDistributions) -> None:
