@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Embedding
@@ -77,7 +77,7 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModelError(f"transformers does not know model_type {model_type!r}, and no plugin for it is installed")
-    refuse_pooling(config.get("architectures") or ())
+    refuse_pooling(config.get("architectures") or (), model_type)
     try:
         parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
     except Exception as error:  # every check of a config class raises something else
@@ -104,13 +104,15 @@ def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def refuse_pooling(architectures: Sequence[str]) -> None:
+def refuse_pooling(architectures: Sequence[str], model_type: str) -> None:
     """Raise ModelError for a model whose output is not text: its checkpoint has no head that predicts tokens, or another one."""
     for name in architectures:
         if name.endswith(POOLING) and not name.endswith("LMHeadModel"):
+            advice = ""
+            if causal := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type):
+                advice = f". If the checkpoint also has the head of {causal}: --hf-overrides.architectures '[\"{causal}\"]'"
             raise ModelError(
-                f"{name} computes embeddings, scores or classes and no text; such models are not served yet. If the checkpoint "
-                "also has the head of a language model, give its class: --hf-overrides.architectures '[\"…ForCausalLM\"]'"
+                f"{name} computes embeddings, scores or classes and no text; no installed model plugin serves it{advice}"
             )
 
 

@@ -3,6 +3,8 @@ transformers."""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -147,6 +149,7 @@ def test_experts_are_gathered_in_numeric_order() -> None:
     ("model_type", "architecture"),
     [
         ("gemma2", "Gemma2Model"),
+        ("mpnet", "MPNetModel"),
         ("gpt2", "GPT2ForSequenceClassification"),
         ("qwen2", "Qwen2ForRewardModel"),
         ("llama", "LlamaForTokenClassification"),
@@ -154,8 +157,12 @@ def test_experts_are_gathered_in_numeric_order() -> None:
 )
 def test_models_whose_output_is_no_text_are_refused(model_type: str, architecture: str) -> None:
     config = {**SMALL, "head_dim": 8, "model_type": model_type, "architectures": [architecture]}
-    with pytest.raises(ModelError, match=f"{architecture} computes embeddings, scores or classes and no text"):
+    with pytest.raises(ModelError, match=f"{architecture} computes embeddings, scores or classes and no text") as told:
         TransformersModel(config, build())
+    advised = re.search(r"--hf-overrides.architectures '(.*)'", str(told.value))
+    assert (advised is None) == (model_type == "mpnet"), "there is no class of MPNet that could be named"
+    if advised:
+        make_model({**config, "architectures": json.loads(advised[1])}, torch.float32)
 
 
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "UnheardOfForCausalLM"])
