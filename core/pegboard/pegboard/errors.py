@@ -8,6 +8,7 @@
     ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
     ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
+    │   │   └── UnknownPlugin   also a ConfigError: a setting or a command names it
     │   ├── PluginConflict      several distributions provide the same name
     │   ├── PluginUnsuitable    the chosen plugin cannot do what is needed; says why
     │   ├── PluginBroken        installed, but its import or probe fails, or it breaks its contract
@@ -72,6 +73,10 @@ class PluginError(PegboardError):
 
 class PluginNotFound(PluginError):
     """No installed plugin provides the requested (kind, name)."""
+
+
+class UnknownPlugin(PluginNotFound, ConfigError):
+    """A setting or a command names a plugin or a kind that is not installed."""
 
 
 class PluginConflict(PluginError):

@@ -296,7 +296,7 @@ def test_an_allow_list_hides_no_command_and_a_deny_list_does(fakes, capsys, monk
 
 @pytest.mark.parametrize(("words", "distribution"), [(["serve"], "pegboard-server"), (["plugins", "doctor"], "pegboard-doctor")])
 def test_a_command_that_could_be_installed(fakes, capsys, words, distribution):
-    assert main(words) == 1
+    assert main(words) == 2
     assert f"pip install {distribution}" in capsys.readouterr().err
 
 

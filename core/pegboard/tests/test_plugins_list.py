@@ -36,7 +36,7 @@ def test_list_runs_no_plugin_code(
     assert run("list", "--kind", "attention", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["name"] == "a" and row["enabled"] is True
-    assert run("list", "--kind", "atention") == 1
+    assert run("list", "--kind", "atention") == 2
     assert "did you mean 'attention'" in capsys.readouterr().err
 
 
@@ -46,7 +46,7 @@ def test_list_without_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFi
 
 
 def test_other_actions_are_commands(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("why", "sampler") == 1 and "pip install pegboard-doctor" in capsys.readouterr().err
+    assert run("why", "sampler") == 2 and "pip install pegboard-doctor" in capsys.readouterr().err
     fakes.add("acme", {"command": {"plugins-count": "acme:COUNT", "plugins-weigh": "acme:WEIGH", "greet": "acme:GREET"}})
     assert run("cuont") == 2 and "choose from 'list', 'count', 'weigh'" in capsys.readouterr().err
     assert main(["--help"]) == 0 and "\n  greet, plugins count|weigh  \n" in capsys.readouterr().out

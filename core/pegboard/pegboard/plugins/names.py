@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pegboard.errors import PluginNotFound, did_you_mean, nearest
+from pegboard.errors import PluginNotFound, UnknownPlugin, did_you_mean, nearest
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_name, plugin_sets, provider
 
 
 def check_kind(kind: str) -> None:
-    """Raise PluginNotFound if the kind does not exist."""
+    """Raise UnknownPlugin if the kind does not exist."""
     if kind not in KINDS:
-        raise PluginNotFound(f"no kind of plugin is called {kind!r}{did_you_mean(kind, KINDS)}")
+        raise UnknownPlugin(f"no kind of plugin is called {kind!r}{did_you_mean(kind, KINDS)}")
 
 
 def not_found(kind: str, name: str, installed: Iterable[str], *, typed: bool = True) -> PluginNotFound:
     """Return the error for a (kind, name) that no installed plugin provides. typed: a person wrote the name, so it may be
     misspelled. Names from a checkpoint are not."""
+    error = UnknownPlugin if typed else PluginNotFound
     distribution = provider(kind, name)
     if distribution:
-        return PluginNotFound(f"{kind} {name!r} is not installed; it is provided by {distribution}: pip install {distribution}")
+        return error(f"{kind} {name!r} is not installed; it is provided by {distribution}: pip install {distribution}")
     wildcard = provider(kind, "*")
     if wildcard and "*" not in installed:
-        return PluginNotFound(f"no installed plugin provides {kind} {name!r}; {wildcard} takes any name: pip install {wildcard}")
+        return error(f"no installed plugin provides {kind} {name!r}; {wildcard} takes any name: pip install {wildcard}")
     installed = sorted(set(installed))
     known = catalogue().get(kind, {})
     message = f"no installed plugin provides {kind} {name!r}"
     if match := nearest(name, [*installed, *known]) if typed else None:
         advice = "" if match in installed else f" (pip install {known[match]})"
-        return PluginNotFound(f"{message}, did you mean {match!r}{advice}?")
-    return PluginNotFound(f"{message}; " + ("installed: " + ", ".join(installed) if installed else to_install(kind)))
+        return error(f"{message}, did you mean {match!r}{advice}?")
+    return error(f"{message}; " + ("installed: " + ", ".join(installed) if installed else to_install(kind)))
 
 
 def to_install(kind: str) -> str:
