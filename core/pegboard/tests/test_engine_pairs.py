@@ -115,6 +115,22 @@ def test_no_external_prefix_reaches_the_last_token(num_tokens: int, data: st.Dat
         assert (found.match.num_tokens, found.winner) == (min(lengths[first], room), f"c{first}")
 
 
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=4))
+def test_only_the_connector_that_won_loads(lengths: list[int]) -> None:
+    engine, loads = FakeEngine(), dict[str, int]()
+    chain: dict[str, Any] = {f"c{i}": Connector(Match(length, "in_step")) for i, length in enumerate(lengths)}
+    for name, connector in chain.items():
+        connector.allocated = lambda request, blocks, num_tokens, name=name: loads.update({name: num_tokens})
+    connectors = KVConnectors(chain, engine.engine._kv)
+    engine.add("a", range(20), GREEDY)
+    wanted = engine.engine._queues.requests["a"]
+    found = connectors.find(wanted, 0)
+    assert found is not None and engine.engine._kv.allocate(wanted, 20) is not None
+    connectors.allocated(wanted, found)
+    first = next((i for i, length in enumerate(lengths) if length), None)
+    assert loads == {f"c{i}": length if i == first else 0 for i, length in enumerate(lengths)}
+
+
 @given(st.lists(st.tuples(st.sampled_from(["end", "report"]), st.sampled_from("ab"), st.booleans()), max_size=16))
 def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(actions: list[tuple[str, str, bool]]) -> None:
     """Requests of one name may follow each other while the connector still reads the blocks of the first."""
@@ -282,6 +298,39 @@ def test_any_running_request_may_be_the_victim(
     engine = FakeEngine(retains, spare_blocks=spare_blocks, policy=Turning(places), max_in_flight=max_in_flight, max_model_len=32)
     params = SamplingParams(temperature=0.0, max_tokens=18)
     run_short(engine, [request(f"r{i}", range(i, i + 6), params) for i in range(5)])
+
+
+class Earliest(FakePolicy):
+    """Takes the blocks of the first running request that is not the one in need. victims: their ids. Its budget is larger than
+    the engine's limit."""
+
+    def __init__(self) -> None:
+        super().__init__(SchedulingPolicySetup(fake_limits()))
+        self.victims: list[str] = []
+
+    def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
+        found = next((each for each in running if each is not need), need)
+        self.victims.append(found.request_id)
+        return found
+
+
+@pytest.mark.parametrize("spare_blocks", range(8))
+@pytest.mark.parametrize("retains", LAYERS[:2])
+def test_no_running_request_misses_a_step_because_an_earlier_one_left(retains: list[Retain], spare_blocks: int) -> None:
+    policy = Earliest()
+    engine = FakeEngine(retains, spare_blocks=spare_blocks, policy=policy, max_in_flight=1, max_model_len=32)
+    for i in range(5):
+        engine.add(f"r{i}", range(i, i + 6), SamplingParams(temperature=0.0, max_tokens=18))
+    queues, num_victims = engine.engine._queues, 0
+    while engine.engine.has_work:
+        before = list(queues.running)
+        engine.step()
+        taken = policy.victims[num_victims:]
+        num_victims += len(taken)
+        rows = set(engine.executor.batches[-1].rows.tolist())
+        missed = [each.request_id for each in before if each in queues.running and each.row not in rows]
+        assert not missed, f"{missed} could run, and {taken} had to give their blocks"
+    assert num_victims or spare_blocks > 4
 
 
 def run_short(engine: FakeEngine, requests: Sequence[EngineRequest]) -> None:

@@ -14,7 +14,7 @@ drafts, no step is scheduled ahead, because the next step depends on how many of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -70,6 +70,8 @@ class Scheduler:
         load = self._load()
         policy = self._queues.policy
         budget = expect(policy.budget(load), StepBudget, policy, "budget")
+        if budget.max_tokens > self._limits.max_num_batched_tokens:  # the buffers of the workers end there
+            budget = replace(budget, max_tokens=self._limits.max_num_batched_tokens)
         if self._pacing is not None:
             budget = self._pacing.limit(budget, load)
         plan = StepPlan(budget)

@@ -78,8 +78,8 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Limits of a step. max_tokens: tokens in all. max_chunk: tokens of one prefill. max_prefills: partial prefills.
-    max_long_prefills: partial prefills of long prompts among them."""
+    """Limits of a step. max_tokens: tokens in all; more than max_num_batched_tokens are not computed. max_chunk: tokens of one
+    prefill. max_prefills: partial prefills. max_long_prefills: partial prefills of long prompts among them."""
 
     max_tokens: int
     max_chunk: int
