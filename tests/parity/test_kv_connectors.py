@@ -74,7 +74,8 @@ def test_prefixes_are_loaded_after_a_restart(
         answers = [[*prompt, *output, 7] for prompt, output in zip(PROMPTS, expected, strict=True)]
         assert llm.llm_engine.engine.control("reset_prefix_cache")
         tokens, num_saved = generate(llm, answers)
-        assert num_saved == stored(answers), "blocks of outputs are stored too"
+        is_whole = "num_gpu_blocks_override" not in engine  # else loaded blocks may be taken back before they are used
+        assert num_saved == stored(answers) or stored(answers) > num_saved > 0 and not is_whole, "outputs are stored too"
     with open_llm(reference.directory, **engine) as llm:
         assert generate(llm, answers)[0] == tokens
 

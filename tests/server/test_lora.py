@@ -209,7 +209,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "saved": ({"config": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
     "bias": ({"config": {"bias": "all"}}, "change biases"),
     "alpha": ({"config": {"lora_alpha": "8"}}, "lora_alpha"),
-    "header": ({"safetensors": (2 << 30).to_bytes(8, "little") + b"{"}, "a header of 2147483648 bytes"),
+    "header": ({"safetensors": (2 << 30).to_bytes(8, "little") + b"{"}, "instead of the length of a header"),
     "short": ({"safetensors": b"x"}, "not a safetensors file"),
 }
 

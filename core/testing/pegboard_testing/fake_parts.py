@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pegboard.data.batch import Logprobs
+from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.attention import (
     AttentionInputs,
     AttentionLayer,
@@ -22,6 +24,7 @@ from pegboard.interfaces.attention import (
     KVView,
 )
 from pegboard.interfaces.model import ModelSpec
+from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import QuantizationSetup, QuantizationSpec
 from pegboard.interfaces.sampler import Sampled, SamplerSetup, SamplerSpec, SampleStep
 from pegboard.interfaces.weight_loader import (
@@ -135,6 +138,9 @@ class FakeGreedySampler:
         best = logits.argmax(-1, keepdim=True)
         return Sampled(best, torch.ones_like(best[:, 0]))
 
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Logprobs:
+        raise RequestError("this sampler has no prompt logprobs", parameter="prompt_logprobs")
+
 
 class FakeMethod(FakeQuantization):
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
@@ -145,6 +151,9 @@ class RandomLoader:
     """Delivers the same numbers for the same name every time."""
 
     def __init__(self, options: None, setup: object) -> None: ...
+
+    def describe(self, files: LocalFiles) -> Checkpoint:
+        raise ModelError(f"{files.root}: this loader makes its numbers up and reads no files")
 
     def tensors(self, checkpoint: Checkpoint, wanted: list[WantedWeight]) -> Iterator[WeightPiece]:
         for piece in wanted:
