@@ -107,7 +107,7 @@ def test_what_stops_the_start_is_told(
     words = [str(smollm2_gguf) if word == "GOOD" else word for word in words]
     flags = [] if "--port" in words else ["--port", "0"]
     ended = cli("serve", *words, *flags, TMPDIR=str(tmp_path), **env)
-    is_setting = told in ("max_model_len", "port", "nothing", "kv_cache_memory_bytes", "PEGBOARD_LOG_LEVEL")
+    is_setting = told in ("max_model_len", "port", "torhc", "nothing", "kv_cache_memory_bytes", "PEGBOARD_LOG_LEVEL")
     assert ended.returncode == (2 if is_setting else 1), ended.stderr
     assert told in check_one_line(ended.stderr)
     assert list(tmp_path.iterdir()) == []
