@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.platform import Platform, PlatformSetup
 from pegboard.interfaces.spec import Need
+from pegboard_doctor.cost import program_kilobytes
 
 if TYPE_CHECKING:
     from pegboard.config.schema import Settings
@@ -88,7 +87,7 @@ def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
         yield "left out", _left_out(left, checkpoint.config)
     kv_bytes = kv_plan.num_blocks * kv_plan.block_bytes
     yield "KV cache", f"{_size(kv_bytes)} for {capacity(kv_plan)}"
-    memory = weights + kv_bytes + _program_bytes()
+    memory = weights + kv_bytes + program_kilobytes() * 1024
     yield "memory", f"about {_size(memory)} for weights, KV cache and the program itself; what a step computes with comes on top"
     yield "context", f"{limits.max_model_len:,} tokens"
 
@@ -100,15 +99,6 @@ def _left_out(names: Set[str], config: Mapping[str, Any]) -> str:
     others = [what for what in ("vision", "audio") if f"{what}_config" in config]
     only = f"; only its text is served, without {' and '.join(others)}" if others else ""
     return f"{len(names)} tensors that the model does not read: {shown}{only}"
-
-
-def _program_bytes() -> int:
-    """Return the memory of this process, which has imported what an engine imports. 0 = the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _platform(registry: "Registry", settings: "Settings") -> Platform:

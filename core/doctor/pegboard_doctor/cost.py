@@ -130,7 +130,7 @@ def _alone(entry: Entry) -> ImportCost:
 
 
 def _imported(entry: Entry) -> ImportCost:
-    before, modules, start = _kilobytes(), len(sys.modules), time.perf_counter()
+    before, modules, start = program_kilobytes(), len(sys.modules), time.perf_counter()
     try:
         spec = import_spec(entry)
         spec_ms, start = (time.perf_counter() - start) * 1e3, time.perf_counter()
@@ -140,10 +140,10 @@ def _imported(entry: Entry) -> ImportCost:
     except PegboardError as error:
         return ImportCost(error=str(error))
     code_ms = (time.perf_counter() - start) * 1e3
-    return ImportCost(spec_ms, code_ms, max(_kilobytes() - before, 0), len(sys.modules) - modules)
+    return ImportCost(spec_ms, code_ms, max(program_kilobytes() - before, 0), len(sys.modules) - modules)
 
 
-def _kilobytes() -> int:
+def program_kilobytes() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from pegboard.cli.main import main
 from pegboard.config.schema import PluginConfig
 from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError, did_you_mean
@@ -105,7 +106,9 @@ def _why(registry: Registry, arguments: Namespace) -> int:
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
     if kind.chosen in NO_WINNER and not (arguments.name or arguments.need):
-        return _list(registry, kind.name, NO_WINNER[kind.chosen], arguments.as_json)
+        if not arguments.as_json:
+            print(f"{kind.name}: {NO_WINNER[kind.chosen]}")
+        return main(["plugins", "list", "--kind", kind.name, *(["--json"] if arguments.as_json else [])])
     need = _need(arguments.kind, arguments.need, arguments.platform)
     refuse_stuck(_allowed(registry, [kind.name]), need)
     if kind.name == "kernel" and not arguments.name:
@@ -127,20 +130,6 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
-
-
-def _list(registry: Registry, kind: str, told: str, as_json: bool) -> int:
-    """Show the plugins of a kind of which none is chosen before something is asked for."""
-    rows = [row for row in registry.describe() if row["kind"] == kind]
-    if as_json:
-        _print_json({"kind": kind, "winner": None, "told": told, "plugins": rows})
-        return 0
-    print(f"{kind}: {told}")
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        state = row["reason"] or ("" if row["enabled"] else "not enabled")
-        print(f"  {row['name']:<{width}}  {row['distribution']} {row['version']}  {state}".rstrip())
-    return 0
 
 
 def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:

@@ -41,7 +41,7 @@ def examined(module: str, entries: Iterable[Entry], *words: str, limit_s: float)
 
 
 def _run(module: str, entries: Sequence[Entry], words: Sequence[str], limit_s: float) -> tuple[list[dict[str, Any]], str]:
-    """Return the answers for the first entries, and why there are no more."""
+    """Return the answers up to the entry that hangs or ends the program, and what that entry did."""
     given = json.dumps([asdict(entry) for entry in entries])
     answers: list[dict[str, Any]] = []
     with tempfile.TemporaryFile() as errors, limited([sys.executable, "-m", module, *words], stderr=errors) as program:

@@ -145,7 +145,7 @@ def test_a_failed_load(load: Any, policy: Any) -> None:
     if policy == "recompute":
         num_loaded = 0 if load == "in_step" else 9
         assert after.token_ids == before.token_ids and after.deltas[0].num_cached_tokens == num_loaded
-        assert engine.engine.stats()["external_prefix_cache_hits_total"] == num_loaded, "what was refused is no hit"
+        assert engine.engine.stats()["external_prefix_cache_hits_total"] == num_loaded, "only loaded tokens count as hits"
         again = engine.generate(range(21), greedy(6))
         assert again.token_ids == before.token_ids, "nothing of the failed load was cached"
     else:

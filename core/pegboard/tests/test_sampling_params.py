@@ -59,7 +59,7 @@ def test_a_float_of_numpy_becomes_a_float() -> None:
 def test_a_logit_bias_is_any_number_and_a_dict(number: Any) -> None:
     params = SamplingParams(logit_bias={5: number})
     assert params.logit_bias == {5: 1.0} and type(params.logit_bias[5]) is float
-    for wrong in (number, [number], {5: "x"}, {5: None}):
+    for wrong in (number, [number], {5: "x"}, {5: None}, {5: True}):
         with pytest.raises(RequestError, match="logit_bias") as caught:
             SamplingParams(logit_bias=wrong)
         assert caught.value.parameter == "logit_bias"

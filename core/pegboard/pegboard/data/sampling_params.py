@@ -198,7 +198,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         if isinstance(self.logit_bias, dict):  # also with numbers of numpy
-            self.logit_bias = {token: float(b) if isinstance(b, Real) else b for token, b in self.logit_bias.items()}
+            self.logit_bias = {
+                token: float(bias) if isinstance(bias, Real) and type(bias) is not bool else bias
+                for token, bias in self.logit_bias.items()
+            }
         elif self.logit_bias is not None:
             _fail(self, "logit_bias", "must be a dict from token ids to numbers")
         if self.skip_reading_prefix_cache is None:

@@ -36,6 +36,7 @@ from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.registry import Registry
 from pegboard.worker.extension import make_worker
+from pegboard.worker.model_loader import check_tensors
 from pegboard.worker.worker import Worker, WorkerPlan
 
 log = get_logger(__name__)
@@ -126,6 +127,7 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
     _executor(registry, plan, config, limits)
     worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
     worker.declare()
+    check_tensors(worker.declared, plan.checkpoint)
     memory = worker.platform.memory()
     room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes

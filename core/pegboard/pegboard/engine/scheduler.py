@@ -67,9 +67,9 @@ class Scheduler:
         step then polls for their reports."""
         if self._steps and any(request.draft_token_ids for request in self._queues.running):
             return None
-        load, policy = self._load(), self._queues.policy
+        load, policy, most = self._load(), self._queues.policy, self._limits.max_num_batched_tokens
         budget = expect(policy.budget(load), StepBudget, policy, "budget")
-        budget = replace(budget, max_tokens=min(budget.max_tokens, self._limits.max_num_batched_tokens))
+        budget = budget if budget.max_tokens <= most else replace(budget, max_tokens=most)
         if self._pacing is not None:
             budget = self._pacing.limit(budget, load)
         plan = StepPlan(budget)

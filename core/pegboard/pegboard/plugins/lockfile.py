@@ -6,8 +6,8 @@ its code, and the versions of all else that these need. The digest is of the fil
 a change of an installed file. It is the same for a wheel and for an editable installation of the same code. The bytecode that
 Python keeps must be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were distributions.
 
-The lock notices what has changed since it was written. It is no wall: whoever can write to the folders of the interpreter, or to
-those of packages that are pinned by their version only, has won.
+The lock notices changes since it was written. It does not stop an attacker who can write to the folders of the interpreter, or to
+packages that are pinned by version only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pegboard.plugins.registry import Registry
 
 CORE = "pegboard"
 STARTUP = {"sitecustomize": "(run by Python at its start)", "usercustomize": "(run by Python at its start)"}
-"""Modules that Python runs before everything else, and what stands in the place of their version."""
+"""Modules that Python runs at its start → the text that the lock stores as their version."""
 
 
 class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ def _owners() -> dict[str, set[str]]:
 
 def _digest(packages: Iterable[str]) -> str:
     """Return the sha256 of the files of these top-level packages, without the bytecode that Python keeps, which is compared with
-    its source. Raises ConfigError if it differs, and for a link, behind which anything can be imported."""
+    its source. Raises ConfigError if it differs, or if a file is a link."""
     whole = hashlib.sha256()
     for package in packages:
         for name, path in sorted(_files(package)):

@@ -94,8 +94,8 @@ class Worker:
         return self.registry.build(entry, WeightLoaderSetup(seed=self.config.seed))
 
     def declare(self) -> None:
-        """Take the device, build the model without weights, choose the attention backends, and compare the checkpoint's tensors
-        with the model's. Raises as `load` does."""
+        """Take the device, build the model without weights, choose the attention backends, and ask the layers for the
+        tensors that they need. Raises as `load` does."""
         config = self.config
         entry = self.registry.choose("platform", Need(), explicit=config.device).require()
         self.platform_name = entry.name
@@ -121,7 +121,6 @@ class Worker:
             self.registry, declared.attention, self.build.quantization, need, setup, config.attention_backend, states
         )
         self.declared = {layer: layer.declare(self.plan.checkpoint.tensors) for layer in declared.layers}
-        check_tensors(self.declared, self.plan.checkpoint)
 
     def _build_model(self) -> None:
         config, checkpoint = self.config, self.plan.checkpoint

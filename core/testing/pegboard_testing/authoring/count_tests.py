@@ -1,6 +1,7 @@
-"""A pytest plugin that `pegboard plugins test` loads: counts tests, and those of contract classes. The file that the environment
-variable PEGBOARD_TEST_COUNTS names gets {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26}. A file beside it with
-the suffix .now gets the name of the test that runs."""
+"""A pytest plugin that `pegboard plugins test` loads. It counts tests, and those of contract classes.
+
+It writes {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26} to the file that the environment variable
+PEGBOARD_TEST_COUNTS names. A second file, with the suffix .now, has the name of the test that is running."""
 
 from __future__ import annotations
 

@@ -57,6 +57,20 @@ def test_without_tools_the_reasoning_parser_leaves_calls_too() -> None:
     assert shape(fold([*pipeline.feed(text, ()), *pipeline.finish()])) == ("", "", [("f", {}, True)])
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"{CHANNEL}commentary{CHANNEL}commentary to=functions.add <|constrain|>json",
+        f"{CHANNEL}commentary to=functions.add{CHANNEL}commentary to=functions.add",
+        f"{START}assistant{START}assistant{CHANNEL}commentary to=functions.add",
+        f"{CHANNEL}analysis{CHANNEL}commentary to=functions.add code",
+    ],
+)
+def test_a_doubled_header_keeps_its_call(header: str) -> None:
+    (call,) = parsed(f'{header}{MESSAGE}{{"a": 1}}<|call|>').tool_calls
+    assert (call.name, json.loads(call.arguments), call.is_complete) == ("add", {"a": 1}, True)
+
+
 def test_a_broken_header_keeps_its_words() -> None:
     assert shape(parsed(f"{CHANNEL}assistantfinal{MESSAGE}Hello.")) == ("assistantfinal\nHello.", "", [])
     assert shape(parsed(f"{START}assistant{MESSAGE}Hello.")) == ("Hello.", "", [])
