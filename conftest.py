@@ -8,10 +8,14 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
+from pegboard.env import let_compute_threads_sleep
+
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+# before anything imports torch: the threads of two test processes share the cores, and a waiting one that spins halves the speed
+let_compute_threads_sleep()
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; with 0, Triton's tests need a GPU
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it

@@ -171,6 +171,19 @@ def test_a_long_compilation_does_not_hold_up_others(monkeypatch: pytest.MonkeyPa
     compiler.stop()
 
 
+def test_stop_ends_idle_threads_at_once_and_does_not_wait_for_a_busy_one() -> None:
+    slow = Stepwise()
+    compiler = GrammarCompiler({"slow": slow}, timeout_s=10)
+    compilation = compiler.start(GOOD)
+    wait_until(lambda: bool(slow.begun))
+    threads = list(compiler._threads)
+    compiler.stop()
+    busy = [thread for thread in threads if thread.is_alive()]
+    assert len(threads) > 1 and [thread.native_id for thread in busy] == [compilation.thread]
+    slow.go.release()
+    wait_until(lambda: not busy[0].is_alive())
+
+
 def test_overdue_threads_are_replaced_without_a_client_and_are_limited() -> None:
     now = [0.0]
     slow = Stepwise()

@@ -70,7 +70,7 @@ def _scheme(config: QuantConfig) -> Scheme:
     for name in ("scale_quant_params", "zero_quant_params"):
         if config.values.get(name) is not None:
             raise config.error(name, config.values[name], "does not support scales and zero points that are quantized themselves")
-    size = None if weight.values.get("group_size") is None else weight.size("group_size")
+    size = None if weight.values.get("group_size", 64) is None else weight.size("group_size", 64)
     if not weight.flag("channel_wise", True):
         raise weight.error("channel_wise", False, "needs true")
     return Scheme(weight.one_of("nbits", tuple(SLICES), 4), None if size == -1 else size, weight.one_of("axis", (0, 1), 1))

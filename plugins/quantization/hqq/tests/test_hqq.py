@@ -196,6 +196,8 @@ def test_weights_that_are_not_whole_groups() -> None:
 
 
 def test_values_that_a_config_lacks_are_those_of_the_producer() -> None:
-    """`HqqConfig` of transformers writes 4 bits along axis 1."""
-    scheme = _scheme(QuantConfig({"weight_quant_params": {"group_size": 64}}, "HQQ"))
+    """`HqqConfig` of transformers writes 4 bits, groups of 64, along axis 1."""
+    scheme = _scheme(QuantConfig({"weight_quant_params": {}}, "HQQ"))
     assert (scheme.bits, scheme.group_size, scheme.axis) == (4, 64, 1)
+    scheme = _scheme(QuantConfig({"weight_quant_params": {"group_size": None}}, "HQQ"))
+    assert scheme.group_size is None
