@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pegboard.env import cache_dir
@@ -67,6 +68,9 @@ The reason is on stdout."""
 
 COMPILE_S, TRIAL_S = 600, 120
 """How many seconds the compiler and a trial may take."""
+
+MAX_COMPILERS = 8
+"""The largest number of compilers at the same time. Each takes up to 0.4 GB of memory."""
 
 ROOM = 8 << 20
 """The free bytes that a folder must have to compile in it."""
@@ -200,24 +204,37 @@ def _compile(command: str, level: str, folder: Path) -> Path:
     path = folder / library_path(level).name
     sweep(folder, ".*")
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=folder) as temporary:
-        unfinished = str(Path(temporary) / "library.so")
-        sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
-        arguments = [command, *SWITCHES, *LEVELS[level], "-shared", "-fPIC", "-fvisibility=hidden", *sources]
-        done = _run([*arguments, "-o", unfinished, "-lpthread", "-lm"], COMPILE_S, {"TMPDIR": temporary, "LC_ALL": "C"})
-        if done.returncode:
-            told = done.stderr.strip()
-            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
-                if os.strerror(number) in told:
-                    raise OSError(number, os.strerror(number), str(folder))
-            raise ConfigError(
-                f"{command} could not compile the CPU kernels for {level} (repair the compiler, or choose reference kernels):\n"
-                f"{told[-2000:]}"
-            )
-        if (reason := _trial(unfinished)) is not None:
+        unfinished = Path(temporary) / "library.so"
+        _make(command, level, unfinished)
+        if (reason := _trial(str(unfinished))) is not None:
             write_sealed(path.with_suffix(".failed"), reason.encode())
             raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
-        write_sealed(path, Path(unfinished).read_bytes())
+        write_sealed(path, unfinished.read_bytes())
     return path
+
+
+def _make(command: str, level: str, library: Path) -> None:
+    """Compile the sources side by side, the largest first, and link them. Files are written next to `library` only."""
+    compiling = [command, *SWITCHES, *LEVELS[level], "-fPIC", "-fvisibility=hidden", "-c"]
+    sources = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
+    objects = [library.with_name(f"{source.stem}.o") for source in sources]
+    steps = [[*compiling, str(source), "-o", str(to)] for source, to in zip(sources, objects, strict=True)]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
+        list(pool.map(lambda step: _compiler_step(step, level, library.parent), steps))
+    _compiler_step([command, "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-lm"], level, library.parent)
+
+
+def _compiler_step(step: list[str], level: str, folder: Path) -> None:
+    """Run a step of the compiler. Raises OSError if the disk is the problem, and otherwise ConfigError, if it fails."""
+    done = _run(step, COMPILE_S, {"TMPDIR": str(folder), "LC_ALL": "C"})
+    if not done.returncode:
+        return
+    told = done.stderr.strip()
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+        if os.strerror(number) in told:
+            raise OSError(number, os.strerror(number), str(folder.parent))
+    cure = "repair the compiler, or choose reference kernels"
+    raise ConfigError(f"{step[0]} could not compile the CPU kernels for {level} ({cure}):\n{told[-2000:]}")
 
 
 def _run(command: list[str], limit_s: float, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -89,6 +89,11 @@ class Calls:
             text.forget()
         return closing
 
+    def tool_names(self) -> list[str]:
+        """Return the names of the request's tools."""
+        functions = [tool.get("function", tool) for tool in self._tools]
+        return [function["name"] for function in functions if isinstance(function, Mapping) and "name" in function]
+
     def parameters(self, name: str) -> Mapping[str, Any]:
         """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such tool."""
         for tool in self._tools:

@@ -4,17 +4,18 @@
     <|tool_call_end|><|tool_calls_section_end|>
 
 Format: https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md. The text before the arguments is
-the id of the call, and the model expects to see it again in the tool's answer.
+the id of the call, and the model expects to see it again in the tool's answer. Some models write only the number.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments
+from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments, take_json
 from pegboard_chat.parsing.call_constraint import call_bodies
 from pegboard_chat.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
 
@@ -64,17 +65,44 @@ class KimiK2ToolParser(StreamParser):
         yield from self.text.space()
         id = yield from self.text.word()
         yield from self.text.space()
-        found = ID.fullmatch(id)
-        if found is None or not (yield from self.text.accept(ARGUMENTS)):
+        if not (yield from self.text.accept(ARGUMENTS)):
             return False
         yield from self.text.space()
-        if (yield from self.text.accept(CALL_END)):
-            yield from self.calls.whole(found[1], "{}", id)
-        elif (yield from read_arguments(self.text, self.calls, found[1], id, stops=STOPS)):
+        if (name := self._name(id)) is not None and (yield from self.text.accept(CALL_END)):
+            yield from self.calls.whole(name, "{}", id)
+        elif name is not None and (yield from read_arguments(self.text, self.calls, name, id, stops=STOPS)):
             self.text.forget()
+            yield from self.text.closing(CALL_END)
+        elif name is None and id.isdecimal() and (yield from self._by_arguments(id)):
             yield from self.text.closing(CALL_END)
         else:
             return False
         self.text.forget()
         yield from self.text.closing(SECTION_END)
         return True
+
+    def _name(self, id: str) -> str | None:
+        """Return the name in the id of a call. An id that is only a number stands for the request's only tool."""
+        found = ID.fullmatch(id)
+        if found is not None:
+            return found[1]
+        names = self.calls.tool_names()
+        return names[0] if id.isdecimal() and len(names) == 1 else None
+
+    def _by_arguments(self, id: str) -> Steps[bool]:
+        """Read a call whose id is only a number: it is a call of the one tool that has all the arguments."""
+        if (yield from self.text.peek()) != "{" or (arguments := (yield from take_json(self.text, STOPS))) is None:
+            return False
+        try:
+            keys = json.loads(arguments).keys()
+        except RecursionError:
+            return False
+        fitting = [name for name in self.calls.tool_names() if keys and self._takes(name, keys)]
+        if len(fitting) != 1:
+            return False
+        yield from self.calls.whole(fitting[0], arguments, id)
+        return True
+
+    def _takes(self, name: str, keys: Set[str]) -> bool:
+        properties = self.calls.parameters(name).get("properties")
+        return isinstance(properties, Mapping) and keys <= properties.keys()

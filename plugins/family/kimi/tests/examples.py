@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+from pegboard_testing.parser_examples import ADD, NOW, PARIS, TOOLS, Case, Example, drops_text, rendered, tool, with_reasoning
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
@@ -63,6 +63,22 @@ EXAMPLES = {
             differs="the peer drops text after a call",
         ),
         Example("no section end", SECTION + one("functions.add:0", '{"a": 2, "b": 40}'), calls=(ADD,)),
+        Example("a number as id", SECTION + one("0", CITY) + SECTION_END, calls=(PARIS,), tools=(TOOLS[0],)),
+        Example("a number and no arguments", SECTION + one("0", "") + SECTION_END, calls=(NOW,), tools=(TOOLS[3],)),
+        Example(
+            "the only tool with these arguments",
+            f"{SECTION}{one('0', CITY)}{one('1', '{}')}",
+            calls=(PARIS,),
+            content=one("1", "{}"),
+        ),
+        Example(
+            "two tools with these arguments",
+            SECTION + one("0", CITY) + SECTION_END,
+            content=SECTION + one("0", CITY) + SECTION_END,
+            tools=(TOOLS[0], tool("book_flight", city="string")),
+        ),
+        Example("a number and deep arguments", one("0", deep := '{"a":' * 9000 + "1" + "}" * 9000), content=one("0", deep)),
+        Example("a number and broken arguments", one("0", '{"city": "Par'), content=one("0", '{"city": "Par')),
         Example(
             "cut off",
             f'{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{{"city": "Par',
