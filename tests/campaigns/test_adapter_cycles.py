@@ -1,4 +1,5 @@
-"""A sample of the campaign of adapters (adapter_cycles.py), with the server in this process: what it holds is counted."""
+"""A sample of the campaign of adapters (adapter_cycles.py), with the server in this process: what it holds is counted.
+`make nightly` runs it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
@@ -34,6 +36,7 @@ def counted() -> Counter[str]:
     return Counter(type(each).__qualname__ for each in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_cycles_leave_no_slots_blocks_or_objects(tmp_path: Path) -> None:
     damaged_checkpoints.write_healthy(tmp_path / "model")
     adapters = adapter_cycles.write_adapters(tmp_path / "adapters")

@@ -1,4 +1,4 @@
-"""A sample of the campaign over generated requests (generated_bodies.py), small enough for every run."""
+"""A sample of the campaign over generated requests (generated_bodies.py). `make nightly` runs it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_every_route_that_reads_a_body_has_valid_ones(server: Server) -> None:
     assert all(any(limit in body for body in VALID[path] for limit in LIMITS) for path in list(VALID)[:4])
 
 
+@pytest.mark.slow
 def test_no_request_is_answered_wrongly(server: Server) -> None:
     """No status 500, no connection closed without an answer, every answer within its time. The limits of `/health` and of memory
     need a machine that is not busy, and the whole campaign."""

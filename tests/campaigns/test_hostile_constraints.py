@@ -1,4 +1,4 @@
-"""A sample of the campaign over hostile constraints (hostile_constraints.py), small enough for every run."""
+"""A sample of the campaign over hostile constraints (hostile_constraints.py). `make nightly` runs it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from generated_bodies import write_model
 from server_process import MODEL, Server
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the memory of processes in /proc")
 def test_hostile_constraints_disturb_nobody(tmp_path: Path) -> None:
     """Schemas that are refused and schemas that take seconds do not hold up a small one, and what they took is given back.

@@ -1,4 +1,4 @@
-"""A sample of the campaign of kills (kills.py), small enough for every run."""
+"""A sample of the campaign of kills (kills.py). `make nightly` runs it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ROUNDS = [
 """The last server goes on and answers, and removes what the killed group left."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 def test_clients_of_a_killed_server_get_an_end_and_nothing_stays(tmp_path: Path) -> None:
     assert kills.run(ROUNDS, tmp_path / "kills", limit_s=60, num_clients=4) == []  # a busy machine is slow

@@ -16,6 +16,7 @@ def test_perplexity_and_greedy_tokens_of_the_default_path(smollm2_gguf: Path) ->
     assert result.may_be_good, str(result)
 
 
+@pytest.mark.slow
 def test_a_kv_cache_of_8_bit_floats_costs_little(smollm2_gguf: Path) -> None:
     """Over 2,044 tokens: perplexity +0.7 %, the same greedy token in 96.4 % of the positions."""
     result = compare(str(smollm2_gguf), 1024, **FLOAT, kv_cache_dtype="fp8")

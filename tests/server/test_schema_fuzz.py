@@ -15,7 +15,7 @@ from server_process import MODEL, PATIENCE_S, Server
 
 schemathesis = pytest.importorskip("schemathesis")
 
-NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "15"))
+NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "5"))
 """Number of bodies per operation."""
 
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 16}

@@ -25,12 +25,12 @@ if build.compiler() is None:
 TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
 if "avx2" in LEVELS:
     TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
-SLOW = "emulated_avx512"
-"""Only `make nightly` runs it: its code is a part of the levels above."""
+SLOW = ("emulated_avx512", "emulated_avx512_vnni")
+"""Only `make nightly` runs them if this CPU lacks them: their code is a part of the level above."""
 
 
 def parameter(team: tuple[str, int]) -> Any:
-    return pytest.param(team, id=f"{team[0]}-{team[1]}", marks=[pytest.mark.slow] if team[0] == SLOW else [])
+    return pytest.param(team, id=f"{team[0]}-{team[1]}", marks=[pytest.mark.slow] if team[0] in SLOW else [])
 
 
 @pytest.fixture(scope="module", params=map(parameter, TEAMS))
