@@ -1,6 +1,7 @@
 """Every command in the pages works. Commands are executed if possible. For the others, the things that they name are checked.
 
-Servers of the pages inside packages are started by `make nightly`; in every run their command lines are read."""
+Every run starts the servers of the README and of docs/serving.md, and reads the command lines of the others, which `make nightly`
+starts."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from page_server import HUB_MODEL, PATIENCE_S, Server
-from pages import PACKAGE_PAGES, PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
+from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
 
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
@@ -35,7 +36,8 @@ def unique(commands: list[Command]) -> list[Command]:
 
 def marked(commands: list[Command]) -> list[object]:
     """Parameters for the commands. Those that take long for what they prove are marked slow."""
-    shown = {each.words for each in all_commands("pegboard") if each.block.page not in PACKAGE_PAGES}
+    first = (ROOT / "README.md", ROOT / "docs/serving.md")
+    shown = {each.words for each in commands if each.block.page in first}
     slow = [c for c in commands if c.words[1:3] == ("plugins", "cost") or (c in SERVE and c.words not in shown)]
     return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else []) for c in unique(commands)]
 

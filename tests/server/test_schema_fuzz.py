@@ -15,7 +15,7 @@ from server_process import MODEL, PATIENCE_S, Server
 
 schemathesis = pytest.importorskip("schemathesis")
 
-NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "5"))
+NUM_EXAMPLES = int(os.environ.get("PEGBOARD_TEST_FUZZ_EXAMPLES", "15"))
 """Number of bodies per operation."""
 
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 16}
@@ -50,6 +50,7 @@ def check(case: Any, *, with_plain_parts: bool) -> None:
         assert "error" in response.json(), response.text
 
 
+@pytest.mark.slow
 def test_no_body_breaks_the_server(open_server: Server) -> None:
     schema = schemathesis.openapi.from_url(f"{open_server.url}/openapi.json").exclude(path_regex="^/probe")
     operations = [result.ok() for result in schema.get_all_operations()]

@@ -55,8 +55,8 @@ def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
     assert build.levels_of(flags)[0] == level
 
 
-@pytest.mark.parametrize("level", [level for level in build.LEVELS if level not in build.levels_of(build.cpu_flags())])
-def test_levels_that_this_cpu_lacks_compile_and_fail_their_trial(level: str, quick_cache: Path) -> None:
+@pytest.mark.parametrize("level", [level for level in build.LEVELS if level not in build.levels_of(build.cpu_flags())][:1])
+def test_a_level_that_this_cpu_lacks_compiles_and_fails_its_trial(level: str, quick_cache: Path) -> None:
     """The other levels are compiled for the tests of the kernels."""
     with pytest.raises(ConfigError, match=f"{level} do not work on this machine: .*(SIGILL|tiles)"):
         build.compiled(level)
