@@ -78,6 +78,19 @@ def test_a_request_of_the_same_name_follows_an_aborted_one_whose_load_is_open(lo
             run(engine, [request("a", range(21))])
 
 
+@pytest.mark.parametrize("spare_blocks", range(9))
+@pytest.mark.parametrize("priorities", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_request_that_cannot_go_on_takes_what_was_loaded_for_others(spare_blocks: int, priorities: tuple[int, ...]) -> None:
+    """Never its own blocks, whether it is the first or the last one that was added."""
+    store: dict[Any, Any] = {}
+    prompts = [range(start, start + 21) for start in (0, 10, 20)]
+    for prompt in prompts:
+        FakeEngine(kv_load="between_steps", kv_store=store).generate(prompt, GREEDY)
+    settings: dict[str, Any] = {"enable_prefix_caching": False, "by_priority": True, "spare_blocks": spare_blocks}
+    engine = FakeEngine(kv_load="between_steps", kv_store=store, max_model_len=32, **settings)
+    run_short(engine, [request(f"r{i}", prompts[i], priority=priorities[i]) for i in range(3)])
+
+
 class Connector:
     """The scheduler half. matches: what `match` returns, without regard to what is local. later: whether blocks are still
     read."""

@@ -202,6 +202,8 @@ class EngineInvariants:
             assert counted == children[id(request)], f"{request}: {counted} waiting children, there are {children[id(request)]}"
         for request in waiting:
             assert request.row is None and request.adapter is None and not request.num_in_flight_steps
+            left = (request.draft_token_ids, request.num_in_flight_tokens, request.num_loading_tokens)
+            assert not any(left), f"{request} waits with (drafts, tokens in flight, tokens that are loaded) {left}"
             assert request.num_computed_tokens == 0 or self._kv.holds(request), (
                 f"{request} waits and counts tokens without blocks"
             )

@@ -29,6 +29,7 @@ class _Plan(msgspec.Struct):
 class FakeKVConnector:
     """The scheduler half. It saves the full blocks of finished requests, which stay pinned meanwhile, and finds prefixes by hash.
     store: (rank, group, hash) → block contents, shared with the worker half. hesitate: how many times `match` first returns None.
+    holding: the requests whose blocks it was told of, and not that they were released.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FakeKVConnector:
         self._local: dict[str, int] = {}
         self._plan = _Plan()
         self._loading: set[str] = set()
+        self.holding: set[str] = set()
         self.num_loads = 0
         self.num_resets = 0
 
@@ -81,6 +83,8 @@ class FakeKVConnector:
         return request.block_hashes[(index + 1) * size // self._stride - 1]
 
     def allocated(self, request: RequestView, blocks: BlockView, num_external_tokens: int) -> None:
+        assert request.key not in self.holding, f"the blocks of {request.key} are allocated twice"
+        self.holding.add(request.key)
         start = self._local.pop(request.key, 0)
         if not num_external_tokens:
             return
@@ -102,6 +106,8 @@ class FakeKVConnector:
         return msgspec.msgpack.encode(plan)
 
     def released(self, request: RequestView, blocks: BlockView, why: str) -> Release:
+        assert request.key in self.holding, f"{request.key} releases blocks that were never allocated"
+        self.holding.remove(request.key)
         if request.key in self._loading:  # the load may still be writing
             return Release(later=True)
         num_valid = min(request.num_confirmed_tokens, request.num_tokens, len(request.block_hashes) * self._stride)

@@ -223,6 +223,7 @@ class FakeEngine:
         stats = self.engine.stats()
         assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
         self.invariants.check_idle()
+        assert not self.connector or not self.connector.holding, f"never released: {self.connector.holding}"
         unknown = [row for row, state in enumerate(self.worker.rows) if state and row not in self.engine._queues.removed_rows]
         assert not unknown, f"the worker was never told that these rows are free: {unknown}"
 

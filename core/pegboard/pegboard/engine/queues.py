@@ -138,7 +138,7 @@ class Queues:
         if request.adapter is not None:
             self.loras.release(request)
         if request.status is RequestStatus.PREEMPTED:
-            request.num_computed_tokens = request.num_in_flight_tokens = request.num_loading_tokens = 0
+            request.num_computed_tokens = 0
             self._wait(request)
 
     def reclaim(self, need: Request | None = None) -> bool:
