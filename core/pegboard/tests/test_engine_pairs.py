@@ -183,6 +183,14 @@ def test_a_completion_is_aborted_in_any_step(retains: list[Retain], spare_blocks
             run(engine, [request("a", range(17), params), request("b", range(5))], (step, aborted))
 
 
+@pytest.mark.parametrize("load", ["in_step", "between_steps"])
+@pytest.mark.parametrize("spare_blocks", [0, 3, 30])
+def test_a_connector_is_told_of_the_blocks_of_every_completion(load: Any, spare_blocks: int) -> None:
+    """The fake one refuses to release blocks that it was not told of."""
+    engine = FakeEngine(kv_load=load, spare_blocks=spare_blocks)
+    run(engine, [request("a", range(17), SamplingParams(n=4, seed=3, max_tokens=7)), request("b", range(17))])
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
 def test_every_completion_has_the_settings_of_its_request(max_num_seqs: int) -> None:
     """Also those that wait, and both forms of a bad word. Only the seeds differ."""
@@ -229,6 +237,25 @@ def test_an_adapter_is_reloaded_while_its_request_is_preempted(max_in_flight: in
         for _ in range(step):
             engine.step()
         engine.engine.control("reset_prefix_cache", reset_running_requests=True)
+        engine.worker.versions["/1"] = "2"
+        engine.engine.add(request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True)))
+        engine.run()
+        engine.check_results({each.request_id: each for each in [*requests, request("new", range(13), params, lora=lora)]})
+        engine.check_idle()
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_an_adapter_is_reloaded_while_completions_wait(max_in_flight: int) -> None:
+    """They cannot start from the prompt that the old files computed. The invariants compare those who share blocks."""
+    lora, params = LoRARequest("x", 1, "/1"), SamplingParams(temperature=0.0, max_tokens=9)
+    for step in range(10):
+        engine = FakeEngine(max_loras=2, max_cpu_loras=2, max_num_seqs=2, max_in_flight=max_in_flight)
+        several = request("a", range(13), SamplingParams(n=4, seed=3, max_tokens=12), lora=lora)
+        requests = [request("b", range(5), SamplingParams(temperature=0.0, max_tokens=1 + step)), several]
+        for each in requests:
+            engine.engine.add(each)
+        for _ in range(step):
+            engine.step()
         engine.worker.versions["/1"] = "2"
         engine.engine.add(request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True)))
         engine.run()
@@ -289,6 +316,14 @@ def test_drafts_fit_what_the_rows_leave_of_the_budget(max_num_seqs: int, more_to
     )  # fmt: skip
     run(engine, [request(f"r{i}", range(i, 2 * i + 3), SamplingParams(temperature=0.0, max_tokens=20)) for i in range(6)])
     assert max(batch.num_tokens for batch in engine.executor.batches) == engine.limits.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("spare_blocks", range(5))
+def test_without_chunked_prefill_a_preempted_request_may_be_longer_than_a_step(spare_blocks: int) -> None:
+    """It goes on in chunks, because no step could take it whole."""
+    settings: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8, "enable_prefix_caching": False}
+    engine = FakeEngine(spare_blocks=spare_blocks, max_model_len=32, **settings)
+    run_short(engine, [request(f"r{i}", range(i, i + 7), SamplingParams(temperature=0.0, max_tokens=20)) for i in range(3)])
 
 
 class Turning(FakePolicy):

@@ -54,6 +54,7 @@ class EngineInvariants:
         self._check_tables()
         self._check_eviction_order()
         self._check_hashes()
+        self._check_sharing()
         self._check_requests()
         self._check_rows()
         self._check_adapters()
@@ -171,6 +172,16 @@ class EngineInvariants:
                 self._kv.hasher.extend(again)
                 hashes = again.block_hashes[: len(request.block_hashes)]
                 assert hashes == request.block_hashes, f"{request}: its block hashes are those of other content"
+
+    def _check_sharing(self) -> None:
+        """Running requests share blocks only with those that have the same adapter, read from the same files."""
+        owners: dict[tuple[int, int], str] = {}
+        for request in self._queues.running:
+            digest = request.lora.digest if request.lora else ""
+            for index, table in enumerate(self._kv.tables(request)):
+                for block_id in filter(None, table):
+                    other = owners.setdefault((index, block_id), digest)
+                    assert other == digest, f"{request} shares block {block_id}, which the adapter {other!r} computed"
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
