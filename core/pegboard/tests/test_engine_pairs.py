@@ -19,7 +19,7 @@ from pegboard.engine.queues import KVConnectors
 from pegboard.interfaces.attention import Full, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
 from pegboard.interfaces.metrics import BlocksStored, KVEvent, Metric, Sample
-from pegboard.interfaces.scheduling_policy import RequestView, SchedulingPolicySetup
+from pegboard.interfaces.scheduling_policy import RequestView, SchedulingPolicySetup, StepBudget, StepLoad
 from pegboard_testing.fake_engine import FakeEngine, expected_tokens
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_policy import FakePolicy
@@ -346,6 +346,33 @@ def test_any_running_request_may_be_the_victim(
     engine = FakeEngine(retains, spare_blocks=spare_blocks, policy=Turning(places), max_in_flight=max_in_flight, max_model_len=32)
     params = SamplingParams(temperature=0.0, max_tokens=18)
     run_short(engine, [request(f"r{i}", range(i, i + 6), params) for i in range(5)])
+
+
+budgets = st.builds(StepBudget, st.integers(1, 40), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2))
+
+
+class Moody(FakePolicy):
+    """Its first budgets are `budgets`."""
+
+    def __init__(self, budgets: Sequence[StepBudget]) -> None:
+        super().__init__(SchedulingPolicySetup(fake_limits(max_num_seqs=6, max_num_batched_tokens=24)))
+        self._budgets = list(budgets)
+
+    def budget(self, load: StepLoad) -> StepBudget:
+        return self._budgets.pop(0) if self._budgets else super().budget(load)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(budgets, max_size=12), st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(0, 9), st.integers(1, 2))
+def test_the_budget_of_each_step_is_kept(
+    budgets: list[StepBudget], lengths: list[int], spare_blocks: int, max_in_flight: int
+) -> None:
+    """Whatever a policy returns. The invariants compare every batch with its budget."""
+    engine = FakeEngine(
+        policy=Moody(budgets), spare_blocks=spare_blocks, max_in_flight=max_in_flight, max_num_seqs=6, max_num_batched_tokens=24,
+        max_model_len=32,
+    )  # fmt: skip
+    run_short(engine, [request(f"r{i}", range(i, i + length)) for i, length in enumerate(lengths)])
 
 
 class Earliest(FakePolicy):

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pegboard.data.batch import Batch
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
+from pegboard.interfaces.scheduling_policy import StepBudget
 from pegboard_testing.fake_engine import FakeEngine, scored_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -376,3 +380,32 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
     reads = [args[1].lora_int_id for method, args in engine.executor.calls if method == "read_adapter"]
     assert reads == [1, 2, 3, 2]
+
+
+class Prompt:
+    def __init__(self, num_tokens: int) -> None:
+        self.num_prompt_tokens = num_tokens
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.booleans()), max_size=6), st.integers(0, 2), st.integers(0, 2)
+)
+def test_a_request_that_leaves_a_plan_leaves_its_share(entries: list[tuple[int, int, bool]], prefills: int, long: int) -> None:
+    """A prompt is long if it has more tokens than a chunk may have."""
+    plan = StepPlan(StepBudget(100, 8, prefills, long))
+    requests = [Prompt(length) for length, _, _ in entries]
+
+    def state() -> tuple[int, list[bool]]:
+        return plan.tokens_left, [plan.allows_partial(Prompt(n)) for n in (7, 8, 9)]
+
+    states = []
+    for request, (_, count, samples) in zip(requests, entries, strict=True):
+        states.append(state())
+        plan.put(request, Entry(count, 0, samples, ()))
+    num_partial = sum(not samples for _, _, samples in entries)
+    num_long = sum(length > 8 and not samples for length, _, samples in entries)
+    may = num_partial < prefills
+    assert state() == (100 - sum(count for _, count, _ in entries), [may, may, may and num_long < long])
+    while requests:
+        plan.withdraw(requests.pop())
+        assert state() == states.pop()

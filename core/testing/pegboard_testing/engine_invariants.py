@@ -33,6 +33,7 @@ class EngineInvariants:
         self._queues, self._kv, self._scheduler = engine._queues, engine._kv, engine._scheduler
         self._full = [i for i, group in enumerate(self._kv.plan.groups) if isinstance(group.spec.retain, Full)]
         self._budget = StepBudget(0, 0, 0, 0)
+        self._num_preemptions = 0
         self._seen: dict[int, Request] = {}
         self._chains: dict[str, list[list[Cached]]] = {}
         self._hashed: dict[str, tuple[int, str, int]] = {}
@@ -41,6 +42,7 @@ class EngineInvariants:
 
         def budget(load: StepLoad) -> StepBudget:
             self._budget = make_budget(load)
+            self._num_preemptions = self._queues.totals["num_preemptions_total"]
             return self._budget
 
         policy.budget = budget  # type: ignore[method-assign]
@@ -69,10 +71,32 @@ class EngineInvariants:
         rows = batch.rows.tolist()
         assert len(set(rows)) == len(rows) and set(rows) <= set(range(limits.max_num_seqs)), rows
         assert (batch.num_draft_tokens >= 0).all() and batch.num_draft_tokens.max(initial=0) <= limits.max_drafts
+        self._check_partial(batch, budget)
+        self._check_drafts(batch)
         chunks = batch.num_scheduled_tokens - batch.num_draft_tokens
         assert chunks.min(initial=1) >= 1, "a row computes only drafts, or nothing"
         longest = max(1, min(limits.long_prefill_token_threshold, budget.max_chunk))
         assert not limits.enable_chunked_prefill or chunks.max(initial=0) <= longest, f"chunks {chunks}, the limit is {longest}"
+
+    def _check_partial(self, batch: Batch, budget: StepBudget) -> None:
+        """No prompt is begun in chunks beyond the limits. Those that have begun go on, whatever the limits are now. None is begun
+        in a step that took blocks from another request."""
+        begun, owners = {new.row for new in batch.new}, self._queues.by_row
+        assert not begun or self._queues.totals["num_preemptions_total"] == self._num_preemptions, "it preempts and admits"
+        partial = {row for row, samples in zip(batch.rows.tolist(), batch.samples.tolist(), strict=True) if not samples}
+        long = {row for row in partial if (owner := owners[row]) is not None and owner.num_prompt_tokens > budget.max_chunk}
+        assert not begun & partial or len(partial) <= budget.max_prefills, f"{len(partial)} partial prefills, {budget}"
+        assert not begun & long or len(long) <= budget.max_long_prefills, f"{len(long)} long prefills, {budget}"
+
+    def _check_drafts(self, batch: Batch) -> None:
+        """No draft is behind the last token that may come, and rows with drafts are before longer prefills."""
+        is_long = (batch.num_scheduled_tokens > 1 + self._limits.max_drafts).tolist()
+        assert is_long == sorted(is_long), f"rows with few tokens follow others: {batch.num_scheduled_tokens}"
+        for row, num_drafts in zip(batch.rows.tolist(), batch.num_draft_tokens.tolist(), strict=True):
+            owner = self._queues.by_row[row]
+            if num_drafts and owner is not None:
+                room = owner.output_room(self._limits.max_model_len)
+                assert num_drafts < room, f"{owner} verifies {num_drafts} drafts, and {room} tokens may come"
 
     def check_idle(self) -> None:
         """Check that everything was released: blocks, pins, copies, rows, adapters, and what requests say of themselves."""
@@ -138,6 +162,7 @@ class EngineInvariants:
             if not request.parent and not self._was_parent(request):
                 assert not kept, f"{request.key} keeps expired blocks {kept} of group {index} after {known} tokens"
             most = rule.max_blocks(self._limits.max_model_len, self._limits.chunk_tokens)
+            held += [0] * (isinstance(rule, StateRule) and blocks.checkpoint is not None)  # the copy of its state
             assert len(held) <= most, f"{request.key} holds {len(held)} blocks of group {index}, promised were {most}"
 
     def _was_parent(self, request: Request) -> bool:

@@ -136,7 +136,7 @@ class Scheduler:
         if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
             num_pending = computed - num_tokens + 1
             return (1, 0) if request.output_room(limits.max_model_len) > num_pending else (0, 0)
-        if not request.draft_token_ids or request.num_in_flight_steps:
+        if not request.draft_token_ids:
             return 1, 0
         return 1, max(0, min(len(request.draft_token_ids), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
 
