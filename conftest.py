@@ -1,6 +1,5 @@
 """Settings of every test run in this repository."""
 
-import gc
 import os
 import signal
 import sys
@@ -44,12 +43,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return "kernels/cpu/tests" if nodeid.startswith("kernels/cpu/tests/") else super()._split_scope(nodeid)
 
     return Files(config, log)
-
-
-def pytest_collection_finish() -> None:
-    """Tests that look for objects that are left look at those that came later only."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

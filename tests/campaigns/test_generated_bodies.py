@@ -1,4 +1,5 @@
-"""A sample of the campaign over generated requests (generated_bodies.py). `make nightly` runs it."""
+"""A sample of the campaign over generated requests (generated_bodies.py), which `make nightly` runs, and a check
+of its valid bodies, for every run."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ SAMPLED = [
     SamplingParams(max_tokens=12, seed=1, n=2, top_p=0.9, logprobs=0, **COMMON),
     SamplingParams(max_tokens=9, temperature=0, repetition_penalty=1.2, logprobs=-1, **COMMON),
     SamplingParams(max_tokens=3, seed=4, min_p=0.05, prompt_logprobs=3, **COMMON),
-    SamplingParams(max_tokens=11, temperature=0, logprobs=1, logit_bias={7: 2.0}, **COMMON),
+    SamplingParams(max_tokens=11, temperature=0, logprobs=1, allowed_token_ids=[7], **COMMON),
 ]
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "recorded": {},
     "eager": {"enforce_eager": True},
     "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
-    "preempted": {"num_gpu_blocks_override": 9, "enable_prefix_caching": False},
+    "preempted": {"num_gpu_blocks_override": 19, "block_size": 4, "max_num_seqs": 6, "enable_prefix_caching": False},
     "drafts": {"speculative_config": DRAFTS},
     "vectors": {"runner": "pooling", "max_num_batched_tokens": 32},
 }
@@ -64,5 +64,7 @@ def test_results_do_not_change(
     else:
         llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], SAMPLED, use_tqdm=False)
     assert len(steps) > 1
+    assert (llm.llm_engine.engine.stats()["num_preemptions_total"] > 0) == (name == "preempted")
+    assert any(len(output.token_ids.flat) > len(output.rows) for output, _ in steps) == (name == "drafts")
     for number, (output, then) in enumerate(steps):
         assert contents(output) == then, f"step {number} of {len(steps)}"

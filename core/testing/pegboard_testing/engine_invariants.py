@@ -89,7 +89,7 @@ class EngineInvariants:
         assert not begun & long or len(long) <= budget.max_long_prefills, f"{len(long)} long prefills, {budget}"
 
     def _check_drafts(self, batch: Batch) -> None:
-        """No draft is behind the last token that may come, and rows with drafts are before longer prefills."""
+        """Drafts end before the request does, and rows with drafts come before longer prefills."""
         is_long = (batch.num_scheduled_tokens > 1 + self._limits.max_drafts).tolist()
         assert is_long == sorted(is_long), f"rows with few tokens follow others: {batch.num_scheduled_tokens}"
         for row, num_drafts in zip(batch.rows.tolist(), batch.num_draft_tokens.tolist(), strict=True):
@@ -162,8 +162,10 @@ class EngineInvariants:
             if not request.parent and not self._was_parent(request):
                 assert not kept, f"{request.key} keeps expired blocks {kept} of group {index} after {known} tokens"
             most = rule.max_blocks(self._limits.max_model_len, self._limits.chunk_tokens)
-            held += [0] * (isinstance(rule, StateRule) and blocks.checkpoint is not None)  # the copy of its state
-            assert len(held) <= most, f"{request.key} holds {len(held)} blocks of group {index}, promised were {most}"
+            num_held = len(held)
+            if isinstance(rule, StateRule) and blocks.checkpoint is not None:
+                num_held += 1  # the copy of the state
+            assert num_held <= most, f"{request.key} holds {num_held} blocks of group {index}, promised were {most}"
 
     def _was_parent(self, request: Request) -> bool:
         """Whether the request kept blocks for its children. It drops them at its next commit."""

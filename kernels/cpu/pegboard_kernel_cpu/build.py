@@ -219,7 +219,8 @@ def _make(command: str, level: str, library: Path) -> None:
     sources = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
     objects = [library.with_name(f"{source.stem}.o") for source in sources]
     steps = [[*compiling, str(source), "-o", str(to)] for source, to in zip(sources, objects, strict=True)]
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(num_cpus, MAX_COMPILERS)) as pool:
         list(pool.map(lambda step: _compiler_step(step, level, library.parent), steps))
     _compiler_step([command, "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-lm"], level, library.parent)
 

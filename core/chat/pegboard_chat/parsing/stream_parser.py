@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -91,17 +91,16 @@ class Calls:
 
     def tool_names(self) -> list[str]:
         """Return the names of the request's tools."""
-        functions = [tool.get("function", tool) for tool in self._tools]
-        return [function["name"] for function in functions if isinstance(function, Mapping) and "name" in function]
+        return [function["name"] for function in self._functions()]
 
     def parameters(self, name: str) -> Mapping[str, Any]:
         """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such tool."""
-        for tool in self._tools:
-            function = tool.get("function", tool)
-            if isinstance(function, Mapping) and function.get("name") == name:
-                found = function.get("parameters")
-                return found if isinstance(found, Mapping) else {}
-        return {}
+        found = next((each.get("parameters") for each in self._functions() if each["name"] == name), None)
+        return found if isinstance(found, Mapping) else {}
+
+    def _functions(self) -> Iterator[Mapping[str, Any]]:
+        functions = (tool.get("function", tool) for tool in self._tools)
+        return (function for function in functions if isinstance(function, Mapping) and "name" in function)
 
 
 class StreamParser:

@@ -82,7 +82,7 @@ class KimiK2ToolParser(StreamParser):
         return True
 
     def _name(self, id: str) -> str | None:
-        """Return the name in the id of a call. An id that is only a number stands for the request's only tool."""
+        """Return the name of the tool that an id calls. A bare number calls the request's only tool."""
         found = ID.fullmatch(id)
         if found is not None:
             return found[1]
