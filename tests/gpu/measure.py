@@ -5,7 +5,7 @@
 
 A part that is already in the JSON is not run again, so a run that was cut off can be resumed. After `--minutes`, no further part
 is started. Errors are relative norms, against float64 on the same device. Rates are shown with their share of the roof that this
-run has measured: a large copy for memory, and torch's product of two large matrices for arithmetic.
+run has measured: torch's negation of a large tensor for memory, and its product of two large matrices for arithmetic.
 """
 
 from __future__ import annotations
@@ -35,15 +35,26 @@ class Run:
         return torch.randn(*shape, device=self.device).to(dtype)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return how long a call takes on the device: the median of five rounds of several calls."""
+        """Return how long a call takes on the device: the median of five rounds of several calls. On a GPU, each round is one
+        graph, so that the host's time for launches is not in it."""
         rounds, calls = (1, 1) if self.tiny else (5, 10)
+
+        def run() -> None:
+            for _ in range(calls):
+                call()
+
         call()
+        if self.device.startswith("cuda"):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            graph.replay()
+            run = graph.replay
         times = []
         for _ in range(rounds):
             self.wait()
             started = time.perf_counter()
-            for _ in range(calls):
-                call()
+            run()
             self.wait()
             times.append((time.perf_counter() - started) / calls)
         return sorted(times)[len(times) // 2]
@@ -88,18 +99,18 @@ class Step:
             4 * heads * width * (count * length - count * (count - 1) // 2) for count, length in zip(new, lengths, strict=True)
         )
 
-    def call(self) -> Tensor:
+    def call(self, **rules: Any) -> Tensor:
         from pegboard_attention_triton.attention import paged_attention
 
         arguments = self.q, self.k, self.v, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5
-        return paged_attention(*arguments, k_scale=self.scales, v_scale=self.scales)
+        return paged_attention(*arguments, k_scale=self.scales, v_scale=self.scales, **rules)
 
-    def expected(self) -> Tensor:
+    def expected(self, **rules: Any) -> Tensor:
         from pegboard_testing.contract_attention import paged_attention
 
         factor = 1.0 if self.scales is None else 0.5
         k, v = self.k.double() * factor, self.v.double() * factor
-        return paged_attention(self.q.double(), k, v, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5)
+        return paged_attention(self.q.double(), k, v, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5, **rules)
 
 
 def check_norm(run: Run, dtype: torch.dtype) -> dict[str, Any]:
@@ -131,10 +142,18 @@ def check_activation(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     return error(elementwise.silu_mul(x), ops.silu_mul(x.double()))
 
 
-def check_attention(run: Run, dtype: torch.dtype, stored: torch.dtype | None = None) -> dict[str, Any]:
+def check_attention(
+    run: Run, dtype: torch.dtype, stored: torch.dtype | None = None, width: int = 64, decodes: bool = False, **rules: Any
+) -> dict[str, Any]:
     lengths, new = ([19, 7, 40], [19, 2, 1]) if run.tiny else ([900, 77, 4000, 1], [900, 33, 1, 1])
-    step = Step(run, lengths, new, 8, 2, 64, dtype, stored)
-    return error(step.call(), step.expected())
+    step = Step(run, lengths, [1] * len(new) if decodes else new, 8, 2, width, dtype, stored)
+    return error(step.call(**rules), step.expected(**rules))
+
+
+def check_rules(run: Run, **rules: Any) -> dict[str, Any]:
+    """What some models add to attention, in a step with prompts and in one of decodes."""
+    found = [check_attention(run, torch.float32, decodes=decodes, **rules) for decodes in (False, True)]
+    return {"error": max(one["error"] for one in found), "right": all(one["right"] for one in found)}
 
 
 def check_sampling(run: Run) -> dict[str, Any]:
@@ -154,7 +173,7 @@ def check_sampling(run: Run) -> dict[str, Any]:
 def memory_roof(run: Run) -> dict[str, Any]:
     x = run.random(1 << (16 if run.tiny else 29))
     y = torch.empty_like(x)
-    return {"rate": 2 * x.nbytes / run.seconds(lambda: y.copy_(x)), "unit": "bytes/s"}
+    return {"rate": 2 * x.nbytes / run.seconds(lambda: torch.neg(x, out=y)), "unit": "bytes/s"}
 
 
 def matrix_roof(run: Run) -> dict[str, Any]:
@@ -196,14 +215,51 @@ def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
     from pegboard import LLM, SamplingParams
 
     def generate(**settings: Any) -> tuple[list[list[int]], float]:
-        llm = LLM(dtype="float32", max_model_len=512, **settings)
-        started = time.perf_counter()
-        done = llm.generate(["The capital of France is", "1, 1, 2, 3, 5,"] * 8, SamplingParams(temperature=0, max_tokens=48))
-        return [list(output.outputs[0].token_ids) for output in done], time.perf_counter() - started
+        with LLM(dtype="float32", kv_cache_dtype="float32", max_model_len=512, **settings) as llm:
+            started = time.perf_counter()
+            params = SamplingParams(temperature=0, max_tokens=48)
+            done = llm.generate(["The capital of France is", "1, 1, 2, 3, 5,"] * 8, params, use_tqdm=False)
+            return [list(output.outputs[0].token_ids) for output in done], time.perf_counter() - started
 
     (expected, _), (eager, _) = generate(device="cpu"), generate(device="cuda", enforce_eager=True)
     captured, seconds = generate(device="cuda")
-    return {"right": expected == eager == captured, "tokens_per_s": sum(map(len, captured)) / seconds}
+    equal = {name: sum(map(list.__eq__, rows, expected)) for name, rows in (("eager", eager), ("captured", captured))}
+    right = expected == eager == captured
+    return {"right": right, "equal": equal, "rows": len(expected), "tokens_per_s": sum(map(len, captured)) / seconds}
+
+
+def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
+    """The default model in its default type: seconds to start, output tokens per second of 1 to 256 short prompts that run
+    together, and input tokens per second of long prompts, first computed and then found in the prefix cache. Each rate is the
+    best of three."""
+    if run.tiny:
+        return {"skipped": "too large for the interpreter"}
+    from pegboard import LLM, SamplingParams
+
+    started = time.perf_counter()
+    with LLM(device="cuda", max_model_len=2048, **settings) as llm:
+        found: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 2), "output_tokens_per_s": {}}
+
+        def rate(prompts: list[Any], params: SamplingParams, tokens: int) -> float:
+            started = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            return round(tokens / (time.perf_counter() - started), 1)
+
+        greedy = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
+        sampled = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, max_tokens=128, ignore_eos=True)
+        for name, count, params in (
+            ("1", 1, greedy), ("8", 8, greedy), ("32", 32, greedy), ("256", 256, greedy), ("256 sampled", 256, sampled),
+        ):  # fmt: skip
+            prompts = [f"{index}. Write about the river and the town:" for index in range(count)]
+            found["output_tokens_per_s"][name] = max(rate(prompts, params, 128 * count) for _ in range(3))
+        rows, length, one = 32, 1500, SamplingParams(temperature=0, max_tokens=1)
+        computed, cached = 0.0, 0.0
+        for _ in range(3):
+            prompts = [torch.randint(100, 40_000, (length,)).tolist() for _ in range(rows)]
+            computed = max(computed, rate(prompts, one, rows * length))
+            cached = max(cached, rate(prompts, one, rows * length))
+        found["input_tokens_per_s"] = {"computed": computed, "cached": cached}
+    return found
 
 
 def bench_host(run: Run) -> dict[str, Any]:
@@ -222,7 +278,19 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
         )
         for dtype in LIMITS
     },
+    **{
+        f"attention_{name}_{dtype}": lambda run, dtype=dtype, more=more: check_attention(run, getattr(torch, dtype), **more)
+        for name, more in (
+            ("decode", {"decodes": True}), ("256", {"width": 256}), ("256_decode", {"width": 256, "decodes": True}),
+        )
+        for dtype in LIMITS
+    },  # fmt: skip
     "attention_fp8_cache": lambda run: check_attention(run, torch.float32, FP8),
+    "attention_e5m2_cache": lambda run: check_attention(run, torch.float32, torch.float8_e5m2, decodes=True),
+    "attention_window": lambda run: check_rules(run, window=30),
+    "attention_chunk": lambda run: check_rules(run, chunk=64),
+    "attention_soft_cap": lambda run: check_rules(run, soft_cap=5.0),
+    "attention_sinks": lambda run: check_rules(run, sinks=torch.arange(8, device=run.device) / 4),
     "sample_tokens": check_sampling,
     "tokens_equal_the_cpu": tokens_equal_the_cpu,
     "memory_roof": memory_roof,
@@ -233,6 +301,8 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "bench_decode_attention_fp8": lambda run: bench_attention(run, 64, 4096, 1, "memory_roof", FP8),
     "bench_prefill_attention": lambda run: bench_attention(run, 1, 8192, 8192, "matrix_roof"),
     "bench_sample_tokens": bench_sampling,
+    "bench_generate": bench_generate,
+    "bench_generate_eager": lambda run: bench_generate(run, enforce_eager=True),
     "bench_host_time": bench_host,
 }  # fmt: skip
 """The parts in their order: what is right comes before what is fast."""
@@ -257,9 +327,11 @@ def main() -> int:
     elif options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU; --device cpu --interpret --tiny tests the script without one")
     results = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    import triton  # after the environment is set
+
     results["machine"] = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
-        "torch": torch.__version__, "interpreted": options.interpret, "tiny": options.tiny,
+        "torch": torch.__version__, "triton": triton.__version__, "interpreted": options.interpret, "tiny": options.tiny,
     }  # fmt: skip
     torch.manual_seed(0)
     run, started = Run(options.device, options.tiny, results), time.perf_counter()

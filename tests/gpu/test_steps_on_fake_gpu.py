@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,18 @@ def test_a_captured_launch_keeps_its_numbers_and_reads_the_device(gpu: FakeGPU) 
     np.testing.assert_allclose(recorded(1)[0].tolist(), [[0.5**0.5] * 4], rtol=1e-6)
     with pytest.raises(ValueError, match="pointer argument weight cannot be accessed"):
         norm.rms_norm(x, torch.ones(4), 0.0)
+
+
+def test_a_stopped_worker_gives_its_memory_back_at_once(gpu: FakeGPU, tmp_path: Path) -> None:
+    """Another engine may start on the device before Python looks for reference cycles."""
+    gc.collect()
+    before = gpu.used_bytes
+    gc.disable()
+    try:
+        worker = on_gpu(tmp_path)
+        generate(worker, 2)
+        assert gpu.used_bytes - before > 20_000, "weights and KV cache"
+        worker.stop()
+        assert gpu.used_bytes == before
+    finally:
+        gc.enable()

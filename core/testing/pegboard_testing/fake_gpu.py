@@ -12,6 +12,7 @@ the results of all others, as if they shared memory. Writing host memory before 
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -288,6 +289,8 @@ class FakeGPUPlatform:
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         gpu = _gpu()
+        if reset_peak:
+            gc.collect()
         used = gpu.used_bytes
         numbers = MemoryNumbers(TOTAL_BYTES - used, TOTAL_BYTES, used, max(used, gpu.peak_bytes))
         gpu.peak_bytes = used if reset_peak else gpu.peak_bytes

@@ -11,7 +11,7 @@ ELEMENTS = 2048
 """Short rows (heads) are normalized several to a program, up to this many numbers."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _rms_norm(
     x, residual, weight, out, count, heads, x_token, x_head, residual_token, residual_head, size, eps,
     ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

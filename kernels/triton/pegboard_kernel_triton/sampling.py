@@ -70,7 +70,7 @@ def _cut(
     return high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _sample(
     logits, uniforms, temperature, min_p, top_k, top_p, out, count, vocab, stride,
     DRAWS: tl.constexpr, HAS_MIN_P: tl.constexpr, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr,

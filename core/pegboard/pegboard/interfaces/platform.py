@@ -118,7 +118,8 @@ class Platform(Protocol):
         ConfigError."""
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after reading."""
+        """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after reading, and gives back memory that
+        nothing uses."""
 
     def zeros(self, num_bytes: int) -> "Tensor":
         """Return zeroed uint8 memory for the KV cache. Raises ConfigError if there is too little."""

@@ -372,10 +372,18 @@ class Worker:
         return {"free": numbers.free_bytes, "total": numbers.total_bytes, "used": numbers.used_bytes, "peak": numbers.peak_bytes}
 
     def stop(self) -> None:
-        """Close the connectors and drop the runner with its memory."""
+        """Close the connectors, and drop the model and the KV cache. Their memory is given back at once, because another engine
+        may start on the device."""
         if "adapters" in vars(self):
             self.adapters.close()
         if self.runner is not None:
             for connector in self.runner.parts.connectors.values():
                 connector.close()
             self.runner = None
+        if self.replay is not None:
+            self.replay.reset()
+            self.replay = None
+        for name in ("model", "build", "attention", "declared"):
+            vars(self).pop(name, None)
+        if "platform" in vars(self):
+            self.platform.memory(reset_peak=True)

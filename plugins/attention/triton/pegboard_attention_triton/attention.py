@@ -69,7 +69,7 @@ def _first_key(position, reach, RULE: tl.constexpr):
         return position * 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _attend(
     q, k_cache, v_cache, k_scale, v_scale, sinks, block_table, query_start_loc, seq_lens, out, maxima, sums,
     num_rows, scale, soft_cap, reach,

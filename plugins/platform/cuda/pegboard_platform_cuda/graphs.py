@@ -23,6 +23,7 @@ class GraphReplay:
 
     def __init__(self) -> None:
         self.pool: Any = None
+        self.stream: Any = None
         self.graphs: list[Graph] = []
 
     def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
@@ -34,17 +35,16 @@ class GraphReplay:
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
         """Run once, so that kernels are compiled and libraries have their memory, and then capture. An error of the model is
-        raised by the first run."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            run(*inputs)
-        torch.cuda.current_stream().wait_stream(aside)
+        raised by the first run. All recordings use one stream, because cuBLAS keeps 32 MiB for each stream that it has seen."""
         if self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            run(*inputs)
+        torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 outputs = run(*inputs)
         except RuntimeError as error:
             raise CannotRecord(str(error).splitlines()[0]) from error
@@ -55,7 +55,7 @@ class GraphReplay:
         for graph in self.graphs:
             graph.graph, graph.outputs = None, ()
         self.graphs.clear()
-        self.pool = None
+        self.pool = self.stream = None
         torch.cuda.empty_cache()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,10 +74,12 @@ class CUDAPlatform:
         return Device(self.device, self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what no tensor uses."""
+        """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what no tensor uses. An engine
+        that was stopped has reference cycles, so these are collected first."""
         free, total = torch.cuda.mem_get_info()
         numbers = MemoryNumbers(free, total, torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved())
         if reset_peak:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         return numbers

@@ -19,7 +19,7 @@ from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.spec import Absent, Broken, Ok, ProbeFacts
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_platform import PlatformContract
-from pegboard_testing.fake_gpu import TOTAL_BYTES, FakeGPU, Tape
+from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, FakeGPU, Tape
 
 FACTS = ProbeFacts("x86_64")
 
@@ -34,7 +34,7 @@ class FakeCUDAGraph:
 
 
 @contextlib.contextmanager
-def fake_capture(graph: FakeCUDAGraph, pool: object) -> Iterator[None]:
+def fake_capture(graph: FakeCUDAGraph, pool: object, stream: object) -> Iterator[None]:
     """As in torch: what waits for the device while it is captured raises RuntimeError."""
     gpu = FakeGPU.current
     assert gpu is not None and pool == "pool"
@@ -122,6 +122,21 @@ def test_sizes_of_graphs() -> None:
     replay = GraphReplay()
     assert replay.sizes("decode", 1) == [1] and replay.sizes("logits", 20) == [1, 2, 4, 8, 16, 20]
     assert replay.sizes("decode", 10_000)[-2:] == [504, 512] and replay.sizes("forward", 64) == ()
+
+
+def test_all_recordings_use_one_stream(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps memory for each stream that it has seen."""
+    streams: list[object] = []
+
+    def stream() -> object:
+        streams.append(SimpleNamespace(wait_stream=lambda other: None))
+        return streams[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    replay = GraphReplay()
+    for size in (1, 2, 4):
+        replay.record(lambda x: (x + 1,), [torch.zeros(size, device=DEVICE)])
+    assert len(streams) == 1
 
 
 class FakeNVML:
