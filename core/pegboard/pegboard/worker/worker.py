@@ -380,10 +380,4 @@ class Worker:
             for connector in self.runner.parts.connectors.values():
                 connector.close()
             self.runner = None
-        if self.replay is not None:
-            self.replay.reset()
-            self.replay = None
-        for name in ("model", "build", "attention", "declared"):
-            vars(self).pop(name, None)
-        if "platform" in vars(self):
-            self.platform.memory(reset_peak=True)
+        memory.give_back(vars(self))
