@@ -10,7 +10,6 @@ contiguous. Otherwise a block holds all tensors of the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -62,6 +61,11 @@ def allocate(plan: KVPlan, zeros: Callable[[int], Tensor], total_bytes: int | No
     return views
 
 
+def tensors_of(views: Mapping[int, Mapping[str, Tensor]]) -> list[Tensor]:
+    """Return the tensors of all layers."""
+    return [tensor for tensors in views.values() for tensor in tensors.values()]
+
+
 def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
     """Return a plan with one block that all requests share, to run a step before the size of the KV cache is known."""
     layers: dict[KVCacheSpec, list[int]] = {}
@@ -91,17 +95,6 @@ def random_prompt(specs: Mapping[int, KVCacheSpec], limits: Limits) -> tuple[KVP
     batch.new[0].token_ids = np.random.default_rng(0).integers(limits.vocab_size, size=length).astype(np.int32)
     batch.new[0].block_ids = tuple(np.arange(count * num_groups, dtype=np.int32).reshape(num_groups, count))
     return msgspec.structs.replace(plan, num_blocks=count * num_groups), batch
-
-
-def give_back(worker: dict[str, Any]) -> None:
-    """Drop those attributes of a worker that hold memory of the device, and have its platform give this memory back."""
-    if worker["replay"] is not None:
-        worker["replay"].reset()
-        worker["replay"] = None
-    for name in ("model", "build", "attention", "declared"):
-        worker.pop(name, None)
-    if "platform" in worker:
-        worker["platform"].memory(reset_peak=True)
 
 
 def trial_steps(limits: Limits, num_groups: int) -> Iterator[Batch]:

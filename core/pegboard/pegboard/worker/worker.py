@@ -67,12 +67,13 @@ class WorkerPlan:
 class Worker:
     """The order of calls is load → allocate → warm_up → run … → stop."""
 
+    runner: ModelRunner | None = None
+    replay: Replay | None = None
+
     def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
         self.registry, self.plan, self.rank = registry, plan, rank
         self.config, self.limits = plan.config, plan.limits
         self._vocabulary = cache(plan.vocabulary)
-        self.runner: ModelRunner | None = None
-        self.replay: Replay | None = None
 
     # --- start-up ----------------------------------------------------------------------------------------------------------
 
@@ -261,9 +262,8 @@ class Worker:
             self._record()
             if self.replay is not None:
                 self._try_steps()
-        for tensors in self.running.parts.views.values():  # what the trial wrote
-            for view in tensors.values():
-                view[0].zero_()
+        for view in memory.tensors_of(self.running.parts.views):  # what the trial wrote
+            view[0].zero_()
 
     def _try_steps(self) -> None:
         for batch in memory.trial_steps(self.limits, len(self.running.parts.plan.groups)):
@@ -303,8 +303,7 @@ class Worker:
         return getattr(self, method)(*args)
 
     def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
-        inputs = self.runner.inputs if self.runner is not None else None
-        if inputs is None or not inputs.has_adapters:
+        if self.runner is None or not (inputs := self.runner.inputs).has_adapters:
             return None
         return (inputs.head_adapters if is_head else inputs.adapters).rows
 
@@ -344,8 +343,7 @@ class Worker:
             raise ConfigError(f"the platform {self.platform_name} cannot release memory; level 0 pauses the engine and keeps it")
         weights = WeightMemory(self.build.declared.layers, release, partial(self._fill, self.plan.checkpoint))
         weights.sleep(level)
-        views = [view for tensors in self.running.parts.views.values() for view in tensors.values()]
-        self.asleep = {"weights": weights.wake_up, "kv_cache": release(views, keep=False)}
+        self.asleep = {"weights": weights.wake_up, "kv_cache": release(memory.tensors_of(self.running.parts.views), keep=False)}
 
     def wake_up(self, tags: list[str]) -> None:
         """Take the memory of these parts again, "weights" or "kv_cache". The KV cache is zero."""
@@ -372,12 +370,15 @@ class Worker:
         return {"free": numbers.free_bytes, "total": numbers.total_bytes, "used": numbers.used_bytes, "peak": numbers.peak_bytes}
 
     def stop(self) -> None:
-        """Close the connectors, and drop the model and the KV cache. Their memory is given back at once, because another engine
-        may start on the device."""
+        """Close the connectors and forget everything, for good. What the model and the KV cache took of the device is given back
+        at once, because another engine may start there."""
         if "adapters" in vars(self):
             self.adapters.close()
-        if self.runner is not None:
-            for connector in self.runner.parts.connectors.values():
-                connector.close()
-            self.runner = None
-        memory.give_back(vars(self))
+        for connector in self.runner.parts.connectors.values() if self.runner is not None else ():
+            connector.close()
+        if self.replay is not None:
+            self.replay.reset()
+        platform = vars(self).get("platform")
+        vars(self).clear()
+        if platform is not None:
+            platform.memory(reset_peak=True)
