@@ -14,8 +14,10 @@ settings.register_profile("here", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# before anything imports torch: the threads of two test processes share the cores, and a waiting one that spins halves the speed
+# before anything imports torch: test processes share the cores, and a waiting thread that spins halves the speed
 let_compute_threads_sleep()
+if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(processes))))
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; with 0, Triton's tests need a GPU
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it

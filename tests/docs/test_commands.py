@@ -38,7 +38,8 @@ def marked(commands: list[Command]) -> list[object]:
     """Parameters for the commands. Those that take long for what they prove are marked slow."""
     first = (ROOT / "README.md", ROOT / "docs/serving.md")
     shown = {each.words for each in commands if each.block.page in first}
-    slow = [c for c in commands if c.words[1:3] == ("plugins", "cost") or (c in SERVE and c.words not in shown)]
+    long = (("plugins", "cost"), ("bench", "startup"))
+    slow = [c for c in commands if c.words[1:3] in long or (c in SERVE and c.words not in shown)]
     return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else []) for c in unique(commands)]
 
 

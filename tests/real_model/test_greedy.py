@@ -120,12 +120,10 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 40, "block_size": 16, "max_model_len": 256},
-        {"block_size": 8, "max_in_flight": 2},
-        {"enable_prefix_caching": False, "long_prefill_token_threshold": 7},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 4, "block_size": 8, "max_in_flight": 2, "enable_prefix_caching": False},
     ],
-    ids=["chunked", "preempted", "small blocks, two steps in flight", "no cache, short chunks"],
+    ids=["preempted", "short chunks, small blocks, two steps in flight, no cache"],
 )
 def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]) -> None:
     base: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 29, **EXACT}

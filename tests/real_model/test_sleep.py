@@ -22,10 +22,16 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 """Where the weights are: in a mapped file, in memory as stored integers, or in memory as floats."""
 
+CASES = [
+    pytest.param(form, level, marks=[] if (form, level) in (("mapped", 1), ("packed", 2)) else [pytest.mark.slow])
+    for form in FORMS
+    for level in (1, 2)
+]
+
 PROMPTS = ["The capital of France is", "Once upon a time " * 40]
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module")
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     llm = LLM(enable_sleep_mode=True, kv_cache_memory_bytes=64 << 20, max_model_len=1024, **FORMS[request.param])
     yield llm
@@ -47,7 +53,7 @@ def worker_of(llm: LLM) -> Any:
     return llm.llm_engine.engine._executor.worker
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("llm", "level"), CASES, indirect=["llm"])
 def test_sleep_releases_memory_and_changes_no_token(llm: LLM, level: int) -> None:
     before = tokens(llm)
     worker, views = worker_of(llm), []

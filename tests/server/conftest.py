@@ -30,8 +30,8 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Server]:
-    """The session's server. Tests leave it idle."""
-    with Server(smollm2_gguf, tmp_path_factory.mktemp("server"), probe=probe) as running:
+    """The session's server. Tests leave it idle. It computes with two threads also where the others have one."""
+    with Server(smollm2_gguf, tmp_path_factory.mktemp("server"), "--num-threads", "2", probe=probe) as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
 

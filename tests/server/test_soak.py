@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "soak"))
 
 from soak import SHORT, put_under_load
 
-SECONDS = 12
+SECONDS = 8
 SHORT_GROWTH = 1.6
 """Within seconds, memory still grows to its normal size: blocks of the KV cache become resident when they are used first, so a
 faster machine grows faster. The server here takes about 600 MiB when it starts, and about 1,050 MiB after a minute of load."""

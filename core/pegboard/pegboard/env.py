@@ -1,4 +1,4 @@
-"""The only module that reads the process environment. It reads at most ten named variables. Each has a type and a default.
+"""The only module that reads the process environment. Each variable has a type and a default.
 
 In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`.
 `vllm_variables()` returns the variables of vLLM. A value that does not parse is an error; it is never replaced by the default.
@@ -105,6 +105,16 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
             raise ConfigError(f"environment variable {key}: expected PEGBOARD__KIND__NAME__FIELD")
         found[parts[0], parts[1], parts[2]] = value
     return found
+
+
+def compute_threads() -> int | None:
+    """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops, the first counts."""
+    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if not value:
+        return None
+    if not value.isdecimal() or not int(value):
+        raise ConfigError(f"OMP_NUM_THREADS={value!r}: expected a number of threads, at least 1")
+    return int(value)
 
 
 def let_compute_threads_sleep() -> None:

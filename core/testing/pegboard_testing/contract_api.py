@@ -110,7 +110,7 @@ class ApiContract:
     def test_what_is_no_object_is_refused(self, client: TestClient, body: bytes) -> None:
         assert self.check(client, body) == 400
 
-    @settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+    @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_no_body_breaks_the_server(self, client: TestClient, data: st.DataObject) -> None:
         """Some values of a valid body are replaced by arbitrary ones."""

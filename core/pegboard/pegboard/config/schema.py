@@ -102,7 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     # execution
     device: Annotated[str, doc("Platform plugin; auto = the one whose probe succeeds")] = "auto"
-    num_threads: Annotated[int | None, doc("Number of compute threads; default: one per core")] = None
+    num_threads: Annotated[int | None, doc("Number of compute threads; default: OMP_NUM_THREADS, or one per core")] = None
     distributed_executor_backend: Annotated[str | None, doc("Executor plugin; default: in_process")] = None
     tensor_parallel_size: Annotated[int, doc("Number of ranks that each layer is split over; this version runs only 1")] = 1
     pipeline_parallel_size: Annotated[int, doc("Number of pipeline stages, on their own ranks; this version runs only 1")] = 1

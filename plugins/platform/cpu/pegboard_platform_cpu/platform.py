@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pegboard.env import compute_threads
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard.log import get_logger
@@ -41,7 +42,7 @@ class CPUPlatform:
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.num_threads = setup.num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = setup.num_threads or compute_threads() or len(os.sched_getaffinity(0))
         self.profiler: Any = None
         self.profile_path: Path | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,20 @@ class TestCPUPlatform(PlatformContract):
 def test_threads_are_the_users() -> None:
     assert CPUPlatform(None, PlatformSetup(num_threads=3)).start(0).num_threads == 3
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", len(os.sched_getaffinity(0))), ("3", 3), (" 5,2 ", 5)])
+def test_threads_are_those_of_openmp(value: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert CPUPlatform(None, PlatformSetup()).num_threads == expected
+    assert CPUPlatform(None, PlatformSetup(num_threads=2)).num_threads == 2
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "2.5"])
+def test_what_is_no_number_of_threads_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS"):
+        CPUPlatform(None, PlatformSetup())
 
 
 def test_two_engines_must_agree_on_threads() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pegboard.env import compute_threads
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard_platform_cuda.graphs import GraphReplay
@@ -56,7 +57,7 @@ class CUDAPlatform:
     """Rank i of this machine computes on the i-th visible device."""
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.num_threads = setup.num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = setup.num_threads or compute_threads() or len(os.sched_getaffinity(0))
         self.profiler: Any = None
         self.profile_path: Path | None = None
 
