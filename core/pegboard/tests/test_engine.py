@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.limits import Limits
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
-from pegboard.engine.requests import Request
+from pegboard.engine.requests import Request, check_request
 from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.metrics import Metric, Sample, split_series
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup, StepBudget, StepLoad
@@ -47,6 +48,33 @@ def test_what_cannot_be_served_is_refused_with_the_reason(prompt: list[int], fie
         engine.add("a", prompt, **fields)
     assert not engine.engine.has_work
     engine.generate([3], greedy())  # no state of the request is left
+
+
+@given(st.booleans(), st.booleans(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 8))
+def test_the_longest_prompt_and_the_highest_id(pools: bool, chunked: bool, vocab: int, length: int, budget: int) -> None:
+    """A completion needs room for one token. The second of two texts that are compared has ids above the vocabulary."""
+    limits = fake_limits(
+        vocab_size=vocab,
+        max_model_len=length + (not pools),
+        max_num_seqs=1,
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=chunked,
+    )
+    highest = vocab * (2 if pools else 1) - 1
+
+    def is_taken(prompt: list[int]) -> bool:
+        pooling = PoolingParams() if pools else None
+        request = EngineRequest(request_id="a", prompt_token_ids=prompt, params=SamplingParams(), pooling=pooling)
+        try:
+            check_request(request, limits, has_priority=False, embedding_size=0)
+        except RequestError as error:
+            assert error.parameter == "prompt"
+            return False
+        return True
+
+    assert is_taken([highest]) and is_taken([0]) and not is_taken([highest + 1]) and not is_taken([-1, 0][:length])
+    longest = length if chunked else min(length, budget)
+    assert is_taken([0] * longest) and not is_taken([0] * (longest + 1)) and not is_taken([])
 
 
 def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
