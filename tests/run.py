@@ -1,4 +1,4 @@
-"""Runs the tests in two processes, which take the next file when they have finished one. `make test`, `make
+"""Runs the tests in three processes, which take the next file when they have finished one. `make test`, `make
 nightly` and `make check` call it.
 
 python tests/run.py                       every test that is not marked slow, and a table of the slowest at the end
@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "tests/house"
 PYTEST = (sys.executable, "-m", "pytest", "-q")
-TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")
+PROCESSES = ("-n", "3", "--dist", "loadfile")
+"""One more than CI has cores: tests of servers and commands wait for other processes."""
 NOT_SLOW = ("-m", "not slow")
 SLOWEST = ("--durations=50", "--durations-min=1")
 CHECK_S = 150.0
@@ -30,9 +31,9 @@ CHECK_FILES = 120
 
 def main(words: list[str]) -> int:
     if not words:
-        return _pytest(*TWO_PROCESSES, *SLOWEST, *NOT_SLOW)
+        return _pytest(*PROCESSES, *SLOWEST, *NOT_SLOW)
     if words == ["--nightly"]:
-        return _pytest(*TWO_PROCESSES, *SLOWEST)
+        return _pytest(*PROCESSES, *SLOWEST)
     if words[0] == "--changed":
         return check(words[1] if len(words) > 1 else "HEAD")
     return _pytest(*words)
@@ -49,7 +50,7 @@ def check(base: str) -> int:
     files = [*house, *found[: CHECK_FILES - len(house)]]
     print(f"{len(files)} of {len(found) + len(house)} test files near to the change; `make test` runs all", flush=True)
     names = [str(file.relative_to(ROOT)) for file in files]
-    return _pytest(*TWO_PROCESSES, "--no-loadscope-reorder", *NOT_SLOW, "--until", f"{until:.0f}", *names)
+    return _pytest(*PROCESSES, "--no-loadscope-reorder", *NOT_SLOW, "--until", f"{until:.0f}", *names)
 
 
 def _pytest(*words: str) -> int:

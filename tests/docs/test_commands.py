@@ -105,7 +105,7 @@ def test_pegboard_loads_a_server(command: Command, server: Server, environment: 
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("command", unique(OFFLINE), ids=str)
+@pytest.mark.parametrize("command", marked(OFFLINE))
 def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
     """The batch files have the JSON that the pages show. Files of text have any text."""
     (line,) = (block.text for block in blocks(ROOT / "docs/serving.md") if block.language == "json")
