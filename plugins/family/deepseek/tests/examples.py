@@ -134,9 +134,8 @@ EXAMPLES = {
             "only the call is complete",
             '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n',
             open_call=("get_weather", '{"city": "Paris"}'),
-            differs="the peer needs the end",
         ),
-        Example("an empty section", WRAPPED.format(""), differs="the peer leaves the tags"),
+        Example("an empty section", WRAPPED.format("")),
         Example(
             "broken JSON",
             WRAPPED.format(

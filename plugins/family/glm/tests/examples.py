@@ -53,7 +53,6 @@ QUIRKS = [
         "the end is missing or was a stop string",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n",
         open_call=("get_weather", '{"city": "Paris"}'),
-        differs="the peer needs the end tag",
     ),
     Example(
         "the end is missing before the next call",
@@ -67,7 +66,7 @@ QUIRKS = [
         calls=(PARIS,),
         differs="the peer drops the value",
     ),
-    Example("an empty element", "A <tool_call></tool_call>b.", content="A b.", differs="the peer makes it a call without a name"),
+    Example("an empty element", "A <tool_call></tool_call>b.", content="A b."),
     Example("cut off in the name", "<tool_call>get_wea", content="<tool_call>get_wea", differs="the peer drops it"),
     Example(
         "no call",

@@ -69,7 +69,7 @@ EXAMPLES = {
         Example(
             "no call", "Write <tool_call> and </tool_call> around it.", content="Write <tool_call> and </tool_call> around it."
         ),
-        Example("an empty element", "Yes. <tool_call>\n</tool_call>", content="Yes.", differs="the peer drops it"),
+        Example("an empty element", "Yes. <tool_call>\n</tool_call>", content="Yes."),
         Example("a lone end tag", "Yes.</tool_call>", content="Yes.", differs="the peer leaves it"),
         Example(
             "a string without an end, a good call",
@@ -81,7 +81,6 @@ EXAMPLES = {
             "no closing brace",
             '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>',
             calls=(PARIS,),
-            differs="the peer gives up on the whole text",
         ),
         Example(
             "a broken call in a list",

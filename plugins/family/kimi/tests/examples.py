@@ -24,6 +24,7 @@ def write(case: Case) -> str:
 
 
 CITY = '{"city": "Paris"}'
+NO_NAME = "the peer takes the number as the name, or drops the call"
 CONTROL = {("tool_parser", "kimi_k2"): (SECTION, CALL, CALL_END, ARGUMENTS)}  # a section end alone is text
 EXAMPLES = {
     ("tool_parser", "kimi_k2"): [
@@ -32,12 +33,11 @@ EXAMPLES = {
         Example("lines", f"{SECTION}\n{CALL}functions.now:0\n{ARGUMENTS}\n{{}}\n{CALL_END}\n{SECTION_END}", calls=(NOW,)),
         Example("no arguments", SECTION + one("functions.now:0", "") + SECTION_END, calls=(NOW,)),
         Example("the same id twice", SECTION + one("functions.now:0", "{}") * 2 + SECTION_END, calls=(NOW, NOW)),
-        Example("an empty section", f"Yes. {SECTION}{SECTION_END}", content="Yes.", differs="the peer drops the text after it"),
+        Example("an empty section", f"Yes. {SECTION}{SECTION_END}", content="Yes."),
         Example(
             "no end of the call",
             f"{SECTION}{CALL}functions.get_weather:0{ARGUMENTS}{CITY}{SECTION_END}",
             calls=(PARIS,),
-            differs="the peer needs the end",
         ),
         Example(
             "an end inside the JSON, then a good call",
@@ -63,19 +63,23 @@ EXAMPLES = {
             differs="the peer drops text after a call",
         ),
         Example("no section end", SECTION + one("functions.add:0", '{"a": 2, "b": 40}'), calls=(ADD,)),
-        Example("a number as id", SECTION + one("0", CITY) + SECTION_END, calls=(PARIS,), tools=(TOOLS[0],)),
-        Example("a number and no arguments", SECTION + one("0", "") + SECTION_END, calls=(NOW,), tools=(TOOLS[3],)),
+        Example("a number as id", SECTION + one("0", CITY) + SECTION_END, calls=(PARIS,), tools=(TOOLS[0],), differs=NO_NAME),
+        Example(
+            "a number and no arguments", SECTION + one("0", "") + SECTION_END, calls=(NOW,), tools=(TOOLS[3],), differs=NO_NAME
+        ),
         Example(
             "the only tool with these arguments",
             f"{SECTION}{one('0', CITY)}{one('1', '{}')}",
             calls=(PARIS,),
             content=one("1", "{}"),
+            differs=NO_NAME,
         ),
         Example(
             "two tools with these arguments",
             SECTION + one("0", CITY) + SECTION_END,
             content=SECTION + one("0", CITY) + SECTION_END,
             tools=(TOOLS[0], tool("book_flight", city="string")),
+            differs=NO_NAME,
         ),
         Example("a number and deep arguments", one("0", deep := '{"a":' * 9000 + "1" + "}" * 9000), content=one("0", deep)),
         Example("a number and broken arguments", one("0", '{"city": "Par'), content=one("0", '{"city": "Par')),

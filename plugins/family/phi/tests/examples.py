@@ -51,7 +51,7 @@ EXAMPLES = {
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer reads everything as content",
         ),
-        Example("an empty list", "functools[] text", content="functools[] text"),
+        Example("an empty list", "functools[] text", content="functools[] text", differs="the peer drops it"),
         Example("an empty element", "<|tool_call|>[]<|/tool_call|> text", content="text", differs="the peer keeps the tokens"),
         Example("the module", "from functools import cache", content="from functools import cache"),
     ]

@@ -41,7 +41,7 @@ TOOLS = [
         calls=(("get_weather", {"city": "Paris", "unit": "c"}),),
         differs=NO_END,
     ),
-    Example("an empty element", "Well. <tool_call>\n</tool_call>", content="Well.", differs="the peer drops it"),
+    Example("an empty element", "Well. <tool_call>\n</tool_call>", content="Well."),
     Example(
         "no end of value, function and element",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
@@ -52,7 +52,6 @@ TOOLS = [
         "tags of the format in a value",
         call("<parameter=text>\na </tool_call> b <tool_call> c\n</parameter>", "write_file"),
         calls=(("write_file", {"text": "a </tool_call> b <tool_call> c"}),),
-        differs="the peer ends the call at the tag",
     ),
     Example("a quoted end tag", 'Split at "</tool_call>", please.', content='Split at "</tool_call>", please.'),
     Example("blank lines", call("\n\n<parameter=city>\nParis\n</parameter>\n\n"), calls=(PARIS,)),

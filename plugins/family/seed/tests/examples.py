@@ -49,14 +49,13 @@ EXAMPLES = {
             calls=(ADD,),
             differs="the peer drops the last value when its end is missing",
         ),
-        Example(
-            "an empty element", "Yes. <seed:tool_call>\n</seed:tool_call>", content="Yes.", differs="the peer drops the text"
-        ),
+        Example("an empty element", "Yes. <seed:tool_call>\n</seed:tool_call>", content="Yes."),
         Example(
             "a call that the reasoning quotes",
             f"<seed:think>I could write {CALL}, or not.</seed:think>{CALL}",
             content=f"<seed:think>I could write {CALL}, or not.</seed:think>",
             calls=(PARIS,),
+            differs="the peer reads the call that is quoted, too",
         ),
         Example(
             "reasoning that the prompt opens",
