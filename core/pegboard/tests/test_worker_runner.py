@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pegboard.data.batch import BAD_LOGITS, CSR, Batch, BlockDelta, NewRequest
+from pegboard.data.batch import BAD_LOGITS, CSR, Batch, BlockDelta, NewRequest, TransferReport
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.interfaces.draft import Drafts, DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
+from pegboard.worker import model_runner
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard_testing.fake_limits import fake_limits
@@ -248,3 +250,37 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
     assert not runner.sampler.rows  # type: ignore[attr-defined]
+
+
+def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes a time of its own, a power of two, so that a sum shows which calls are in it."""
+    runner, none, now = make_runner(1), np.zeros(0, np.int32), [0]
+    connector = SimpleNamespace(save=lambda data: None, begin=lambda data: None, end=TransferReport)
+    runner.parts.connectors["fake"] = connector  # type: ignore[assignment]
+    backend = runner.parts.backends[0][1]
+
+    def make_slow(owner: Any, name: str, seconds: int) -> None:
+        call = getattr(owner, name)
+
+        def slow(*words: Any) -> Any:
+            now[0] += seconds
+            return call(*words)
+
+        setattr(owner, name, slow)
+
+    model, sampler = runner.model, runner.sampler
+    transfers, before = [(connector, "save"), (connector, "begin"), (connector, "end")], [(sampler, "add"), (backend, "plan")]
+    after = [(model, "forward"), (model, "logits"), (sampler, "sample"), (runner.draft, "propose")]
+    for exponent, (owner, name) in enumerate(transfers + before + after):
+        make_slow(owner, name, 1 << exponent)
+    monkeypatch.setattr(model_runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    batch = Batch(
+        step=1, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([2], np.int32),
+        num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
+        new=[new_request(0, [1, 2], np.array([3], np.int32))], removed_rows=none, new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
+    )  # fmt: skip
+    times = runner.run(batch)().times
+    assert times.transfer_s == 0b111 and times.prepare_s == 0b1000 and times.plan_s == 0b10000
+    assert times.forward_s == 0b110000 and times.sample_s == 0b11000000 and times.draft_s == 0b100000000
+    assert times.total_s == now[0] == 0b111111111
