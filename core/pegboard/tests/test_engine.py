@@ -314,6 +314,17 @@ def test_a_failed_step_is_the_end() -> None:
             call()
     engine.engine.stop()
     assert engine.executor.is_stopped
+    with pytest.raises(EngineDeadError, match="asked to fail"):
+        engine.add("b", [3])
+
+
+def test_a_stopped_engine_takes_no_requests() -> None:
+    engine = FakeEngine()
+    engine.engine.stop()
+    engine.engine.stop()
+    for call in (engine.step, lambda: engine.add("a", [3]), lambda: engine.engine.control("stats")):
+        with pytest.raises(EngineDeadError, match="it was stopped"):
+            call()
 
 
 def test_a_failing_policy_is_named() -> None:

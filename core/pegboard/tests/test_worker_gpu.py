@@ -263,6 +263,11 @@ WRONG_RESULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
         "bind_head",
         lambda weight, kernels: lambda x: torch.nn.functional.pad(x @ weight.weight.T, (0, 1)),
     ),
+    r"fakes .*: the bound call of layers.0.* returned a \w*Tensor .*bfloat16.*: expected .*float32": (
+        FakeWeight,
+        "bind",
+        lambda weight, kernels: lambda x: weight.weight[x] if weight.is_table else (x @ weight.weight.T).bfloat16(),
+    ),
     r"sampler:greedy .*: FakeGreedySampler.sample\(\) returned a Sampled: a token id is not between 0 and 60": (
         FakeGreedySampler,
         "sample",

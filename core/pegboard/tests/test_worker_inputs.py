@@ -91,7 +91,9 @@ class Twin:
         if draw(st.booleans()):  # the worker has kept the proposals, possibly more than are verified
             batch.draft_token_ids = None
             self.state.drafts.update({number: np.array([*drafts, 5], np.int32) for number, _, drafts in order})
-        return batch, self.builder.build(batch) if order else None, order
+        num_tokens = int(batch.num_scheduled_tokens.sum())
+        padded = draw(st.just(0) | st.integers(num_tokens, num_tokens + 5))
+        return batch, self.builder.build(batch, padded) if order else None, order
 
     def batch(self, order: list[tuple[int, int, list[int]]], new: list[NewRequest], deltas: list[tuple[int, int, list[int]]],
               removed: list[int]) -> Batch:  # fmt: skip
@@ -160,18 +162,23 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             index += range(len(ids) - len(proposed) - 1, len(ids))
             drafts += proposed
             offsets.append(offsets[-1] + 1 + len(proposed))
-    assert inputs.input_ids.tolist() == ids
-    assert inputs.positions.tolist() == positions
-    assert (list(range(len(ids))) if inputs.logits_index is None else inputs.logits_index.tolist()) == index
+    num_rows, num_tokens = len(order), len(ids)
+    more = inputs.input_ids[num_tokens:].numel()  # padding
+    assert inputs.input_ids.tolist() == ids + [0] * more
+    assert inputs.positions.tolist() == positions + [0] * more
+    assert (list(range(num_tokens)) if inputs.logits_index is None else inputs.logits_index.tolist()) == index
     assert inputs.offsets.tolist() == offsets
     assert (inputs.draft_token_ids.tolist() if inputs.draft_token_ids is not None else []) == drafts
     for g, seen in enumerate(inputs.groups):
-        assert seen.slot_mapping.tolist() == slots[g]
-        assert seen.num_tokens == len(ids) and seen.num_rows == len(order)
+        more_rows = seen.seq_lens[num_rows:].numel()
+        assert seen.slot_mapping.tolist() == slots[g] + [-1] * more
+        assert seen.num_tokens == num_tokens and seen.num_rows == num_rows
         assert seen.query_start_loc.tolist() == seen.query_start_loc_cpu.tolist()
-        assert np.diff(seen.query_start_loc_cpu).tolist() == [count + len(proposed) for _, count, proposed in order]
+        counts = [count + len(proposed) for _, count, proposed in order]
+        assert np.diff(seen.query_start_loc_cpu).tolist() == counts + [0] * more_rows
         ends = [twin.rows[number].num_computed + count + len(proposed) for number, count, proposed in order]
-        assert seen.seq_lens.tolist() == ends
+        assert seen.seq_lens.tolist() == ends + [0] * more_rows
+        assert not seen.block_table[num_rows:].any()
         for place, (number, _, _) in enumerate(order):
             table = twin.rows[number].tables[g]
             used = -(-ends[place] // twin.sizes[g])
