@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +147,22 @@ def test_a_reload_reads_again_and_shares_no_blocks_with_the_old_one(max_in_fligh
     assert engine.engine.control("add_lora", lora=adapter(1, load_inplace=True))
     assert reads(engine) == [1, 1, 1]
     assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0, "the same files, the same blocks"
+
+
+def test_workers_are_asked_no_more_often_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr(loras, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    engine = FakeEngine(max_loras=1)
+    engine.worker.slow_reads = 99
+    engine.add("base", range(4), greedy(40))
+    engine.add("lora", range(4), GREEDY, lora=adapter(1))
+    for number in range(1, 4):
+        for _ in range(5):
+            engine.step()
+        assert list(engine.worker.asked.values()) == [number]
+        now[0] += loras.POLL_S
+    engine.engine.abort(["lora"])
+    engine.run()
 
 
 def test_an_adapter_that_waits_for_a_slot_gets_its_turn() -> None:
