@@ -174,6 +174,8 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
         assert seen.slot_mapping.tolist() == slots[g] + [-1] * more
         assert seen.num_tokens == num_tokens and seen.num_rows == num_rows
         assert seen.query_start_loc.tolist() == seen.query_start_loc_cpu.tolist()
+        assert seen.seq_lens.tolist() == seen.seq_lens_cpu.tolist()
+        assert seen.block_table.tolist() == seen.block_table_cpu.tolist()
         counts = [count + len(proposed) for _, count, proposed in order]
         assert np.diff(seen.query_start_loc_cpu).tolist() == counts + [0] * more_rows
         ends = [twin.rows[number].num_computed + count + len(proposed) for number, count, proposed in order]
