@@ -170,6 +170,21 @@ def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(actions: li
         assert connectors.has_open == bool(pinned)
 
 
+def test_a_prefix_that_finds_no_blocks_now_is_loaded_later() -> None:
+    """While another request holds the blocks, this one waits, and does not give its connector up."""
+    store: dict[tuple[int, int, bytes], Any] = {}
+    settings: dict[str, Any] = {"kv_load": "between_steps", "kv_store": store, "max_model_len": 32, "spare_blocks": 0}
+    FakeEngine(**settings).generate(range(24), GREEDY)
+    engine = FakeEngine(**settings)
+    engine.add("first", range(30, 54), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    engine.step()
+    engine.add("second", range(24), GREEDY)
+    results = engine.run()
+    assert results["first", 0].finish_reason == "length"
+    assert results["second", 0].deltas[0].num_cached_tokens == 20
+    engine.check_idle()
+
+
 # --- completions of one request -----------------------------------------------------------------------------------------------
 
 
