@@ -18,7 +18,7 @@ from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
-from pegboard.engine.kv.pool import BlockHasher, root_hash, sha256_block, sha256_cbor_block
+from pegboard.engine.kv.pool import BlockHasher, root_hash, sha256_block
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.queues import KVConnectors
 from pegboard.engine.requests import Request
@@ -58,39 +58,6 @@ def test_the_chain_is_what_the_docstring_says() -> None:
     first = hashlib.sha256(root_hash("") + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))).digest()
     assert hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] == first == sha256_block(root_hash(""), [1, 2, 3, 4], b"")
     assert len(hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])) == 2
-
-
-def test_cbor_is_canonical() -> None:
-    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"  # [h'70', [1, 24, 256], null], encoded by hand as in RFC 8949
-    assert sha256_cbor_block(b"p", [1, 24, 256], b"") == hashlib.sha256(encoded).digest()
-
-
-def cbor(item: bytes | int | list[Any] | None) -> bytes:
-    """Encode as RFC 8949 says, with heads as short as they can be."""
-    if item is None:
-        return b"\xf6"
-    major, number, content = 0, item, b""
-    if isinstance(item, bytes):
-        major, number, content = 2, len(item), item
-    elif isinstance(item, list):
-        major, number, content = 4, len(item), b"".join(map(cbor, item))
-    elif item < 0:
-        major, number = 1, -1 - item
-    assert isinstance(number, int)
-    if number < 24:
-        return bytes([32 * major + number]) + content
-    power = next(power for power in range(4) if number < 256 ** (1 << power))
-    return bytes([32 * major + 24 + power]) + number.to_bytes(1 << power, "big") + content
-
-
-edges = st.sampled_from([0, 1, 23, 24, 25, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**64 - 1])
-
-
-@given(st.lists(edges | edges.map(lambda number: -1 - number), max_size=30), st.sampled_from([0, 1, 23, 24, 255, 256, 65536]))
-def test_cbor_has_the_shortest_heads(tokens: list[int], length: int) -> None:
-    parent, extra = b"p" * 32, b"x" * length
-    expected = hashlib.sha256(cbor([parent, tokens, extra or None])).digest()
-    assert sha256_cbor_block(parent, tokens, extra) == expected
 
 
 few_tokens = st.lists(st.integers(0, 2), max_size=30)

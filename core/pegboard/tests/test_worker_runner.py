@@ -94,10 +94,13 @@ class RepeatDraft:
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.rows: set[int] = set()
 
-    def add(self, *more: object) -> None: ...
+    def add(self, row: int, *more: object) -> None:
+        self.rows.add(row)
 
-    def remove(self, rows: np.ndarray) -> None: ...
+    def remove(self, rows: np.ndarray) -> None:
+        self.rows -= set(rows.tolist())
 
     def propose(self, step: DraftStep) -> Any:
         self.num_calls += 1
@@ -240,8 +243,9 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
 
 
 def test_a_step_without_rows_only_cleans_up() -> None:
-    runner, none = make_runner(0), np.zeros(0, np.int32)
+    runner, none = make_runner(1), np.zeros(0, np.int32)
     runner.sampler.rows.add(2)  # type: ignore[attr-defined]
+    runner.draft.rows.update({1, 2})  # type: ignore[union-attr]
     batch = Batch(
         step=5, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none, samples=np.zeros(0, bool),
         new=[], removed_rows=np.array([2], np.int32), new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
@@ -250,6 +254,7 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
     assert not runner.sampler.rows  # type: ignore[attr-defined]
+    assert runner.draft.rows == {1}  # type: ignore[union-attr]
 
 
 def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
