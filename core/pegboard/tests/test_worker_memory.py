@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pegboard.engine.kv.plan import capacity, plan_kv
 from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor, State
-from pegboard.worker.memory import allocate, copy_blocks, null_plan, trial_steps
+from pegboard.worker.memory import allocate, copy_blocks, null_plan, random_prompt, trial_steps
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_model import fake_kv_spec
 
@@ -147,3 +147,27 @@ def test_a_state_fits_its_region_if_its_group_has_fewer_layers() -> None:
     views[3]["s"][1] = 1.0
     assert not views[7]["kv"][2:].any() and views[7]["kv"][1].any()
     assert capacity(plan) == "5,760 tokens and states, which the prefix cache does not keep"
+
+
+@given(
+    num_groups=st.integers(1, 3),
+    block_size=st.sampled_from([4, 16]),
+    max_model_len=st.integers(1, 900),
+    budget=st.integers(1, 900),
+)
+def test_a_prompt_of_random_tokens_has_blocks_of_its_own(
+    num_groups: int, block_size: int, max_model_len: int, budget: int
+) -> None:
+    specs = {index: KVCacheSpec(tensors=plain(heads=1 + index)) for index in range(num_groups)}
+    limits = fake_limits(
+        max_model_len=max_model_len, max_num_batched_tokens=budget, max_num_seqs=1, block_size=block_size, vocab_size=50
+    )
+    (plan, batch), (_, again) = random_prompt(specs, limits), random_prompt(specs, limits)
+    (new,) = batch.new
+    length = len(new.token_ids)
+    assert length == min(512, max_model_len, budget) == batch.num_scheduled_tokens.sum()
+    assert 0 <= new.token_ids.min() and new.token_ids.max() < 50
+    assert new.token_ids.tolist() == again.new[0].token_ids.tolist()
+    used = [block for ids in new.block_ids for block in ids.tolist()]
+    assert len(new.block_ids) == len(plan.groups) == num_groups
+    assert len(used) == len(set(used)) == num_groups * -(-length // block_size) and sorted(used)[-1] < plan.num_blocks
