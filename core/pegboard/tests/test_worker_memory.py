@@ -166,7 +166,7 @@ def test_a_prompt_of_random_tokens_has_blocks_of_its_own(
     (new,) = batch.new
     length = len(new.token_ids)
     assert length == min(512, max_model_len, budget) == batch.num_scheduled_tokens.sum()
-    assert 0 <= new.token_ids.min() and new.token_ids.max() < 50
+    assert new.token_ids.min() >= 0 and new.token_ids.max() < 50
     assert new.token_ids.tolist() == again.new[0].token_ids.tolist()
     used = [block for ids in new.block_ids for block in ids.tolist()]
     assert len(new.block_ids) == len(plan.groups) == num_groups
