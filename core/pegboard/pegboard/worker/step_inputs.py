@@ -42,7 +42,6 @@ class RowState:
         self.token_ids[row, :count] = new.token_ids
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
-        self.drafts.pop(row, None)
         for group, block_ids in enumerate(new.block_ids):
             self.block_tables[group][row, : len(block_ids)] = block_ids
             self.num_blocks[group][row] = len(block_ids)
