@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pegboard.env import let_compute_threads_sleep
+from pegboard.env import compute_threads, let_compute_threads_sleep
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
@@ -17,7 +17,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # before anything imports torch: test processes share the cores, and a waiting thread that spins halves the speed
 let_compute_threads_sleep()
 if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(processes))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, compute_threads() // int(processes))))
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; with 0, Triton's tests need a GPU
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it

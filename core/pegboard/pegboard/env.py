@@ -107,11 +107,18 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
     return found
 
 
-def compute_threads() -> int | None:
-    """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops, the first counts."""
+def num_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def compute_threads() -> int:
+    """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops, the first counts. Default: one
+    per CPU that this process may use."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not value:
-        return None
+        return num_cpus()
     if not value.isdecimal() or not int(value):
         raise ConfigError(f"OMP_NUM_THREADS={value!r}: expected a number of threads, at least 1")
     return int(value)

@@ -21,7 +21,9 @@ def lora(number: int) -> LoRARequest:
 
 def result(adapters: Adapters, number: int) -> tuple[str, str]:
     """Ask until the adapter is read, as the engine does."""
+    until = time.monotonic() + 60
     while (found := adapters.read(number, lora(number))) is None:
+        assert time.monotonic() < until, "it is never read"
         time.sleep(0.001)
     return found
 

@@ -124,6 +124,16 @@ def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewReques
     return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (block_ids,))
 
 
+def prompt_step(number: int, prompt: list[int], removed: np.ndarray) -> Batch:
+    """Make a step in which row 0 computes its whole prompt, after rows were removed."""
+    return Batch(
+        step=number, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([len(prompt)], np.int32),
+        num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
+        new=[new_request(0, prompt, np.array([3, 4], np.int32))], removed_rows=removed, new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
+    )  # fmt: skip
+
+
 def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
     spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
     plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
@@ -230,13 +240,7 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
     runner, none = make_runner(0), np.zeros(0, np.int32)
 
     def step(number: int, prompt: list[int], removed: np.ndarray) -> list[int]:
-        new = new_request(0, prompt, np.array([3, 4], np.int32))
-        batch = Batch(
-            step=number, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([len(prompt)], np.int32),
-            num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
-            new=[new], removed_rows=removed, new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
-        )  # fmt: skip
-        return runner.run(batch)().token_ids.row(0).tolist()
+        return runner.run(prompt_step(number, prompt, removed))().token_ids.row(0).tolist()
 
     assert step(1, [1, 2, 3, 4, 5, 6], none) == [21]
     assert step(2, [2, 2], np.array([0], np.int32)) == [4]
@@ -244,8 +248,9 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
 
 def test_a_step_without_rows_only_cleans_up() -> None:
     runner, none = make_runner(1), np.zeros(0, np.int32)
-    runner.sampler.rows.add(2)  # type: ignore[attr-defined]
-    runner.draft.rows.update({1, 2})  # type: ignore[union-attr]
+    assert isinstance(runner.sampler, GreedySampler) and isinstance(runner.draft, RepeatDraft)
+    runner.sampler.rows.add(2)
+    runner.draft.rows.update({1, 2})
     batch = Batch(
         step=5, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none, samples=np.zeros(0, bool),
         new=[], removed_rows=np.array([2], np.int32), new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
@@ -253,15 +258,15 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     )  # fmt: skip
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
-    assert not runner.sampler.rows  # type: ignore[attr-defined]
-    assert runner.draft.rows == {1}  # type: ignore[union-attr]
+    assert not runner.sampler.rows
+    assert runner.draft.rows == {1}
 
 
 def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call takes a time of its own, a power of two, so that a sum shows which calls are in it."""
     runner, none, now = make_runner(1), np.zeros(0, np.int32), [0]
-    connector = SimpleNamespace(save=lambda data: None, begin=lambda data: None, end=TransferReport)
-    runner.parts.connectors["fake"] = connector  # type: ignore[assignment]
+    connector: Any = SimpleNamespace(save=lambda data: None, begin=lambda data: None, end=TransferReport)
+    runner.parts.connectors["fake"] = connector
     backend = runner.parts.backends[0][1]
 
     def make_slow(owner: Any, name: str, seconds: int) -> None:
@@ -279,13 +284,7 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
     for exponent, (owner, name) in enumerate(transfers + before + after):
         make_slow(owner, name, 1 << exponent)
     monkeypatch.setattr(model_runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    batch = Batch(
-        step=1, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([2], np.int32),
-        num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
-        new=[new_request(0, [1, 2], np.array([3], np.int32))], removed_rows=none, new_blocks=BlockDelta.empty(),
-        copy_blocks=np.zeros((0, 3), np.int32),
-    )  # fmt: skip
-    times = runner.run(batch)().times
+    times = runner.run(prompt_step(1, [1, 2], none))().times
     assert times.transfer_s == 0b111 and times.prepare_s == 0b1000 and times.plan_s == 0b10000
     assert times.forward_s == 0b110000 and times.sample_s == 0b11000000 and times.draft_s == 0b100000000
     assert times.total_s == now[0] == 0b111111111

@@ -20,6 +20,7 @@ from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.engine.platform_defaults import with_platform_defaults
+from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
 from pegboard.interfaces.executor import ExecutorSetup
@@ -225,7 +226,7 @@ def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
 
 def structured_output_setup(registry: Registry, plan: EnginePlan) -> StructuredOutputSetup:
     """Return the setup that every backend is built with. It reads no files yet."""
-    num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or os.cpu_count() or 1)
+    num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or compute_threads())
     return StructuredOutputSetup(plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads)
 
 

@@ -6,7 +6,6 @@ uses no device and imports nothing heavy, so it runs in this process.
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
+from pegboard.env import num_cpus
 from pegboard.errors import PluginBroken, blame, did_you_mean
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
@@ -114,9 +114,7 @@ def incompatibility(entry: Entry, spec: Spec) -> str | None:
 def probe_facts() -> ProbeFacts:
     """Return the facts of this machine. cpu_flags: as /proc/cpuinfo lists them (x86 "flags", Arm "Features"); empty if there is
     no /proc. num_cpus: the number of CPUs that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    num_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return ProbeFacts(machine=platform.machine(), cpu_flags=_cpu_flags(), num_cpus=num_cpus)
+    return ProbeFacts(machine=platform.machine(), cpu_flags=_cpu_flags(), num_cpus=num_cpus())
 
 
 def _cpu_flags() -> frozenset[str]:

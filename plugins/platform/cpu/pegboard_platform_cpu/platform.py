@@ -42,7 +42,7 @@ class CPUPlatform:
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.num_threads = setup.num_threads or compute_threads() or len(os.sched_getaffinity(0))
+        self.num_threads = setup.num_threads or compute_threads()
         self.profiler: Any = None
         self.profile_path: Path | None = None
 

@@ -35,7 +35,7 @@ class GraphReplay:
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
         """Run once, so that kernels are compiled and libraries have their memory, and then capture. An error of the model is
-        raised by the first run. All recordings use one stream, because cuBLAS keeps 32 MiB for each stream that it has seen."""
+        raised by the first run. All recordings use one stream, because cuBLAS keeps a workspace for each."""
         if self.pool is None:
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())

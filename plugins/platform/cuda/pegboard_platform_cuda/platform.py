@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class CUDAPlatform:
     """Rank i of this machine computes on the i-th visible device."""
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.num_threads = setup.num_threads or compute_threads() or len(os.sched_getaffinity(0))
+        self.num_threads = setup.num_threads or compute_threads()
         self.profiler: Any = None
         self.profile_path: Path | None = None
 

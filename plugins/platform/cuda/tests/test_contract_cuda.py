@@ -125,7 +125,7 @@ def test_sizes_of_graphs() -> None:
 
 
 def test_all_recordings_use_one_stream(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS keeps memory for each stream that it has seen."""
+    """cuBLAS keeps a workspace for each stream."""
     streams: list[object] = []
 
     def stream() -> object:
