@@ -14,35 +14,48 @@ settings.register_profile("here", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# before anything imports torch: test processes share the cores, and a waiting thread that spins halves the speed
+# before anything imports torch: test processes share the cores, and a waiting thread that spins
+# halves the speed
 let_compute_threads_sleep()
 if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, compute_threads() // int(processes))))
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton; with 0, Triton's tests need a GPU
+# before anything imports Triton; with 0, Triton's tests need a GPU
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background commands so, and their children inherit it
+# a shell starts background commands so, and their children inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def same_torch_numbers() -> None:
-    """In CI, what a test draws from torch's own generator is the same in every run, as are the inputs of property tests."""
+    """In CI, what a test draws from torch's own generator is the same in every run, as are the
+    inputs of property tests."""
     if os.environ.get("CI") and "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--until", type=float, help="skip the tests that would start after this time (seconds since the epoch)")
+    parser.addoption(
+        "--until",
+        type=float,
+        help="skip the tests that would start after this time (seconds since the epoch)",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Processes take whole files. The tests of the compiled kernels go to one process: compiling them twice takes longer."""
+    """Processes take whole files. The tests of the compiled kernels go to one process: compiling
+    them twice takes longer."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "kernels/cpu/tests" if nodeid.startswith("kernels/cpu/tests/") else super()._split_scope(nodeid)
+            return (
+                "kernels/cpu/tests"
+                if nodeid.startswith("kernels/cpu/tests/")
+                else super()._split_scope(nodeid)
+            )
 
     return Files(config, log)
 

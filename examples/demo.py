@@ -1,4 +1,5 @@
-"""Start a server on the default model, stream one chat answer through the official openai client, and stop the server.
+"""Start a server on the default model, stream one chat answer through the official openai client,
+and stop the server.
 
 Prints the answer, the time to the first token and the tokens per second.
 """
@@ -29,7 +30,9 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise RuntimeError(f"the server exited with code {server.returncode} before it was ready")
+            raise RuntimeError(
+                f"the server exited with code {server.returncode} before it was ready"
+            )
         try:
             urllib.request.urlopen(f"{url}/health", timeout=1).close()
             return
@@ -39,7 +42,8 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def stream_answer(url: str) -> tuple[float, int, float]:
-    """Print the answer as it arrives. Returns (seconds to the first token, tokens, seconds in total)."""
+    """Print the answer as it arrives. Returns (seconds to the first token, tokens, seconds in
+    total)."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     started = time.perf_counter()
@@ -68,7 +72,9 @@ def main() -> int:
     url = f"http://127.0.0.1:{port}"
     started = time.perf_counter()
     quiet = ["--disable-access-log", "--disable-log-stats"]
-    server = subprocess.Popen([sys.executable, "-m", "pegboard.cli.main", "serve", "--port", str(port), *quiet])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "pegboard.cli.main", "serve", "--port", str(port), *quiet]
+    )
     try:
         wait_until_healthy(url, server)
         print(f"server ready after {time.perf_counter() - started:.1f} s\n\n> {QUESTION}")

@@ -1,4 +1,5 @@
-"""Fetch the model that `pegboard serve` uses if none is named, and print its path. Later calls find it in the cache."""
+"""Fetch the model that `pegboard serve` uses if none is named, and print its path. Later calls find
+it in the cache."""
 
 from pegboard.config.schema import Settings
 from pegboard.log import set_up_logging

@@ -1,7 +1,9 @@
-"""Follows which KV blocks an engine holds, as a router does. A gap in the numbers is filled from the engine's replay address.
+"""Follows which KV blocks an engine holds, as a router does. A gap in the numbers is filled from
+the engine's replay address.
 
 Start the engine with
---kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
+--kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint":
+"tcp://*:5558"}'
 """
 
 import argparse

@@ -18,7 +18,10 @@ from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
 
 class TargetToken:
     plugin = "logits_processor:target_token"
-    spec_fields: ClassVar[dict[str, Any]] = {"arguments": ("target_token",), "validate": f"{__name__}:validate"}
+    spec_fields: ClassVar[dict[str, Any]] = {
+        "arguments": ("target_token",),
+        "validate": f"{__name__}:validate",
+    }
     argmax_invariant = False
 
     def __init__(self, options: None, setup: LogitsProcessorSetup) -> None:
@@ -33,7 +36,9 @@ class TargetToken:
             if target is not None:
                 self.targets[each.row] = min(target, self.vocab_size - 1)
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         for place, row in enumerate(rows.tolist()):
             if row in self.targets:
                 logits[place] = -torch.inf

@@ -1,5 +1,5 @@
-"""A tool server, with functions that `pegboard serve --tool-server localhost:9000` runs for the Responses API. It needs the
-package mcp.
+"""A tool server, with functions that `pegboard serve --tool-server localhost:9000` runs for the
+Responses API. It needs the package mcp.
 
 The optional argument is the port.
 """

@@ -1,5 +1,6 @@
-"""A trainer and an engine in one process. The engine writes answers, the trainer learns from the best ones, and the engine takes
-the trainer's weights. The task is small: answers should consist of even tokens.
+"""A trainer and an engine in one process. The engine writes answers, the trainer learns from the
+best ones, and the engine takes the trainer's weights. The task is small: answers should consist of
+even tokens.
 
 Needs transformers. The model is tiny and starts with random weights.
 """
@@ -22,7 +23,9 @@ def reward(answer: list[int]) -> float:
     return sum(token % 2 == 0 for token in answer) / len(answer)
 
 
-def train(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, sequences: list[list[int]]) -> None:
+def train(
+    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, sequences: list[list[int]]
+) -> None:
     """One step on the answers, which follow a prompt of one token."""
     batch = torch.tensor(sequences)
     optimizer.zero_grad()
@@ -47,14 +50,25 @@ def main() -> None:
     prompts = [{"prompt_token_ids": [token]} for token in range(3, 11)]
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        with LLM(folder, dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=16 << 20) as llm:
+        with LLM(
+            folder, dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=16 << 20
+        ) as llm:
             for number in range(NUM_ROUNDS):
-                params = SamplingParams(n=NUM_ANSWERS, max_tokens=LENGTH, ignore_eos=True, detokenize=False, seed=number)
-                best, rewards = [], []
-                for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-                    answers = sorted((list(one.token_ids) for one in output.outputs), key=reward, reverse=True)
+                params = SamplingParams(
+                    n=NUM_ANSWERS, max_tokens=LENGTH, ignore_eos=True, detokenize=False, seed=number
+                )
+                best = []
+                rewards = []
+                for prompt, output in zip(
+                    prompts, llm.generate(prompts, params, use_tqdm=False), strict=True
+                ):
+                    answers = sorted(
+                        (list(one.token_ids) for one in output.outputs), key=reward, reverse=True
+                    )
                     rewards += [reward(answer) for answer in answers]
-                    best += [[*prompt["prompt_token_ids"], *answer] for answer in answers[:NUM_BEST]]
+                    best += [
+                        [*prompt["prompt_token_ids"], *answer] for answer in answers[:NUM_BEST]
+                    ]
                 print(f"round {number}: mean reward {sum(rewards) / len(rewards):.2f}")
                 for _ in range(4):
                     train(model, optimizer, best)

@@ -1,11 +1,13 @@
-"""Runs the tests in three processes, which take the next file when they have finished one. `make test`, `make
-nightly` and `make check` call it.
+"""Runs the tests in three processes, which take the next file when they have finished one. `make
+test`, `make nightly` and `make check` call it.
 
-python tests/run.py                       every test that is not marked slow, and a table of the slowest at the end
-python tests/run.py --nightly             every test
+python tests/run.py                       every test that is not marked slow, and a table of the
+slowest at the end python tests/run.py --nightly             every test
 python tests/run.py ARGUMENTS OF PYTEST   these tests, in one process
-python tests/run.py --changed [COMMIT]    the tests near to what differs from a commit (HEAD if none is named), at most about
-                                          three minutes; the tests of this repository's rules are always part of them
+python tests/run.py --changed [COMMIT]    the tests near to what differs from a commit (HEAD if none
+is named), at most about
+                                          three minutes; the tests of this repository's rules are
+                                          always part of them
 """
 
 from __future__ import annotations
@@ -48,14 +50,25 @@ def check(base: str) -> int:
     house = sorted(HOUSE.glob("test_*.py"))
     found = [file for _, file in near(changed_paths(base)) if file not in house]
     files = [*house, *found[: CHECK_FILES - len(house)]]
-    print(f"{len(files)} of {len(found) + len(house)} test files near to the change; `make test` runs all", flush=True)
+    print(
+        (
+            f"{len(files)} of {len(found) + len(house)} test files near to the change; `make "
+            "test` runs all"
+        ),
+        flush=True,
+    )
     names = [str(file.relative_to(ROOT)) for file in files]
-    return _pytest(*PROCESSES, "--no-loadscope-reorder", *NOT_SLOW, "--until", f"{until:.0f}", *names)
+    return _pytest(
+        *PROCESSES, "--no-loadscope-reorder", *NOT_SLOW, "--until", f"{until:.0f}", *names
+    )
 
 
 def _pytest(*words: str) -> int:
-    """Runs pytest and keeps its bytecode, which halves the time that the next run needs to collect the tests."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Runs pytest and keeps its bytecode, which halves the time that the next run needs to collect
+    the tests."""
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     return subprocess.run([*PYTEST, *words], cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -1,4 +1,5 @@
-"""Makes the examples importable and, during each test and while tests are collected, discoverable, as if pip had installed them.
+"""Makes the examples importable and, during each test and while tests are collected, discoverable,
+as if pip had installed them.
 
 If you copy one of these folders and install its package, you do not need this file.
 """
@@ -22,7 +23,8 @@ sys.path += [str(project.parent) for project in PROJECTS]
 
 
 def installed(fakes: FakeDistributions) -> discovery.Scan:
-    """Install the metadata of all examples in a folder of sys.path, and return what discovery finds then."""
+    """Install the metadata of all examples in a folder of sys.path, and return what discovery finds
+    then."""
     for path in PROJECTS:
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         fakes.add(project["name"], project["entry-points"], version=project["version"])
@@ -30,7 +32,9 @@ def installed(fakes: FakeDistributions) -> discovery.Scan:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The contract tests of output parsers are made while their examples are collected."""
     if collector.path.name != "examples.py":
         return (yield)
@@ -42,7 +46,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 @pytest.fixture(autouse=True)
-def installed_examples(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed_examples(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Let discovery find all examples, with metadata made from their pyproject.toml."""
     found = installed(fake_distributions)
     monkeypatch.setattr(discovery, "scan", lambda: found)

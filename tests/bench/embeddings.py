@@ -1,9 +1,10 @@
-"""How fast texts become vectors, against sentence-transformers, which must be installed for the comparison.
+"""How fast texts become vectors, against sentence-transformers, which must be installed for the
+comparison.
 
     python tests/bench/embeddings.py [MODEL] [--dtype float32] [--quantization NAME]
 
-512 texts of 6 to 250 random words, then one text of ten words, in turns. Prints the median times and their ratios. Takes about
-two minutes.
+512 texts of 6 to 250 random words, then one text of ten words, in turns. Prints the median times
+and their ratios. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,26 @@ from collections.abc import Callable, Sequence
 
 from pegboard import LLM
 
-WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he", "his"]
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+]
 ROUNDS = {"512 texts": 3, "one text": 100}
 
 
@@ -41,9 +61,13 @@ def main() -> None:
     parser.add_argument("--quantization")
     chosen = parser.parse_args()
     llm = LLM(chosen.model, dtype=chosen.dtype, quantization=chosen.quantization)
-    runs: dict[str, Callable[[Sequence[str]], object]] = {"pegboard": lambda some: llm.embed(list(some), use_tqdm=False)}
+    runs: dict[str, Callable[[Sequence[str]], object]] = {
+        "pegboard": lambda some: llm.embed(list(some), use_tqdm=False)
+    }
     if importlib.util.find_spec("sentence_transformers") is not None:
-        runs["sentence-transformers"] = sentence_transformer(str(llm.llm_engine.plan.checkpoint.path))
+        runs["sentence-transformers"] = sentence_transformer(
+            str(llm.llm_engine.plan.checkpoint.path)
+        )
     for name, some in (("512 texts", texts()), ("one text", [" ".join(WORDS[:10])])):
         taken: dict[str, list[float]] = {run: [] for run in runs}
         for turn in range(ROUNDS[name] + 1):
@@ -54,7 +78,10 @@ def main() -> None:
                     taken[run].append(time.perf_counter() - start)
         medians = {run: statistics.median(times) for run, times in taken.items()}
         shown = ", ".join(f"{run} {median * 1e3:.1f} ms" for run, median in medians.items())
-        print(f"{name}: {shown}; pegboard is {max(medians.values()) / medians['pegboard']:.2f} times as fast")
+        print(
+            f"{name}: {shown}; pegboard is {max(medians.values()) / medians['pegboard']:.2f} "
+            "times as fast"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What the type of the KV cache costs in decode attention: one token of one layer of `cpu_native` after 4,096 others.
+"""What the type of the KV cache costs in decode attention: one token of one layer of `cpu_native`
+after 4,096 others.
 
     python tests/bench/kv_types.py [level …]
 
-Prints the best CPU time of one thread in milliseconds, and how many times as fast as float32 that is. Levels: see
-`pegboard_kernel_cpu.build`; default: the highest of this machine. Takes about 10 seconds per level.
+Prints the best CPU time of one thread in milliseconds, and how many times as fast as float32 that
+is. Levels: see `pegboard_kernel_cpu.build`; default: the highest of this machine. Takes about 10
+seconds per level.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pegboard_testing.contract_attention import AttentionContract, Piece, Trial,
 
 LENGTH = 4096
 SHAPES = {"9 heads, 3 KV heads of 64": (9, 3, 64), "32 heads, 8 KV heads of 128": (32, 8, 128)}
-ROUNDS, CALLS = 8, 10
+ROUNDS = 8
+CALLS = 10
 
 
 @dataclass
@@ -43,12 +46,21 @@ class Stored(AttentionContract):
 
 
 def measure(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, float]:
-    """Return the milliseconds of a call by type. Types take turns, so that other work on the machine slows all of them."""
-    layer = AttentionLayer(layer_index=0, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=head_dim**-0.5)
-    last, runs = Piece(0, LENGTH - 1, LENGTH), {}
+    """Return the milliseconds of a call by type. Types take turns, so that other work on the
+    machine slows all of them."""
+    layer = AttentionLayer(
+        layer_index=0,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+    )
+    last = Piece(0, LENGTH - 1, LENGTH)
+    runs = {}
     for dtype in CACHE_TYPES:
         trial = Trial(Stored(dtype), with_scales([layer], dtype, 0), 32, [LENGTH], 0)
-        trial.backend.plan(trial.inputs([last]))  # the cache holds random numbers, which take as long as any others
+        # the cache holds random numbers, which take as long as any others
+        trial.backend.plan(trial.inputs([last]))
         runs[dtype] = trial
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):

@@ -1,4 +1,5 @@
-"""Facts that explain the numbers: the machine, its memory bandwidth, and the bytes that a model reads per token."""
+"""Facts that explain the numbers: the machine, its memory bandwidth, and the bytes that a model
+reads per token."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ print(best)
 
 
 def read_gb_per_s(times: int) -> float:
-    """Measures the bandwidth when all cores read memory at once. It is the best of several sums over half a gigabyte, in a
-    separate process."""
+    """Measures the bandwidth when all cores read memory at once. It is the best of several sums
+    over half a gigabyte, in a separate process."""
     code = _BANDWIDTH.format(threads=len(os.sched_getaffinity(0)), times=times)
     return float(subprocess.check_output([sys.executable, "-c", code]))
 
 
 def bytes_per_token(model: Path) -> dict[str, int]:
-    """Returns the bytes of weights that are read to decode one token alone: {"stored": as in the file, "float32": dequantized}.
-    An embedding that is also the head counts once. Any other embedding does not count, because it is not read as a whole."""
+    """Returns the bytes of weights that are read to decode one token alone: {"stored": as in the
+    file, "float32": dequantized}. An embedding that is also the head counts once. Any other
+    embedding does not count, because it is not read as a whole."""
     from gguf import GGUFReader
 
     tensors = GGUFReader(model).tensors
@@ -46,10 +48,13 @@ def bytes_per_token(model: Path) -> dict[str, int]:
 
 
 def cpu() -> dict[str, str | int]:
-    """Returns the model name of the processor, the number of cores that this process may use, and the relevant vector
-    instructions."""
+    """Returns the model name of the processor, the number of cores that this process may use, and
+    the relevant vector instructions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    fields = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in reversed(lines))
+    }
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
     flags = [flag for flag in wanted if flag in fields.get("flags", "").split()]
     return {

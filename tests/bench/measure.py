@@ -19,9 +19,11 @@ Names = list[tuple[str, str]]
 """(name, format) of each side or server."""
 
 
-def measure_sides(peers: Peers, wanted: Names, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Measure all sides. Returns the numbers by the side's name. A peer that fails is listed in `failed` with its reason.
-    Pegboard must not fail."""
+def measure_sides(
+    peers: Peers, wanted: Names, num_rounds: int, quick: bool, failed: dict[str, str]
+) -> dict[str, Any]:
+    """Measure all sides. Returns the numbers by the side's name. A peer that fails is listed in
+    `failed` with its reason. Pegboard must not fail."""
     sides: list[Side] = []
     try:
         for name, format in wanted:
@@ -40,9 +42,11 @@ def measure_sides(peers: Peers, wanted: Names, num_rounds: int, quick: bool, fai
             side.stop()
 
 
-def _rounds(sides: list[Side], num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Every round has new work, the same for all sides, so that no prefix cache helps unintentionally. The first round is small
-    and serves as a warm-up."""
+def _rounds(
+    sides: list[Side], num_rounds: int, quick: bool, failed: dict[str, str]
+) -> dict[str, Any]:
+    """Every round has new work, the same for all sides, so that no prefix cache helps
+    unintentionally. The first round is small and serves as a warm-up."""
     kept: dict[Side, list[dict[str, dict[str, float]]]] = {side: [] for side in sides}
     for index in range(num_rounds + 1):
         for side in list(kept):
@@ -58,7 +62,10 @@ def _rounds(sides: list[Side], num_rounds: int, quick: bool, failed: dict[str, s
                 continue
             if index:
                 kept[side].append(numbers)
-            note(f"{f'round {index}' if index else 'warm-up'} {side.name}: {time.perf_counter() - started:.1f} s")
+            note(
+                f"{f'round {index}' if index else 'warm-up'} {side.name}: "
+                f"{time.perf_counter() - started:.1f} s"
+            )
     return {
         side.name: {
             "start_to_first_token_s": side.start_s,
@@ -75,7 +82,10 @@ def _round(side: Side, index: int, quick: bool) -> dict[str, dict[str, float]]:
     stream = side.ask(workload.single(100 + index, quick).job("stream"))
     many = workload.mixed(200 + index, quick)
     seconds = side.ask(many.job("generate"))["seconds"]
-    numbers = {"single": stream, "offline": {"tokens_per_s": many.num_output_tokens / seconds, "seconds": seconds}}
+    numbers = {
+        "single": stream,
+        "offline": {"tokens_per_s": many.num_output_tokens / seconds, "seconds": seconds},
+    }
     if not side.name.endswith("q4_0"):
         cold, warm = workload.shared_prefix(300 + index, quick)
         numbers["prefix"] = {
@@ -85,10 +95,12 @@ def _round(side: Side, index: int, quick: bool) -> dict[str, dict[str, float]]:
     return numbers
 
 
-def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str, str]) -> dict[str, Any]:
-    """Measure all servers. Returns the numbers by the server's name and format. One server runs at a time. It is restarted in
-    every round, so start-up time and memory are medians too. The curve over the number of clients is measured once, for the first
-    format. quick: only that format."""
+def measure_servers(
+    peers: Peers, num_rounds: int, quick: bool, failed: dict[str, str]
+) -> dict[str, Any]:
+    """Measure all servers. Returns the numbers by the server's name and format. One server runs at
+    a time. It is restarted in every round, so start-up time and memory are medians too. The curve
+    over the number of clients is measured once, for the first format. quick: only that format."""
     found: dict[str, list[dict[str, Any]]] = {}
     wanted = [(name, format) for name, format in peers.serving() if format == "q4_1" or not quick]
     for index in range(1, num_rounds + 1):
@@ -105,7 +117,10 @@ def measure_servers(peers: Peers, num_rounds: int, quick: bool, failed: dict[str
                 found.pop(label, None)
                 note(f"{label} is left out: {error}")
                 continue
-            note(f"round {index} server {label}: first token after {found[label][-1]['first_token_s']:.1f} s")
+            note(
+                f"round {index} server {label}: first token after "
+                f"{found[label][-1]['first_token_s']:.1f} s"
+            )
     numbers = {label: _server_medians(rounds) for label, rounds in found.items()}
     for name, format in wanted:
         if format == "q4_1" and f"{name} {format}" in numbers:
@@ -126,7 +141,9 @@ def _serve(peers: Peers, name: str, format: str, index: int, quick: bool) -> dic
 
 
 def _server_medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    starts = median_of([{key: numbers[key] for key in ("health_s", "first_token_s")} for numbers in rounds])
+    starts = median_of(
+        [{key: numbers[key] for key in ("health_s", "first_token_s")} for numbers in rounds]
+    )
     return {**starts, "load": median_of([numbers["load"] for numbers in rounds]), "rounds": rounds}
 
 
@@ -136,7 +153,10 @@ def _curve(peers: Peers, name: str, format: str, quick: bool) -> dict[str, dict[
     server: Server = peers.serve(name, format, clients[-1])
     try:
         server.load(workload.ramp(600, 1, quick=True), 1)
-        return {str(count): server.load(workload.ramp(600 + count, count, quick), count) for count in clients}
+        return {
+            str(count): server.load(workload.ramp(600 + count, count, quick), count)
+            for count in clients
+        }
     finally:
         server.stop()
 
@@ -146,7 +166,10 @@ def measure_host(peers: Peers, quick: bool) -> dict[str, Any]:
     note("parts of a decode step")
     side = peers.start("pegboard", "q4_1")
     try:
-        return {str(size): side.ask(workload.steady(size, size, quick).job("shares")) for size in (1, 32)}
+        return {
+            str(size): side.ask(workload.steady(size, size, quick).job("shares"))
+            for size in (1, 32)
+        }
     finally:
         side.stop()
 

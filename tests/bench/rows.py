@@ -15,7 +15,9 @@ COLUMNS = {
 }
 """The column of the table for the first word of a side's or server's name."""
 
-OWN, OWN_ZERO, OWN_FLOAT = "pegboard q4_1", "pegboard q4_0", "pegboard float32"
+OWN = "pegboard q4_1"
+OWN_ZERO = "pegboard q4_0"
+OWN_FLOAT = "pegboard float32"
 QUANTIZED = ("llama.cpp q4_1", "openvino q4_1", "vllm float32", "transformers float32")
 ZERO = ("llama.cpp q4_0", "openvino q4_0")
 FLOAT = ("vllm float32", "transformers float32")
@@ -26,8 +28,9 @@ Sense = Literal["≥", "≤"]
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal: value `sense` factor · reference. against: a side of the row, BEST for the best of them, or a text that says what
-    `reference` is. An absolute goal has no reference; then `factor` is the number to reach."""
+    """The goal: value `sense` factor · reference. against: a side of the row, BEST for the best of
+    them, or a text that says what `reference` is. An absolute goal has no reference; then `factor`
+    is the number to reach."""
 
     sense: Sense
     factor: float
@@ -37,8 +40,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ratio: Pegboard's value over that of `against`. target: the goal as text, "" without a goal. reached: None if
-    Pegboard, or the side that it is compared with, was not measured."""
+    """One row. ratio: Pegboard's value over that of `against`. target: the goal as text, "" without
+    a goal. reached: None if Pegboard, or the side that it is compared with, was not measured."""
 
     workload: str
     measure: str
@@ -65,22 +68,70 @@ class Question:
 
 
 QUESTIONS = (
-    Question("one stream, Q4_1", "tokens/s", "single", "tokens_per_s", OWN, QUANTIZED, (Goal("≥", 2, "llama.cpp q4_1"),)),
-    Question("one stream, Q4_1", "first token, ms", "single", "ttft_ms", OWN, QUANTIZED, (Goal("≤", 0.6, BEST),), False),
-    Question("one stream, Q4_0", "tokens/s", "single", "tokens_per_s", OWN_ZERO, ZERO, (Goal("≥", 1.25, "llama.cpp q4_0"),)),
-    Question("one stream, Q4_0", "first token, ms", "single", "ttft_ms", OWN_ZERO, ZERO, (Goal("≤", 0.6, BEST),), False),
-    Question("one stream, float32", "tokens/s", "single", "tokens_per_s", OWN_FLOAT, FLOAT),
-    Question("one stream, float32", "first token, ms", "single", "ttft_ms", OWN_FLOAT, FLOAT, (), False),
     Question(
-        "offline, 32 requests, Q4_1", "output tokens/s", "offline", "tokens_per_s", OWN, QUANTIZED,
+        "one stream, Q4_1",
+        "tokens/s",
+        "single",
+        "tokens_per_s",
+        OWN,
+        QUANTIZED,
+        (Goal("≥", 2, "llama.cpp q4_1"),),
+    ),
+    Question(
+        "one stream, Q4_1",
+        "first token, ms",
+        "single",
+        "ttft_ms",
+        OWN,
+        QUANTIZED,
+        (Goal("≤", 0.6, BEST),),
+        False,
+    ),
+    Question(
+        "one stream, Q4_0",
+        "tokens/s",
+        "single",
+        "tokens_per_s",
+        OWN_ZERO,
+        ZERO,
+        (Goal("≥", 1.25, "llama.cpp q4_0"),),
+    ),
+    Question(
+        "one stream, Q4_0",
+        "first token, ms",
+        "single",
+        "ttft_ms",
+        OWN_ZERO,
+        ZERO,
+        (Goal("≤", 0.6, BEST),),
+        False,
+    ),
+    Question("one stream, float32", "tokens/s", "single", "tokens_per_s", OWN_FLOAT, FLOAT),
+    Question(
+        "one stream, float32", "first token, ms", "single", "ttft_ms", OWN_FLOAT, FLOAT, (), False
+    ),
+    Question(
+        "offline, 32 requests, Q4_1",
+        "output tokens/s",
+        "offline",
+        "tokens_per_s",
+        OWN,
+        QUANTIZED,
         (Goal("≥", 4, "vllm float32"), Goal("≥", 2.5, "openvino q4_1")),
     ),
     Question(
-        "offline, 32 requests, float32", "output tokens/s", "offline", "tokens_per_s", OWN_FLOAT, FLOAT,
+        "offline, 32 requests, float32",
+        "output tokens/s",
+        "offline",
+        "tokens_per_s",
+        OWN_FLOAT,
+        FLOAT,
         (Goal("≥", 1.3, "vllm float32"),),
     ),
-    Question("16 requests share 1,500 tokens", "cold, s", "prefix", "cold_s", OWN, QUANTIZED, (), False),
-)  # fmt: skip
+    Question(
+        "16 requests share 1,500 tokens", "cold, s", "prefix", "cold_s", OWN, QUANTIZED, (), False
+    ),
+)
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
@@ -107,7 +158,14 @@ def _answers(question: Question, numbers: Mapping[str, Any]) -> Iterator[Row]:
 
     peers = {name: number for name in question.peers if (number := value(name)) is not None}
     for goal in question.goals or (None,):
-        yield make_row(question.workload, question.measure, value(question.own), peers, goal, question.is_higher_better)
+        yield make_row(
+            question.workload,
+            question.measure,
+            value(question.own),
+            peers,
+            goal,
+            question.is_higher_better,
+        )
 
 
 def make_row(
@@ -125,15 +183,37 @@ def make_row(
         ratio = own / best[1] if own is not None and best else None
         return Row(workload, measure, own, columns, ratio, _column(best[0]) if best else "")
     if not goal.against:
-        return Row(workload, measure, own, columns, None, "", f"{goal.sense} {goal.factor:g}", _is_reached(own, goal, 1.0))
-    against, reference = goal.against, goal.reference
+        return Row(
+            workload,
+            measure,
+            own,
+            columns,
+            None,
+            "",
+            f"{goal.sense} {goal.factor:g}",
+            _is_reached(own, goal, 1.0),
+        )
+    against = goal.against
+    reference = goal.reference
     if goal.against == BEST:
         against, reference = best if best else (BEST, None)
     elif reference is None:
         reference = peers.get(goal.against)
-    words = f"{goal.sense} {goal.factor:g} × {'the best peer' if goal.against == BEST else _column(goal.against)}"
+    words = (
+        f"{goal.sense} {goal.factor:g} × "
+        f"{'the best peer' if goal.against == BEST else _column(goal.against)}"
+    )
     ratio = own / reference if own is not None and reference else None
-    return Row(workload, measure, own, columns, ratio, _column(against), words, _is_reached(own, goal, reference))
+    return Row(
+        workload,
+        measure,
+        own,
+        columns,
+        ratio,
+        _column(against),
+        words,
+        _is_reached(own, goal, reference),
+    )
 
 
 def _is_reached(own: float | None, goal: Goal, reference: float | None) -> bool | None:
@@ -155,13 +235,18 @@ def _prefix(result: Mapping[str, Any]) -> Iterator[Row]:
     peers = {name: prefix[name]["warm_s"] for name in QUANTIZED if name in prefix}
     goals = (Goal("≤", 0.1, "cold", own["cold_s"]), Goal("≤", 0.2, "vllm float32"))
     for goal in goals:
-        yield make_row("16 requests share 1,500 tokens", "warm, s", own["warm_s"], peers, goal, False)
+        yield make_row(
+            "16 requests share 1,500 tokens", "warm, s", own["warm_s"], peers, goal, False
+        )
 
 
 def _serving(result: Mapping[str, Any]) -> Iterator[Row]:
     servers = result["servers"]
     for format, has_goal in (("q4_1", True), ("q4_0", False)):
-        own, peer = (servers.get(f"{name} {format}", {}).get("load", {}) for name in ("pegboard", "llama-server"))
+        own, peer = (
+            servers.get(f"{name} {format}", {}).get("load", {})
+            for name in ("pegboard", "llama-server")
+        )
         workload = f"serving 8 clients, {format.upper()}"
         goals = {
             "tokens_per_s": ("output tokens/s", Goal("≥", 4, f"llama-server {format}")),
@@ -180,16 +265,45 @@ def _serving(result: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _start(result: Mapping[str, Any]) -> Iterator[Row]:
-    servers, sides, start = result["servers"], result["sides"], result["start"]
+    servers = result["servers"]
+    sides = result["sides"]
+    start = result["start"]
     own = servers.get("pegboard q4_1", {})
-    peers = {"llama-server q4_1": servers["llama-server q4_1"]} if "llama-server q4_1" in servers else {}
-    others = {name: sides[name]["start_to_first_token_s"] for name in QUANTIZED[1:] if name in sides}
+    peers = (
+        {"llama-server q4_1": servers["llama-server q4_1"]}
+        if "llama-server q4_1" in servers
+        else {}
+    )
+    others = {
+        name: sides[name]["start_to_first_token_s"] for name in QUANTIZED[1:] if name in sides
+    }
     health = {name: server["health_s"] for name, server in peers.items()}
     first = {**{name: server["first_token_s"] for name, server in peers.items()}, **others}
-    yield make_row("start of the process", "/health answers, s", own.get("health_s"), health, Goal("≤", 1), False)
+    yield make_row(
+        "start of the process",
+        "/health answers, s",
+        own.get("health_s"),
+        health,
+        Goal("≤", 1),
+        False,
+    )
     allowed = round(start["import_torch_ms"] / 1e3 + 1.2, 2)
-    yield make_row("start of the process", "first token, s", own.get("first_token_s"), first, Goal("≤", allowed), False)
-    yield make_row("start of the process", "first token (stretch), s", own.get("first_token_s"), first, Goal("≤", 1.5), False)
+    yield make_row(
+        "start of the process",
+        "first token, s",
+        own.get("first_token_s"),
+        first,
+        Goal("≤", allowed),
+        False,
+    )
+    yield make_row(
+        "start of the process",
+        "first token (stretch), s",
+        own.get("first_token_s"),
+        first,
+        Goal("≤", 1.5),
+        False,
+    )
     for key, measure in (
         ("import_torch_ms", "import torch, ms"),
         ("import_ms", "import pegboard, ms"),
@@ -203,4 +317,11 @@ def _alone(result: Mapping[str, Any]) -> Iterator[Row]:
     for batch_size, limit in (("1", 8), ("32", 5)):
         shares = result["host"].get(batch_size)
         measure = "outside kernels, % of a step"
-        yield make_row(f"decode, batch {batch_size}", measure, shares and 100 * shares["host_share"], {}, Goal("≤", limit), False)
+        yield make_row(
+            f"decode, batch {batch_size}",
+            measure,
+            shares and 100 * shares["host_share"],
+            {},
+            Goal("≤", limit),
+            False,
+        )

@@ -1,5 +1,5 @@
-"""Servers as a user starts them: the time until they answer, their streams to several clients at once, and the memory that they
-take."""
+"""Servers as a user starts them: the time until they answer, their streams to several clients at
+once, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """One server process. health_s: seconds from its start to the first HTTP answer on /health, whatever its status.
-    first_token_s: seconds to the first streamed token. `--port` and a free port are appended to the command."""
+    """One server process. health_s: seconds from its start to the first HTTP answer on /health,
+    whatever its status. first_token_s: seconds to the first streamed token. `--port` and a free
+    port are appended to the command."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = _free_port()
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - read on failure
         started = time.perf_counter()
@@ -44,7 +47,13 @@ class Server:
         )
         try:
             self.health_s = self._wait("GET", "/health", None, started)
-            body = {"model": "bench", "prompt": [1500, 1600], "max_tokens": 1, "temperature": 0, "stream": True}
+            body = {
+                "model": "bench",
+                "prompt": [1500, 1600],
+                "max_tokens": 1,
+                "temperature": 0,
+                "stream": True,
+            }
             self.first_token_s = self._wait("POST", "/v1/completions", json.dumps(body), started)
         except BaseException:
             self.stop()
@@ -60,12 +69,16 @@ class Server:
         self._log.close()
 
     def load(self, workload: Workload, concurrency: int) -> dict[str, float]:
-        """Stream all requests from `concurrency` clients. Each client sends its next request when the previous one is
-        answered."""
+        """Stream all requests from `concurrency` clients. Each client sends its next request when
+        the previous one is answered."""
         started = time.perf_counter()
         answers = asyncio.run(self._load(workload, concurrency))
         seconds = time.perf_counter() - started
-        gaps = [later - earlier for _, times in answers for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [
+            later - earlier
+            for _, times in answers
+            for earlier, later in zip(times, times[1:], strict=False)
+        ]
         firsts = [times[0] - sent for sent, times in answers]
         return {
             "tokens_per_s": workload.num_output_tokens / seconds,
@@ -80,9 +93,17 @@ class Server:
         async def client() -> None:
             while todo:
                 prompt, max_tokens = todo.pop()
-                body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+                body = {
+                    "prompt": prompt,
+                    "max_tokens": max_tokens,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "stream": True,
+                }
                 sent = time.perf_counter()
-                answers.append((sent, await self._stream(json.dumps({"model": "bench", **body}).encode())))
+                answers.append(
+                    (sent, await self._stream(json.dumps({"model": "bench", **body}).encode()))
+                )
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
         return answers
@@ -90,7 +111,10 @@ class Server:
     async def _stream(self, body: bytes) -> list[float]:
         """Stream one request. Returns the times at which its pieces of text arrived."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: "
+            f"close\r\nContent-Length: {len(body)}\r\n"
+        )
         times: list[float] = []
         try:
             writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
@@ -101,25 +125,32 @@ class Server:
         finally:
             writer.close()
         if status != [b"200"] or len(times) < 2:
-            raise ServerFailed(f"a request was answered with status {status} and {len(times)} pieces{self._tail()}")
+            raise ServerFailed(
+                f"a request was answered with status {status} and {len(times)} pieces{self._tail()}"
+            )
         return times
 
     def _wait(self, method: str, path: str, body: str | None, started: float) -> float:
-        """Wait until the server answers. Returns the seconds since `started` until the first answer: with any status, or with a
-        token if the request has a body."""
+        """Wait until the server answers. Returns the seconds since `started` until the first
+        answer: with any status, or with a token if the request has a body."""
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
             try:
                 connection.request(method, path, body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
-                if body is None or (answer.status == 200 and answer.readline().startswith(b"data: {")):
+                if body is None or (
+                    answer.status == 200 and answer.readline().startswith(b"data: {")
+                ):
                     return time.perf_counter() - started
             except (OSError, http.client.HTTPException):
                 pass  # the server does not listen yet, or does not answer with HTTP yet
             finally:
                 connection.close()
             if self.process.poll() is not None or time.perf_counter() - started > PATIENCE_S:
-                raise ServerFailed(f"no answer to {method} {path}; exit status {self.process.returncode}{self._tail()}")
+                raise ServerFailed(
+                    f"no answer to {method} {path}; exit status "
+                    f"{self.process.returncode}{self._tail()}"
+                )
             time.sleep(0.01)
 
     def _tail(self) -> str:
@@ -129,11 +160,14 @@ class Server:
 
 
 class MemoryWatch:
-    """Samples the memory of a process and all its descendants while the block runs. rss_mib counts pages that two processes share
-    in both, and pss_mib counts them once. Both are the largest sums seen."""
+    """Samples the memory of a process and all its descendants while the block runs. rss_mib counts
+    pages that two processes share in both, and pss_mib counts them once. Both are the largest sums
+    seen."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.rss_mib, self.pss_mib = pid, 0.0, 0.0
+        self.pid = pid
+        self.rss_mib = 0.0
+        self.pss_mib = 0.0
         self._done = Event()
         self._thread = Thread(target=self._watch)
 

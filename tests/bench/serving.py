@@ -1,5 +1,5 @@
-"""The main loop of a side's process: reads jobs, times them and prints results. Runs under the peer's own Python, so it uses only
-the standard library."""
+"""The main loop of a side's process: reads jobs, times them and prints results. Runs under the
+peer's own Python, so it uses only the standard library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Stream = Callable[[list[int], int], list[float]]
 
 
 def serve(generate: Generate, stream: Stream, others: dict[str, Job] | None = None) -> None:
-    """Serve jobs. generate(prompts, max_tokens) completes all prompts. stream(prompt, max_tokens) completes one prompt and
-    returns the perf_counter times at which output tokens arrived. others: further jobs by name."""
+    """Serve jobs. generate(prompts, max_tokens) completes all prompts. stream(prompt, max_tokens)
+    completes one prompt and returns the perf_counter times at which output tokens arrived. others:
+    further jobs by name."""
     stream(list(range(1000, 1008)), 1)
     _say({"ready": True})
     for line in sys.stdin:

@@ -1,7 +1,9 @@
-"""A side of the comparison: a process that holds one loaded model and answers jobs, one JSON line each.
+"""A side of the comparison: a process that holds one loaded model and answers jobs, one JSON line
+each.
 
-The process (side_*.py) prints {"ready": …} after its first token, then reads a job per line. All sides stay alive at the same
-time so that their turns can alternate; a waiting side computes nothing.
+The process (side_*.py) prints {"ready": …} after its first token, then reads a job per line. All
+sides stay alive at the same time so that their turns can alternate; a waiting side computes
+nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +26,20 @@ class SideFailed(Exception):
 
 
 class Side:
-    """One side. name: the peer and the format of its weights. start_s: seconds from the start of the process to its first
-    token."""
+    """One side. name: the peer and the format of its weights. start_s: seconds from the start of
+    the process to its first token."""
 
-    def __init__(self, name: str, python: str, script: str, arguments: list[str], environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        script: str,
+        arguments: list[str],
+        environment: Mapping[str, str] | None = None,
+    ):
         self.name = name
-        self._log = open(f"{gettempdir()}/pegboard-bench-{os.getpid()}-{name.replace(' ', '-')}.log", "w+", encoding="utf-8")  # noqa: SIM115 - read on failure
+        path = f"{gettempdir()}/pegboard-bench-{os.getpid()}-{name.replace(' ', '-')}.log"
+        self._log = open(path, "w+", encoding="utf-8")  # noqa: SIM115  read on failure
         started = time.perf_counter()
         self._process = subprocess.Popen(
             [python, str(HERE / script), *arguments],
@@ -87,7 +97,9 @@ class Side:
         self._process.wait(20)
         self._log.seek(0)
         tail = "".join(self._log.readlines()[-15:])
-        raise SideFailed(f"{self.name} ended with status {self._process.returncode}; its log ends:\n{tail}")
+        raise SideFailed(
+            f"{self.name} ended with status {self._process.returncode}; its log ends:\n{tail}"
+        )
 
 
 def process_tree(pid: int) -> list[int]:

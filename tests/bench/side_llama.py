@@ -1,7 +1,8 @@
 """llama.cpp as a side: side_llama.py MODEL.gguf. Runs under a Python with llama-cpp-python.
 
-It uses llama.cpp's own batch functions. With the package's `Llama` class, its sampling in Python would be measured instead.
-Sequences decode together and prompts fill the rest of each batch, as in llama-server.
+It uses llama.cpp's own batch functions. With the package's `Llama` class, its sampling in Python
+would be measured instead. Sequences decode together and prompts fill the rest of each batch, as in
+llama-server.
 """
 
 from __future__ import annotations
@@ -25,21 +26,29 @@ class Context:
 
     def __init__(self, model: Any, num_sequences: int, length: int) -> None:
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_seq_max = num_sequences * length, num_sequences
+        settings.n_ctx = num_sequences * length
+        settings.n_seq_max = num_sequences
         settings.n_batch = settings.n_ubatch = BATCH_TOKENS
         settings.n_threads = settings.n_threads_batch = len(os.sched_getaffinity(0))
         self.handle = llama_cpp.llama_init_from_model(model, settings)
         if not self.handle:
             raise RuntimeError("llama.cpp made no context")
-        self.num_sequences, self.length = num_sequences, length
+        self.num_sequences = num_sequences
+        self.length = length
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self.batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
 
-    def run(self, prompts: list[list[int]], max_tokens: list[int], on_token: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self,
+        prompts: list[list[int]],
+        max_tokens: list[int],
+        on_token: Callable[[], None] = lambda: None,
+    ) -> None:
         """Complete all prompts greedily. The KV cache of earlier calls is dropped."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.handle), True)
         waiting = list(range(len(prompts)))[::-1]
-        free, running = list(range(self.num_sequences)), dict[int, Request]()
+        free = list(range(self.num_sequences))
+        running = dict[int, Request]()
         while waiting or running:
             while waiting and free:
                 index = waiting.pop()
@@ -48,19 +57,25 @@ class Context:
             for sequence in self._step(running):
                 on_token()
                 if not running[sequence].left:
-                    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.handle), sequence, -1, -1)
+                    llama_cpp.llama_memory_seq_rm(
+                        llama_cpp.llama_get_memory(self.handle), sequence, -1, -1
+                    )
                     del running[sequence]
                     free.append(sequence)
 
     def _step(self, running: dict[int, Request]) -> list[int]:
         """Compute one batch. Returns the sequences that got a token."""
-        batch, count, samples = self.batch, 0, []
+        batch = self.batch
+        count = 0
+        samples = []
         for sequence, request in sorted(running.items(), key=lambda entry: len(entry[1].tokens)):
             taken = request.tokens[: BATCH_TOKENS - count]
             del request.tokens[: len(taken)]
             for token in taken:
-                batch.token[count], batch.pos[count] = token, request.position
-                batch.n_seq_id[count], batch.seq_id[count][0] = 1, sequence
+                batch.token[count] = token
+                batch.pos[count] = request.position
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = sequence
                 batch.logits[count] = False
                 request.position += 1
                 count += 1
@@ -71,23 +86,29 @@ class Context:
         if llama_cpp.llama_decode(self.handle, batch):
             raise RuntimeError("llama_decode failed")
         for sequence, place in samples:
-            logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.handle, place), (self.vocab_size,))
+            logits = np.ctypeslib.as_array(
+                llama_cpp.llama_get_logits_ith(self.handle, place), (self.vocab_size,)
+            )
             running[sequence].tokens.append(int(logits.argmax()))
             running[sequence].left -= 1
         return [sequence for sequence, _ in samples]
 
 
 class Request:
-    """One sequence. tokens: those that are not yet computed. position: the position of the first of them. left: the number of
-    tokens still to be sampled."""
+    """One sequence. tokens: those that are not yet computed. position: the position of the first of
+    them. left: the number of tokens still to be sampled."""
 
     def __init__(self, prompt: list[int], max_tokens: int) -> None:
-        self.tokens, self.position, self.left = list(prompt), 0, max_tokens
+        self.tokens = list(prompt)
+        self.position = 0
+        self.left = max_tokens
 
 
 def main() -> None:
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), llama_cpp.llama_model_default_params())
+    model = llama_cpp.llama_model_load_from_file(
+        sys.argv[1].encode(), llama_cpp.llama_model_default_params()
+    )
     one = Context(model, 1, 2048)
     contexts = [one]
 

@@ -1,4 +1,5 @@
-"""OpenVINO GenAI as a side: side_openvino.py MODEL.gguf. Runs under a Python with openvino-genai, which reads the file itself."""
+"""OpenVINO GenAI as a side: side_openvino.py MODEL.gguf. Runs under a Python with openvino-genai,
+which reads the file itself."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ def main() -> None:
 
     def add(prompt: list[int], max_tokens: int) -> Any:
         settings = openvino_genai.GenerationConfig()
-        settings.max_new_tokens, settings.ignore_eos, settings.do_sample = max_tokens, True, False
-        return pipeline.add_request(next(ids), openvino.Tensor(np.array([prompt], np.int64)), settings)
+        settings.max_new_tokens = max_tokens
+        settings.ignore_eos = True
+        settings.do_sample = False
+        return pipeline.add_request(
+            next(ids), openvino.Tensor(np.array([prompt], np.int64)), settings
+        )
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> None:
         handles = [add(prompt, tokens) for prompt, tokens in zip(prompts, max_tokens, strict=True)]
@@ -35,7 +40,8 @@ def main() -> None:
         assert lengths == max_tokens, (lengths, max_tokens)
 
     def stream(prompt: list[int], max_tokens: int) -> list[float]:
-        handle, times = add(prompt, max_tokens), []
+        handle = add(prompt, max_tokens)
+        times = []
         while pipeline.has_non_finished_requests():
             pipeline.step()
             while handle.can_read():

@@ -13,7 +13,10 @@ from pegboard import LLM, SamplingParams
 
 
 def main() -> None:
-    settings = {name: json.loads(value) for name, value in (argument.split("=", 1) for argument in sys.argv[2:])}
+    settings = {
+        name: json.loads(value)
+        for name, value in (argument.split("=", 1) for argument in sys.argv[2:])
+    }
     llm = LLM(sys.argv[1], **settings)
 
     def params(max_tokens: int) -> SamplingParams:
@@ -24,7 +27,8 @@ def main() -> None:
         assert [len(output.outputs[0].token_ids) for output in outputs] == max_tokens
 
     def stream(prompt: list[int], max_tokens: int) -> list[float]:
-        engine, times = llm.llm_engine, []
+        engine = llm.llm_engine
+        times = []
         engine.add_request("stream", prompt, params(max_tokens))
         while engine.has_unfinished_requests():
             if engine.step():
@@ -32,7 +36,11 @@ def main() -> None:
         assert len(times) == max_tokens
         return times
 
-    serve(generate, stream, {"shares": lambda job: measure_shares(llm, job["prompts"], job["max_tokens"])})
+    serve(
+        generate,
+        stream,
+        {"shares": lambda job: measure_shares(llm, job["prompts"], job["max_tokens"])},
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""transformers as a side: side_transformers.py DIRECTORY DTYPE. Requests run in padded batches of 8, sorted by length."""
+"""transformers as a side: side_transformers.py DIRECTORY DTYPE. Requests run in padded batches of
+8, sorted by length."""
 
 from __future__ import annotations
 
@@ -37,14 +38,27 @@ def main() -> None:
             rows = order[start : start + BATCH_SIZE]
             width = max(len(prompts[row]) for row in rows)
             ids = torch.tensor([[0] * (width - len(prompts[row])) + prompts[row] for row in rows])
-            mask = torch.tensor([[0] * (width - len(prompts[row])) + [1] * len(prompts[row]) for row in rows])
-            model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(max_tokens[row] for row in rows), **fixed)
+            mask = torch.tensor(
+                [[0] * (width - len(prompts[row])) + [1] * len(prompts[row]) for row in rows]
+            )
+            model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=max(max_tokens[row] for row in rows),
+                **fixed,
+            )
 
     @torch.inference_mode()
     def stream(prompt: list[int], max_tokens: int) -> list[float]:
         streamer = TokenTimes()
         ids = torch.tensor([prompt])
-        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, streamer=streamer, **fixed)
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            streamer=streamer,
+            **fixed,
+        )
         return streamer.times[1:]  # the first call contains the prompt
 
     serve(generate, stream)

@@ -1,5 +1,6 @@
-"""vLLM for CPU as a side: side_vllm.py DIRECTORY DTYPE [ADAPTER_FOLDER …]. Runs under vLLM's own Python. With adapters, the job
-"decode" has one entry per request: the number of an adapter, from 1 on, or 0."""
+"""vLLM for CPU as a side: side_vllm.py DIRECTORY DTYPE [ADAPTER_FOLDER …]. Runs under vLLM's own
+Python. With adapters, the job "decode" has one entry per request: the number of an adapter, from 1
+on, or 0."""
 
 from __future__ import annotations
 
@@ -15,8 +16,14 @@ from vllm.lora.request import LoRARequest
 
 
 def main() -> None:
-    loras = [LoRARequest(f"adapter{number}", number, path) for number, path in enumerate(sys.argv[3:], 1)]
-    lora_settings = {"enable_lora": True, "max_loras": len(loras), "max_lora_rank": 16, "max_model_len": 512} if loras else {}
+    loras = [
+        LoRARequest(f"adapter{number}", number, path) for number, path in enumerate(sys.argv[3:], 1)
+    ]
+    lora_settings = (
+        {"enable_lora": True, "max_loras": len(loras), "max_lora_rank": 16, "max_model_len": 512}
+        if loras
+        else {}
+    )
     llm: Any = LLM(sys.argv[1], dtype=sys.argv[2], disable_log_stats=True, **lora_settings)
 
     def params(max_tokens: int) -> Any:
@@ -28,7 +35,8 @@ def main() -> None:
         assert [len(output.outputs[0].token_ids) for output in outputs] == max_tokens
 
     def stream(prompt: list[int], max_tokens: int) -> list[float]:
-        engine, times = llm.llm_engine, []
+        engine = llm.llm_engine
+        times = []
         engine.add_request("stream", TokensPrompt(prompt_token_ids=prompt), params(max_tokens))
         while engine.has_unfinished_requests():
             if engine.step():
@@ -36,10 +44,16 @@ def main() -> None:
         return times
 
     def decode(job: dict[str, Any]) -> dict[str, Any]:
-        engine, times = llm.llm_engine, []
+        engine = llm.llm_engine
+        times = []
         for index, number in enumerate(job["adapters"]):
             prompt = TokensPrompt(prompt_token_ids=job["prompts"][index])
-            engine.add_request(f"{index}", prompt, params(job["max_tokens"]), lora_request=loras[number - 1] if number else None)
+            engine.add_request(
+                f"{index}",
+                prompt,
+                params(job["max_tokens"]),
+                lora_request=loras[number - 1] if number else None,
+            )
         while engine.has_unfinished_requests():
             started = time.perf_counter()
             if engine.step():

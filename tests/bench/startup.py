@@ -12,9 +12,15 @@ PEGBOARD = str(Path(sys.executable).parent / "pegboard")
 
 
 def import_ms(module: str, times: int) -> float:
-    """Returns the median milliseconds of `import module` in a fresh interpreter, without the interpreter's own start."""
-    code = f"import time; t = time.perf_counter(); import {module}; print(1e3 * (time.perf_counter() - t))"
-    return statistics.median(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(times))
+    """Returns the median milliseconds of `import module` in a fresh interpreter, without the
+    interpreter's own start."""
+    code = (
+        f"import time; t = time.perf_counter(); import {module}; print(1e3 * (time.perf_counter() "
+        "- t))"
+    )
+    return statistics.median(
+        float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(times)
+    )
 
 
 def help_ms(times: int) -> float:

@@ -1,9 +1,11 @@
-"""What structured output costs per step: 32 rows decoding JSON on the default model, for each installed backend.
+"""What structured output costs per step: 32 rows decoding JSON on the default model, for each
+installed backend.
 
     python tests/bench/structured_output.py [backend …]
 
-Times the additional work of a constrained step, inside real steps: filling the masks, applying them to the logits, and
-advancing the grammars. Prints the median of each in milliseconds and the share of the whole step.
+Times the additional work of a constrained step, inside real steps: filling the masks, applying them
+to the logits, and advancing the grammars. Prints the median of each in milliseconds and the share
+of the whole step.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def measure(backend: str | None) -> dict[str, float]:
         sampler = llm.llm_engine.engine._executor.worker.running.sampler
         parts = {"apply": Timer(sampler, "_apply_masks")}
         structure = StructuredOutputsParams(json=SCHEMA) if backend else None
-        params = SamplingParams(max_tokens=STEPS + 100, temperature=1.0, min_tokens=STEPS, structured_outputs=structure)
+        params = SamplingParams(
+            max_tokens=STEPS + 100, temperature=1.0, min_tokens=STEPS, structured_outputs=structure
+        )
         for i in range(ROWS):
             llm.llm_engine.add_request(str(i), f"Person number {i} as JSON:", params)
         while llm.llm_engine.engine.stats()["num_requests_running"] < ROWS:
@@ -75,8 +79,8 @@ def main() -> None:
         found = measure(name)
         more = found["fill"] + found["apply"] + found["advance"]
         print(
-            f"{name or '(free)':<20} {found['step']:8.1f} {found['fill']:7.2f} {found['apply']:7.2f} {found['advance']:8.2f} "
-            f"{more / found['step']:7.1%}",
+            f"{name or '(free)':<20} {found['step']:8.1f} {found['fill']:7.2f} "
+            f"{found['apply']:7.2f} {found['advance']:8.2f} {more / found['step']:7.1%}",
             flush=True,
         )
 

@@ -71,7 +71,11 @@ def result() -> dict[str, Any]:
 
 
 def test_every_goal_is_judged(result: dict[str, Any]) -> None:
-    judged = {(row["workload"], row["measure"], row["target"]): row["reached"] for row in result["rows"] if row["target"]}
+    judged = {
+        (row["workload"], row["measure"], row["target"]): row["reached"]
+        for row in result["rows"]
+        if row["target"]
+    }
     assert judged == {
         ("one stream, Q4_1", "tokens/s", "≥ 2 × llama.cpp"): True,
         ("one stream, Q4_1", "first token, ms", "≤ 0.6 × the best peer"): True,
@@ -109,7 +113,9 @@ def test_nothing_but_pegboard_makes_a_table(result: dict[str, Any]) -> None:
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
         "workload", "measure", "Pegboard", "ratio", "target", "reached",
     ]  # fmt: skip
-    assert len({len(line) for line in lines}) == 1 and any("≥ 2 × llama.cpp" in line for line in lines)
+    assert len({len(line) for line in lines}) == 1 and any(
+        "≥ 2 × llama.cpp" in line for line in lines
+    )
 
 
 def test_pictures_are_well_formed(result: dict[str, Any], tmp_path: Path) -> None:
@@ -119,7 +125,10 @@ def test_pictures_are_well_formed(result: dict[str, Any], tmp_path: Path) -> Non
         root = ElementTree.fromstring(path.read_text("utf-8"))
         _, _, width, height = map(float, root.attrib["viewBox"].split())
         for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
-            assert 0 <= float(circle.attrib["cx"]) <= width and 0 <= float(circle.attrib["cy"]) <= height
+            assert (
+                0 <= float(circle.attrib["cx"]) <= width
+                and 0 <= float(circle.attrib["cy"]) <= height
+            )
 
 
 @pytest.mark.parametrize("values", [[1.0], [3.0, 3.0], [0.02, 700.0], [10.0, 100.0], [1.0, 32.0]])
@@ -127,7 +136,9 @@ def test_pictures_are_well_formed(result: dict[str, Any], tmp_path: Path) -> Non
 def test_an_axis_holds_its_values(values: list[float], powers_of_two: bool) -> None:
     axis = log_axis("x", values, powers_of_two)
     assert all(-1e-9 <= axis.place(value) <= 1 + 1e-9 for value in values)
-    assert list(axis.ticks) == sorted(set(axis.ticks)) and math.isclose(axis.place(axis.ticks[-1]), 1)
+    assert list(axis.ticks) == sorted(set(axis.ticks)) and math.isclose(
+        axis.place(axis.ticks[-1]), 1
+    )
 
 
 def test_the_page_takes_the_section_and_keeps_the_rest(result: dict[str, Any]) -> None:
@@ -145,8 +156,11 @@ def test_the_page_says_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert write_page() == 0, "run tests/bench/page.py"
 
 
-def test_a_result_goes_beside_the_page(result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, page = tmp_path / "result.json", tmp_path / "performance.md"
+def test_a_result_goes_beside_the_page(
+    result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "result.json"
+    page = tmp_path / "performance.md"
     source.write_text(json.dumps(result))
     page.write_text(f"{BEGIN}\n{NOTHING}\n{END}\n")
     for arguments, status in (([str(source)], 0), (["--check"], 0), ([], 0)):
@@ -154,7 +168,10 @@ def test_a_result_goes_beside_the_page(result: dict[str, Any], tmp_path: Path, m
         assert write_page() == status
     text = page.read_text()
     for name in ("roofline", "throughput", "latency"):
-        assert f"(performance/{name}.svg)" in text and (tmp_path / "performance" / f"{name}.svg").exists()
+        assert (
+            f"(performance/{name}.svg)" in text
+            and (tmp_path / "performance" / f"{name}.svg").exists()
+        )
     page.write_text(text.replace("A CPU", "Another"))
     monkeypatch.setattr(sys, "argv", ["page.py", "--check", "--page", str(page)])
     assert write_page() == 1
@@ -170,5 +187,7 @@ def test_a_shared_prefix_is_all_that_is_shared() -> None:
     cold, warm = shared_prefix(1)
     prompts = cold.prompts + warm.prompts
     assert {tuple(prompt[:1500]) for prompt in prompts} == {tuple(cold.prompts[0][:1500])}
-    assert len({tuple(prompt[1500:]) for prompt in prompts}) == 32 and {len(prompt) for prompt in prompts} == {1516}
+    assert len({tuple(prompt[1500:]) for prompt in prompts}) == 32 and {
+        len(prompt) for prompt in prompts
+    } == {1516}
     assert cold.max_tokens == [16] * 16

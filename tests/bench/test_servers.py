@@ -39,7 +39,7 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
-'''
+'''  # noqa: E501
 
 SIDE = """
 import sys, time
@@ -49,14 +49,15 @@ def generate(prompts, max_tokens):
     if len(sys.argv) > 2:
         sys.exit("out of memory")
 serve(generate, lambda prompt, max_tokens: [time.perf_counter() + index for index in range(max_tokens)])
-"""
+"""  # noqa: E501
 
 
 class Fakes:
     """A stand-in for `peers.Peers`."""
 
     def __init__(self, folder: Path) -> None:
-        self.server, self.side = folder / "server.py", folder / "side.py"
+        self.server = folder / "server.py"
+        self.side = folder / "side.py"
         self.server.write_text(SERVER)
         self.side.write_text(SIDE)
 
@@ -117,8 +118,13 @@ def test_servers_that_fail_are_left_out_with_their_reason(fakes: Any) -> None:
 
 def test_sides_that_fail_are_left_out_with_their_reason(fakes: Any) -> None:
     failed: dict[str, str] = {}
-    numbers = measure_sides(fakes, [("pegboard", "q4_1"), ("broken", "q4_1"), ("pegboard", "q4_0")], 2, True, failed)
-    assert list(numbers) == ["pegboard q4_1", "pegboard q4_0"] and "out of memory" in failed["broken q4_1"]
+    numbers = measure_sides(
+        fakes, [("pegboard", "q4_1"), ("broken", "q4_1"), ("pegboard", "q4_0")], 2, True, failed
+    )
+    assert (
+        list(numbers) == ["pegboard q4_1", "pegboard q4_0"]
+        and "out of memory" in failed["broken q4_1"]
+    )
     assert numbers["pegboard q4_1"]["single"]["tokens_per_s"] == pytest.approx(1, abs=1e-3)
     assert len(numbers["pegboard q4_1"]["rounds"]) == 2
     with pytest.raises(SideFailed, match="can't open file"):

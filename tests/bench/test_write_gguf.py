@@ -31,7 +31,11 @@ def source(tmp_path: Path) -> Path:
     ):
         values = random.standard_normal(shape).astype(np.float32)
         stored = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, values if kind == "F32" else gguf.quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(
+            name,
+            values if kind == "F32" else gguf.quants.quantize(values, stored),
+            raw_dtype=stored,
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -43,12 +47,16 @@ def source(tmp_path: Path) -> Path:
 def test_only_layer_matrices_change(source: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / "target.gguf"
     SCRIPT["write_as"](source, target, name)
-    before, after = gguf.GGUFReader(source), gguf.GGUFReader(target)
+    before = gguf.GGUFReader(source)
+    after = gguf.GGUFReader(target)
     fields = {field.name: field.contents() for field in after.fields.values()}
     assert fields["general.file_type"] == SCRIPT["FILE_TYPES"][name]
     for field in before.fields.values():
         if field.name != "general.file_type":
-            assert fields[field.name] == field.contents() and after.fields[field.name].types == field.types
+            assert (
+                fields[field.name] == field.contents()
+                and after.fields[field.name].types == field.types
+            )
     for old, new in zip(before.tensors, after.tensors, strict=True):
         assert (old.name, list(old.shape)) == (new.name, list(new.shape))
         if old.name.startswith("blk.0.ffn"):

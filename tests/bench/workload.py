@@ -6,7 +6,8 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FIRST_ID, LAST_ID = 1000, 40000
+FIRST_ID = 1000
+LAST_ID = 40000
 """Token ids are drawn from this range: plain words, no control tokens."""
 
 
@@ -31,8 +32,8 @@ class Workload:
 
 
 def mixed(seed: int, quick: bool = False) -> Workload:
-    """A batch: 32 prompts of 32 to 512 tokens, with outputs of 64 to 128 tokens. quick: 8 prompts of 16 to 64 tokens, with
-    outputs of 8 to 16."""
+    """A batch: 32 prompts of 32 to 512 tokens, with outputs of 64 to 128 tokens. quick: 8 prompts
+    of 16 to 64 tokens, with outputs of 8 to 16."""
     rng = random.Random(seed)
     count, inputs, outputs = (8, (16, 64), (8, 16)) if quick else (32, (32, 512), (64, 128))
     prompts = [_tokens(rng, rng.randint(*inputs)) for _ in range(count)]
@@ -46,25 +47,33 @@ def single(seed: int, quick: bool = False) -> Workload:
 
 
 def shared_prefix(seed: int, quick: bool = False) -> tuple[Workload, Workload]:
-    """Two times 16 requests over the same 1,500 tokens. Each request ends with 16 tokens of its own and gets an output of 16
-    tokens. All prompts differ. The first workload finds nothing in the cache. quick: 4 requests over 192 tokens."""
+    """Two times 16 requests over the same 1,500 tokens. Each request ends with 16 tokens of its own
+    and gets an output of 16 tokens. All prompts differ. The first workload finds nothing in the
+    cache. quick: 4 requests over 192 tokens."""
     rng = random.Random(seed)
     count, length = (4, 192) if quick else (16, 1500)
     prefix = _tokens(rng, length)
-    cold, warm = (Workload([prefix + _tokens(rng, 16) for _ in range(count)], [16] * count) for _ in range(2))
+    cold, warm = (
+        Workload([prefix + _tokens(rng, 16) for _ in range(count)], [16] * count) for _ in range(2)
+    )
     return cold, warm
 
 
 def steady(seed: int, batch_size: int = 32, quick: bool = False) -> Workload:
     """Short prompts that decode together."""
     rng = random.Random(seed)
-    return Workload([_tokens(rng, 16) for _ in range(batch_size)], [12 if quick else 40] * batch_size)
+    return Workload(
+        [_tokens(rng, 16) for _ in range(batch_size)], [12 if quick else 40] * batch_size
+    )
 
 
 def ramp(seed: int, concurrency: int, quick: bool = False) -> Workload:
-    """Three requests per client, at least 6, with prompts of 128 tokens and outputs of 64. quick: 32 and 8."""
+    """Three requests per client, at least 6, with prompts of 128 tokens and outputs of 64. quick:
+    32 and 8."""
     rng = random.Random(seed)
-    count, inputs, outputs = max(6, 3 * concurrency), 32 if quick else 128, 8 if quick else 64
+    count = max(6, 3 * concurrency)
+    inputs = 32 if quick else 128
+    outputs = 8 if quick else 64
     return Workload([_tokens(rng, inputs) for _ in range(count)], [outputs] * count)
 
 

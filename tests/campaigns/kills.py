@@ -1,12 +1,14 @@
-"""A campaign: kills the processes of a server at random moments, and looks at what the clients get and at what stays.
+"""A campaign: kills the processes of a server at random moments, and looks at what the clients get
+and at what stays.
 
     python tests/campaigns/kills.py --count 100
 
-Each round starts `pegboard serve` on a small model, puts it under load, and sends a signal to one process: the engine, the
-server, an API process, or all of them. Right is: every client gets a whole answer, an error that says what happened, or a closed
-connection, within a limit; a server that a signal may not stop goes on; no process, file, socket or shared memory stays; and the
-next server, with the same port and the same folder, comes up and answers. If all processes are killed at once, the next server
-removes what they left.
+Each round starts `pegboard serve` on a small model, puts it under load, and sends a signal to one
+process: the engine, the server, an API process, or all of them. Right is: every client gets a whole
+answer, an error that says what happened, or a closed connection, within a limit; a server that a
+signal may not stop goes on; no process, file, socket or shared memory stays; and the next server,
+with the same port and the same folder, comes up and answers. If all processes are killed at once,
+the next server removes what they left.
 """
 
 from __future__ import annotations
@@ -35,20 +37,23 @@ import httpx
 from server_process import MODEL, PATIENCE_S, Server, free_port, processes, wait_until
 
 LIMIT_S = 15.0
-"""How long after the signal a client may wait for the end of its answer, if the signal ends the server."""
+"""How long after the signal a client may wait for the end of its answer, if the signal ends the
+server."""
 
 SHUTDOWN_S = 4.0
 STOPPED_S = 1.0
 """How long a process is stopped (SIGSTOP) before it goes on."""
 
 MOMENTS = ("start", "idle", "prefill", "decode", "draining")
-ENGINE, API = b"pegboard.engine.boundary.process", b"pegboard_server.api_process"
+ENGINE = b"pegboard.engine.boundary.process"
+API = b"pegboard_server.api_process"
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round. victim: engine, server (the process that was started), api (one of several API processes) or group (all at
-    once). moment: when the signal comes. wait: where in that moment, from 0 to 1."""
+    """One round. victim: engine, server (the process that was started), api (one of several API
+    processes) or group (all at once). moment: when the signal comes. wait: where in that moment,
+    from 0 to 1."""
 
     victim: str
     number: signal.Signals
@@ -62,22 +67,24 @@ class Round:
 
     @property
     def ends_the_server(self) -> bool:
-        """Whether the server must end. It goes on after SIGSTOP and SIGCONT, and a SIGTERM to a child means nothing: the parent
-        decides."""
+        """Whether the server must end. It goes on after SIGSTOP and SIGCONT, and a SIGTERM to a
+        child means nothing: the parent decides."""
         is_ignored = self.number == signal.SIGTERM and self.victim in ("engine", "api")
         return self.moment == "draining" or not (self.number == signal.SIGSTOP or is_ignored)
 
     @property
     def may_leave_folder(self) -> bool:
-        """Whether nobody may be left to remove the folder of the engine process, so that the next server does it. While it
-        drains, the server may be killed just after its engine has ended."""
+        """Whether nobody may be left to remove the folder of the engine process, so that the next
+        server does it. While it drains, the server may be killed just after its engine has
+        ended."""
         return self.victim == "group" or (self.victim == "server" and self.moment == "draining")
 
     @property
     def exit_codes(self) -> tuple[int, ...]:
         """What the server may exit with, if this round ends it."""
         if self.victim in ("server", "group") and self.number in (signal.SIGKILL, signal.SIGSEGV):
-            return (-self.number, 0) if self.moment == "draining" else (-self.number,)  # it may have drained before
+            # it may have drained before
+            return (-self.number, 0) if self.moment == "draining" else (-self.number,)
         if self.number in (signal.SIGTERM, signal.SIGSTOP):
             return (0, 128 + signal.SIGTERM, -signal.SIGTERM) if self.moment == "start" else (0,)
         return (0, 1) if self.moment == "draining" else (1,)
@@ -85,12 +92,14 @@ class Round:
 
 def draw_round(draw: random.Random) -> Round:
     num_apis = draw.choice((1, 2))
-    victim = draw.choice(("engine", "engine", "server", "server", "group", "api")[: 5 + (num_apis > 1)])
+    victim = draw.choice(
+        ("engine", "engine", "server", "server", "group", "api")[: 5 + (num_apis > 1)]
+    )
     number = draw.choice([signal.SIGKILL] * 4 + [signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP])
     return Round(victim, number, draw.choice(MOMENTS), num_apis, draw.random())
 
 
-# --- the clients -------------------------------------------------------------------------------------------------------------
+# --- the clients ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -104,22 +113,31 @@ class Outcome:
 
 
 def make_request(draw: random.Random, moment: str) -> tuple[str, dict[str, Any]]:
-    """Return (path, body): long prompts for the moment "prefill", long answers otherwise; streamed or not."""
+    """Return (path, body): long prompts for the moment "prefill", long answers otherwise; streamed
+    or not."""
     is_prefill = moment == "prefill"
     words = draw.randint(1200, 1900) if is_prefill else draw.randint(1, 40)
     text = " ".join(draw.choices(("the", "in", "er", "a river", "hé"), k=words))
-    body = {"model": MODEL, "max_tokens": draw.randint(1, 40) if is_prefill else draw.randint(300, 2500), "ignore_eos": True,
-            "stream": draw.random() < 0.6, "temperature": 1.0}  # fmt: skip
+    body = {
+        "model": MODEL,
+        "max_tokens": draw.randint(1, 40) if is_prefill else draw.randint(300, 2500),
+        "ignore_eos": True,
+        "stream": draw.random() < 0.6,
+        "temperature": 1.0,
+    }
     if draw.random() < 0.5:
         return "/v1/completions", {**body, "prompt": text, "n": draw.choice((1, 1, 3))}
     return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": text}]}
 
 
 async def ask(
-    http: httpx.AsyncClient, path: str, body: dict[str, Any], on_begin: Callable[[], None] = lambda: None
+    http: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    on_begin: Callable[[], None] = lambda: None,
 ) -> tuple[str, str]:
-    """Return (kind, detail) of what a client gets: answered, told (an error), closed, or something wrong. on_begin is called when
-    the answer begins."""
+    """Return (kind, detail) of what a client gets: answered, told (an error), closed, or something
+    wrong. on_begin is called when the answer begins."""
     data = b""
     try:
         async with http.stream("POST", path, json=body) as response:
@@ -136,18 +154,28 @@ async def ask(
         last = json.loads(events[-2])
         return message_of(last) if "error" in last else ("answered", "")
     try:
-        return message_of(json.loads(data)) if response.status_code != 200 else whole(json.loads(data), body)
+        return (
+            message_of(json.loads(data))
+            if response.status_code != 200
+            else whole(json.loads(data), body)
+        )
     except (ValueError, KeyError):
         return "wrong", f"{response.status_code}: {data[-300:]!r}"
 
 
 def message_of(body: dict[str, Any]) -> tuple[str, str]:
     message = body["error"]["message"]
-    return ("told", message) if "engine" in message or "server" in message or "model" in message else ("wrong", message)
+    return (
+        ("told", message)
+        if "engine" in message or "server" in message or "model" in message
+        else ("wrong", message)
+    )
 
 
 def whole(body: dict[str, Any], asked: dict[str, Any]) -> tuple[str, str]:
-    complete = len(body["choices"]) == asked.get("n", 1) and all(choice["finish_reason"] for choice in body["choices"])
+    complete = len(body["choices"]) == asked.get("n", 1) and all(
+        choice["finish_reason"] for choice in body["choices"]
+    )
     return ("answered", "") if complete else ("wrong", f"not all choices are complete: {body}")
 
 
@@ -155,7 +183,9 @@ class Load:
     """Clients that ask until `stop` is set: `await wait(...)` then returns what all of them got."""
 
     def __init__(self, url: str, moment: str, draw: random.Random, num_clients: int) -> None:
-        self._url, self._moment, self._draw = url, moment, draw
+        self._url = url
+        self._moment = moment
+        self._draw = draw
         self._outcome = Outcome()
         self._stopping = False
         self.num_sent = self.num_begun = 0
@@ -163,8 +193,11 @@ class Load:
         self._clients = [asyncio.create_task(self._client()) for _ in range(num_clients)]
 
     async def _client(self) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-            await asyncio.sleep(self._draw.random() * 0.3)  # one API process would accept connections that come at once
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=None, limits=httpx.Limits(max_keepalive_connections=0)
+        ) as http:
+            # one API process would accept connections that come at once
+            await asyncio.sleep(self._draw.random() * 0.3)
             while not self._stopping:
                 path, body = make_request(self._draw, self._moment)
                 self.num_sent += 1
@@ -177,10 +210,13 @@ class Load:
         self.num_begun += 1
 
     async def wait_until_begun(self) -> None:
-        """Wait until some answers have begun, or for the moment "prefill" until the requests have been sent."""
+        """Wait until some answers have begun, or for the moment "prefill" until the requests have
+        been sent."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._outcome.bad:
-            if self.num_begun >= len(self._clients) / 4 or (self._moment == "prefill" and self.num_sent >= len(self._clients)):
+            if self.num_begun >= len(self._clients) / 4 or (
+                self._moment == "prefill" and self.num_sent >= len(self._clients)
+            ):
                 return
             assert time.monotonic() < deadline, "no answer has begun"
             await asyncio.sleep(0.01)
@@ -189,10 +225,14 @@ class Load:
         self._outcome.counts[kind] += 1
         if detail:
             self._outcome.errors[detail[:200]] += 1
-        if kind == "wrong" or (self.killed_at is None and kind != "answered" and self._moment != "start"):
+        if kind == "wrong" or (
+            self.killed_at is None and kind != "answered" and self._moment != "start"
+        ):
             self._outcome.bad.append(f"{kind} {detail}")
         if self.killed_at is not None:
-            self._outcome.slowest_s = max(self._outcome.slowest_s, time.monotonic() - self.killed_at)
+            self._outcome.slowest_s = max(
+                self._outcome.slowest_s, time.monotonic() - self.killed_at
+            )
 
     async def wait(self, limit_s: float) -> Outcome:
         """Let the clients finish what they have asked."""
@@ -208,12 +248,24 @@ class Load:
         return self._outcome
 
 
-# --- one round ---------------------------------------------------------------------------------------------------------------
+# --- one round ------------------------------------------------------------------------------------
 
 
 def start(model: Path, folder: Path, port: int, num_apis: int) -> Server:
-    flags = ("--api-server-count", str(num_apis), "--shutdown-timeout-s", str(SHUTDOWN_S), "--max-model-len", "8192",
-             "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16", "--dtype", "float32")  # fmt: skip
+    flags = (
+        "--api-server-count",
+        str(num_apis),
+        "--shutdown-timeout-s",
+        str(SHUTDOWN_S),
+        "--max-model-len",
+        "8192",
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--max-num-seqs",
+        "16",
+        "--dtype",
+        "float32",
+    )
     return Server(model, folder, *flags, port=port)
 
 
@@ -230,7 +282,8 @@ def children(server: Server, mark: bytes) -> list[int]:
 
 
 def victims(server: Server, victim: str) -> list[int]:
-    """Return the processes to send the signal to. While the server starts, there may be none yet."""
+    """Return the processes to send the signal to. While the server starts, there may be none
+    yet."""
     if victim == "server":
         return [server.process.pid]
     if victim == "group":
@@ -247,13 +300,22 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 async def play(
-    model: Path, folder: Path, port: int, this: Round, draw: random.Random, start_s: float, limit_s: float, num_clients: int
+    model: Path,
+    folder: Path,
+    port: int,
+    this: Round,
+    draw: random.Random,
+    start_s: float,
+    limit_s: float,
+    num_clients: int,
 ) -> Outcome:
     """Play one round. start_s: how long a start takes, to find a moment in it."""
     with start(model, folder, port, this.num_apis) as server:
         if this.moment == "start":
             load = Load(server.url, this.moment, draw, 3)
-            await asyncio.to_thread(wait_until, lambda: victims(server, this.victim), "there is a process to kill")
+            await asyncio.to_thread(
+                wait_until, lambda: victims(server, this.victim), "there is a process to kill"
+            )
             await asyncio.sleep(this.wait * start_s)
         else:
             await asyncio.to_thread(server.wait_until_ready)
@@ -276,7 +338,9 @@ async def play(
         outcome = await load.wait(limit_s if ends else PATIENCE_S)
         if not ends:
             outcome.bad += [
-                f"the server should go on, but a client got: {text}" for text in outcome.errors if this.moment != "start"
+                f"the server should go on, but a client got: {text}"
+                for text in outcome.errors
+                if this.moment != "start"
             ]
             answer = await asyncio.to_thread(answer_of, server)
             if answer != "answered":
@@ -300,14 +364,18 @@ def answer_of(server: Server) -> str:
 
 
 def left_by(server: Server, may_leave_folder: bool = False) -> list[str]:
-    """Return what a server that has ended left, and errors in its log that it did not explain. may_leave_folder: the folder of
-    the engine process may stay until the next start."""
+    """Return what a server that has ended left, and errors in its log that it did not explain.
+    may_leave_folder: the folder of the engine process may stay until the next start."""
     try:
         wait_until(lambda: not server._members(), "no process of the server is left")
     except AssertionError:
         return [f"processes are left: {server._members()}"]
     found = [f"{path} is left" for path in server.temp.rglob("*") if not may_leave_folder]
-    found += [f"{path} is left" for path in Path("/dev/shm").glob("*") if "pegboard" in path.name and "kernels" not in path.name]
+    found += [
+        f"{path} is left"
+        for path in Path("/dev/shm").glob("*")
+        if "pegboard" in path.name and "kernels" not in path.name
+    ]
     text = server.log.read_text(errors="replace")
     return found + ([f"the log has a traceback: …{text[-1500:]}"] if "Traceback" in text else [])
 
@@ -320,18 +388,24 @@ def run(
     num_clients: int = 12,
     told: Callable[[Round, Outcome], None] = lambda this, outcome: None,
 ) -> list[str]:
-    """Play the rounds. If the last one ends its server, start another one after it. Returns what was wrong."""
+    """Play the rounds. If the last one ends its server, start another one after it. Returns what
+    was wrong."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     folder.mkdir(exist_ok=True)
-    model, port, bad = write_model(folder / "model"), free_port(), []
-    started, start_s = time.monotonic(), 0.0
+    model = write_model(folder / "model")
+    port = free_port()
+    bad = []
+    started = time.monotonic()
+    start_s = 0.0
     if any(this.moment == "start" for this in rounds):
         with start(model, folder, port, 1) as server:
             server.wait_until_ready()
             start_s = time.monotonic() - started
     for index, this in enumerate(rounds):
         try:
-            outcome = asyncio.run(play(model, folder, port, this, random.Random(index), start_s, limit_s, num_clients))
+            outcome = asyncio.run(
+                play(model, folder, port, this, random.Random(index), start_s, limit_s, num_clients)
+            )
         except AssertionError as error:  # it did not start
             outcome = Outcome(bad=[str(error)])
         told(this, outcome)
@@ -348,7 +422,9 @@ def write_model(folder: Path) -> Path:
     """Write a small model that can answer long."""
     damaged_checkpoints.write_healthy(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192, "rope_scaling": None}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 8192, "rope_scaling": None})
+    )
     return folder
 
 
@@ -362,17 +438,34 @@ def main() -> int:
     slowest: Counter[str] = Counter()
 
     def told(this: Round, outcome: Outcome) -> None:
-        print(this, dict(outcome.counts), f"{outcome.slowest_s:.1f} s", *outcome.errors, *outcome.bad, sep="; ", flush=True)
+        print(
+            this,
+            dict(outcome.counts),
+            f"{outcome.slowest_s:.1f} s",
+            *outcome.errors,
+            *outcome.bad,
+            sep="; ",
+            flush=True,
+        )
         key = f"{this.victim} | {this.number.name}"
-        sums.setdefault(key, Counter()).update({**outcome.counts, "rounds": 1, "bad": len(outcome.bad)})
+        sums.setdefault(key, Counter()).update(
+            {**outcome.counts, "rounds": 1, "bad": len(outcome.bad)}
+        )
         slowest[key] = max(slowest[key], round(outcome.slowest_s, 1))  # type: ignore[assignment]
 
     with tempfile.TemporaryDirectory() as folder:
         bad = run([draw_round(draw) for _ in range(arguments.count)], Path(folder), told=told)
-    print("| killed | signal | rounds | answered | error | closed | slowest end | wrong |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| killed | signal | rounds | answered | error | closed | slowest end | wrong "
+        "|\n|---|---|---|---|---|---|---|---|"
+    )
     for key in sorted(sums):
         numbers = [sums[key][word] for word in ("rounds", "answered", "told", "closed")]
-        print("|", " | ".join([key, *map(str, numbers), f"{slowest[key]} s", str(sums[key]["bad"])]), "|")
+        print(
+            "|",
+            " | ".join([key, *map(str, numbers), f"{slowest[key]} s", str(sums[key]["bad"])]),
+            "|",
+        )
     for text in bad:
         print(f"bad: {text}", file=sys.stderr)
     return 1 if bad else 0

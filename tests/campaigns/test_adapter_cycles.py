@@ -1,5 +1,5 @@
-"""A sample of the campaign of adapters (adapter_cycles.py), with the server in this process: what it holds is counted.
-`make nightly` runs it."""
+"""A sample of the campaign of adapters (adapter_cycles.py), with the server in this process: what
+it holds is counted. `make nightly` runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from pegboard_server.app import open_app
 from pegboard_server.http_metrics import HTTP_METRICS
 
 NUM_CYCLES = 20
-"""In each of three rounds. The first one fills caches; what grows in both others would grow for ever."""
+"""In each of three rounds. The first one fills caches; what grows in both others would grow for
+ever."""
 
 
 def counted() -> Counter[str]:
@@ -41,9 +42,15 @@ def test_cycles_leave_no_slots_blocks_or_objects(tmp_path: Path) -> None:
     damaged_checkpoints.write_healthy(tmp_path / "model")
     adapters = adapter_cycles.write_adapters(tmp_path / "adapters")
     config = EngineConfig(
-        model=str(tmp_path / "model"), dtype="float32", max_model_len=64, max_num_seqs=8, kv_cache_memory_bytes=1 << 20,
-        max_loras=2, max_cpu_loras=4, max_lora_rank=adapter_cycles.RANK,
-    )  # fmt: skip
+        model=str(tmp_path / "model"),
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=1 << 20,
+        max_loras=2,
+        max_cpu_loras=4,
+        max_lora_rank=adapter_cycles.RANK,
+    )
     plan, registry = resolve(Settings(config, plugins=PluginConfig(enable=["api:lora_admin"])))
     engine = build_engine(plan)
     link = InProcess(engine, tmp_path)
@@ -51,7 +58,10 @@ def test_cycles_leave_no_slots_blocks_or_objects(tmp_path: Path) -> None:
     async def run() -> list[Counter[str]]:
         client = AsyncLLM.of_plan(plan, registry, link, metrics=HTTP_METRICS)
         transport = httpx.ASGITransport(await open_app(client, publish=client.publish))
-        async with client, httpx.AsyncClient(transport=transport, base_url="http://x", timeout=None) as http:
+        async with (
+            client,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=None) as http,
+        ):
             cycles = adapter_cycles.Cycles(http, adapters)
             rounds = []
             for _ in range(3):
@@ -73,6 +83,7 @@ def test_cycles_leave_no_slots_blocks_or_objects(tmp_path: Path) -> None:
 
 def check_released(engine: Any) -> None:
     """Check that the engine and its worker hold no adapter, slot or block."""
-    loras, stats = engine._queues.loras, engine.stats()
+    loras = engine._queues.loras
+    stats = engine.stats()
     assert sorted(loras._free) == [1, 2] and not loras._adapters and not loras.dropped
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1

@@ -1,5 +1,5 @@
-"""A sample of the campaign over damaged caches (damaged_caches.py). `make nightly` runs it, in a process of its
-own, which forks."""
+"""A sample of the campaign over damaged caches (damaged_caches.py). `make nightly` runs it, in a
+process of its own, which forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ SAMPLE = 9
 
 @pytest.mark.slow
 def test_a_start_on_a_damaged_cache_gives_the_right_answer() -> None:
-    command = [sys.executable, str(Path(__file__).with_name("damaged_caches.py")), "--count", str(SAMPLE), "--seed", "1"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("damaged_caches.py")),
+        "--count",
+        str(SAMPLE),
+        "--seed",
+        "1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr[-5000:]
     starts = [int(line.split("|")[2]) for line in done.stdout.splitlines()[2:]]

@@ -1,4 +1,5 @@
-"""A sample of the campaign over damaged checkpoints (damaged_checkpoints.py). `make nightly` runs it."""
+"""A sample of the campaign over damaged checkpoints (damaged_checkpoints.py). `make nightly` runs
+it."""
 
 from __future__ import annotations
 
@@ -18,4 +19,6 @@ def test_a_damaged_checkpoint_is_served_or_refused_by_name(tmp_path: Path) -> No
     healthy = campaign.write_all_healthy(tmp_path / "healthy")
     found = campaign.Campaign(list(campaign.KINDS), SAMPLE, healthy, seed=1).run()
     assert {kind: result.bad for kind, result in found.items() if result.bad} == {}
-    assert [sum(result.counts.values()) for result in found.values()] == [SAMPLE] * len(campaign.KINDS)
+    assert [sum(result.counts.values()) for result in found.values()] == [SAMPLE] * len(
+        campaign.KINDS
+    )

@@ -1,5 +1,5 @@
-"""A sample of the campaign over generated requests (generated_bodies.py), which `make nightly` runs, and a check
-of its valid bodies, for every run."""
+"""A sample of the campaign over generated requests (generated_bodies.py), which `make nightly`
+runs, and a check of its valid bodies, for every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import generated_bodies as campaign
 from generated_requests import LIMITS, VALID
 from server_process import Server
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the memory of processes in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="reads the memory of processes in /proc"
+)
 SAMPLE = 400
 
 
@@ -25,24 +27,41 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_every_route_that_reads_a_body_has_valid_ones(server: Server) -> None:
-    """A new route needs a body here. Valid bodies are answered with 200. The engine generates text, so it makes no vectors."""
+    """A new route needs a body here. Valid bodies are answered with 200. The engine generates text,
+    so it makes no vectors."""
     description = campaign.httpx.get(f"{server.url}/openapi.json").json()
-    described = {path for path, methods in description["paths"].items() if "requestBody" in methods.get("post", {})}
-    pooled = {"/v1/embeddings", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+    described = {
+        path
+        for path, methods in description["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    pooled = {
+        "/v1/embeddings",
+        "/classify",
+        "/score",
+        "/v1/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+    }
     assert described <= set(VALID) | pooled | {"/probe/{action}"}
     for path, bodies in VALID.items():
         for body in bodies:
             asked = {**body, "model": campaign.MODEL} if "model" in body else body
             answer = campaign.httpx.post(server.url + path, json=asked, timeout=60)
             assert answer.status_code == 200, (path, body, answer.text)
-    assert all(any(limit in body for body in VALID[path] for limit in LIMITS) for path in list(VALID)[:4])
+    assert all(
+        any(limit in body for body in VALID[path] for limit in LIMITS) for path in list(VALID)[:4]
+    )
 
 
 @pytest.mark.slow
 def test_no_request_is_answered_wrongly(server: Server) -> None:
-    """No status 500, no connection closed without an answer, every answer within its time. The limits of `/health` and of memory
-    need a machine that is not busy, and the whole campaign."""
+    """No status 500, no connection closed without an answer, every answer within its time. The
+    limits of `/health` and of memory need a machine that is not busy, and the whole campaign."""
     found = campaign.run(server, SAMPLE, seed=1)
     assert not found.result.bad, [(request.number, why) for request, why in found.result.bad]
-    assert sum(found.result.statuses.values()) == SAMPLE and found.result.statuses["200"] > SAMPLE / 10
+    assert (
+        sum(found.result.statuses.values()) == SAMPLE and found.result.statuses["200"] > SAMPLE / 10
+    )
     assert set(found.health["statuses"]) == {"200"}

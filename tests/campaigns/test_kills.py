@@ -22,4 +22,5 @@ ROUNDS = [
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 def test_clients_of_a_killed_server_get_an_end_and_nothing_stays(tmp_path: Path) -> None:
-    assert kills.run(ROUNDS, tmp_path / "kills", limit_s=60, num_clients=4) == []  # a busy machine is slow
+    # a busy machine is slow
+    assert kills.run(ROUNDS, tmp_path / "kills", limit_s=60, num_clients=4) == []

@@ -1,8 +1,8 @@
-"""What the server has answered is sent back unchanged as part of the next turn, by each client in its own way. The server accepts
-it, and the model sees what it wrote.
+"""What the server has answered is sent back unchanged as part of the next turn, by each client in
+its own way. The server accepts it, and the model sees what it wrote.
 
-The answers are generated: reasoning, text and calls in any combination, with arguments that may not be JSON, and cut off after
-any number of tokens.
+The answers are generated: reasoning, text and calls in any combination, with arguments that may not
+be JSON, and cut off after any number of tokens.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def each_answer(test: Any) -> Any:
     ]
     for case in cases:
         test = example(answer=case)(test)
-    return settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))(given(answer=answers())(test))
+    return settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))(
+        given(answer=answers())(test)
+    )
 
 
 def check_calls(seen: list[dict[str, Any]], given: list[tuple[str, str]]) -> None:
@@ -117,7 +119,7 @@ def as_object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
-# --- chat completions ---------------------------------------------------------------------------------------------------------
+# --- chat completions -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +130,14 @@ def chat(served: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.mark.parametrize("dumped", ["object", "model_dump", "exclude_none", "exclude_unset"])
 @each_answer
-def test_openai_chat(served: Served, chat: openai.OpenAI, dumped: str, answer: tuple[str, int]) -> None:
+def test_openai_chat(
+    served: Served, chat: openai.OpenAI, dumped: str, answer: tuple[str, int]
+) -> None:
     script, most = answer
     served.write(script)
-    first = chat.chat.completions.create(model=MODEL, messages=[HELLO], tools=TOOLS, max_tokens=most)
+    first = chat.chat.completions.create(
+        model=MODEL, messages=[HELLO], tools=TOOLS, max_tokens=most
+    )
     message: Any = first.choices[0].message
     forms: dict[str, Any] = {
         "object": message,
@@ -139,25 +145,40 @@ def test_openai_chat(served: Served, chat: openai.OpenAI, dumped: str, answer: t
         "exclude_none": message.model_dump(exclude_none=True),
         "exclude_unset": message.model_dump(exclude_unset=True),
     }
-    results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in message.tool_calls or ()]
-    chat.chat.completions.create(model=MODEL, messages=[HELLO, forms[dumped], *results, MORE], tools=TOOLS)
+    results: Any = [
+        {"role": "tool", "tool_call_id": call.id, "content": "1"}
+        for call in message.tool_calls or ()
+    ]
+    chat.chat.completions.create(
+        model=MODEL, messages=[HELLO, forms[dumped], *results, MORE], tools=TOOLS
+    )
     (seen,) = served.seen()
     assert seen["content"] == (message.content or "")
     assert seen.get("reasoning") == (message.reasoning or None)
-    check_calls([seen], [(call.function.name, call.function.arguments) for call in message.tool_calls or ()])
+    check_calls(
+        [seen], [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    )
 
 
 @each_answer
-def test_openai_legacy_functions(served: Served, chat: openai.OpenAI, answer: tuple[str, int]) -> None:
+def test_openai_legacy_functions(
+    served: Served, chat: openai.OpenAI, answer: tuple[str, int]
+) -> None:
     script, most = answer
     served.write(script)
-    first = chat.chat.completions.create(model=MODEL, messages=[HELLO], functions=FUNCTIONS, max_tokens=most)
+    first = chat.chat.completions.create(
+        model=MODEL, messages=[HELLO], functions=FUNCTIONS, max_tokens=most
+    )
     message: Any = first.choices[0].message
     call = message.function_call
     assert not message.tool_calls
-    assert (first.choices[0].finish_reason == "function_call") is (call is not None and most > len(script.encode()))
+    assert (first.choices[0].finish_reason == "function_call") is (
+        call is not None and most > len(script.encode())
+    )
     results: Any = [{"role": "function", "name": call.name, "content": "1"}] if call else []
-    chat.chat.completions.create(model=MODEL, messages=[HELLO, message, *results, MORE], functions=FUNCTIONS)
+    chat.chat.completions.create(
+        model=MODEL, messages=[HELLO, message, *results, MORE], functions=FUNCTIONS
+    )
     check_calls(served.seen(), [(call.name, call.arguments)] if call else [])
     if call is not None:
         result = served.engine.requests[-1][0].chat.messages[2]  # type: ignore[union-attr]
@@ -166,12 +187,16 @@ def test_openai_legacy_functions(served: Served, chat: openai.OpenAI, answer: tu
 
 
 @each_answer
-def test_openai_legacy_functions_streamed(served: Served, chat: openai.OpenAI, answer: tuple[str, int]) -> None:
+def test_openai_legacy_functions_streamed(
+    served: Served, chat: openai.OpenAI, answer: tuple[str, int]
+) -> None:
     script, most = answer
     served.write(script)
     fields: Any = {"model": MODEL, "messages": [HELLO], "functions": FUNCTIONS, "max_tokens": most}
     whole = chat.chat.completions.create(**fields).choices[0]
-    name, arguments, reason = "", "", None
+    name = ""
+    arguments = ""
+    reason = None
     for chunk in chat.chat.completions.create(**fields, stream=True):
         choice = chunk.choices[0]
         assert not choice.delta.tool_calls
@@ -184,7 +209,7 @@ def test_openai_legacy_functions_streamed(served: Served, chat: openai.OpenAI, a
     assert reason == whole.finish_reason
 
 
-# --- messages -----------------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -194,35 +219,51 @@ def test_anthropic(served: Served, is_whole: bool, answer: tuple[str, int]) -> N
     script, most = answer
     served.write(script)
     with anthropic.Anthropic(base_url=served.address, api_key="x", max_retries=0) as client:
-        first = client.messages.create(model=MODEL, messages=[HELLO], tools=MESSAGE_TOOLS, max_tokens=most)
-        message: Any = first.model_dump() if is_whole else {"role": "assistant", "content": first.content}
+        first = client.messages.create(
+            model=MODEL, messages=[HELLO], tools=MESSAGE_TOOLS, max_tokens=most
+        )
+        message: Any = (
+            first.model_dump() if is_whole else {"role": "assistant", "content": first.content}
+        )
         uses = [block for block in first.content if block.type == "tool_use"]
-        results: Any = [{"type": "tool_result", "tool_use_id": use.id, "content": "1"} for use in uses]
+        results: Any = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": "1"} for use in uses
+        ]
         more: Any = {"role": "user", "content": [*results, {"type": "text", "text": "and then?"}]}
-        client.messages.create(model=MODEL, messages=[HELLO, message, more], tools=MESSAGE_TOOLS, max_tokens=9)
+        client.messages.create(
+            model=MODEL, messages=[HELLO, message, more], tools=MESSAGE_TOOLS, max_tokens=9
+        )
     (seen,) = served.seen()
     assert seen["content"] == "".join(block.text for block in first.content if block.type == "text")
     check_calls([seen], [(use.name, json.dumps(use.input)) for use in uses])
 
 
-# --- responses ----------------------------------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dumped", [False, True])
 @each_answer
-def test_responses(served: Served, chat: openai.OpenAI, dumped: bool, answer: tuple[str, int]) -> None:
+def test_responses(
+    served: Served, chat: openai.OpenAI, dumped: bool, answer: tuple[str, int]
+) -> None:
     script, most = answer
     served.write(script)
-    first = chat.responses.create(model=MODEL, input="hello", tools=RESPONSE_TOOLS, max_output_tokens=most)
+    first = chat.responses.create(
+        model=MODEL, input="hello", tools=RESPONSE_TOOLS, max_output_tokens=most
+    )
     made = [item for item in first.output if item.type == "function_call"]
     items: Any = [item.model_dump() for item in first.output] if dumped else first.output
-    results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "1"} for call in made]
+    results: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "1"} for call in made
+    ]
     history: Any = [HELLO, *items, *results, MORE]
     chat.responses.create(model=MODEL, input=history, tools=RESPONSE_TOOLS)
     check_calls(served.seen(), [(call.name, call.arguments) for call in made])
     counted = chat.responses.input_tokens.count(model=MODEL, input=history, tools=RESPONSE_TOOLS)
     assert counted.input_tokens == len(served.engine.requests[-1][0].token_ids or ())
-    second = chat.responses.create(model=MODEL, input=[*results, MORE], previous_response_id=first.id, tools=RESPONSE_TOOLS)
+    second = chat.responses.create(
+        model=MODEL, input=[*results, MORE], previous_response_id=first.id, tools=RESPONSE_TOOLS
+    )
     listed = list(chat.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.type for item in listed] == [
         "message",
@@ -230,31 +271,44 @@ def test_responses(served: Served, chat: openai.OpenAI, dumped: bool, answer: tu
         *["function_call_output"] * len(made),
         "message",
     ]
-    assert [item.id for item in chat.responses.input_items.list(second.id)] == [item.id for item in reversed(listed)]
+    assert [item.id for item in chat.responses.input_items.list(second.id)] == [
+        item.id for item in reversed(listed)
+    ]
 
 
-# --- LiteLLM ------------------------------------------------------------------------------------------------------------------
+# --- LiteLLM --------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("provider", "dumped"), [("openai", False), ("hosted_vllm", True)])
 @each_answer
 def test_litellm(served: Served, provider: str, dumped: bool, answer: tuple[str, int]) -> None:
-    """LiteLLM adds fields of its own to the messages, such as provider_specific_fields. It is large, so it is not in
-    requirements-dev.txt."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # read when it is imported; without it, it asks the network
+    """LiteLLM adds fields of its own to the messages, such as provider_specific_fields. It is
+    large, so it is not in requirements-dev.txt."""
+    # read when it is imported; without it, it asks the network
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     litellm = pytest.importorskip("litellm")
     script, most = answer
     served.write(script)
-    fields: Any = {"model": f"{provider}/{MODEL}", "api_base": f"{served.address}/v1", "api_key": "x", "tools": TOOLS}
+    fields: Any = {
+        "model": f"{provider}/{MODEL}",
+        "api_base": f"{served.address}/v1",
+        "api_key": "x",
+        "tools": TOOLS,
+    }
     first = litellm.completion(messages=[HELLO], max_tokens=most, **fields)
     message = first.choices[0].message
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in message.tool_calls or ()]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "1"}
+        for call in message.tool_calls or ()
+    ]
     back = message.model_dump() if dumped else message
     litellm.completion(messages=[HELLO, back, *results, MORE], **fields)
     (seen,) = served.seen()
     assert seen["content"] == (message.content or "")
-    check_calls([seen], [(call.function.name, call.function.arguments) for call in message.tool_calls or ()])
+    check_calls(
+        [seen], [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    )
 
 
 NOTES: Any = {
@@ -270,15 +324,25 @@ NOTES: Any = {
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "my-custom-role"])
-def test_notes_in_messages_are_ignored_and_in_parameters_refused(served: Served, chat: openai.OpenAI, role: str) -> None:
+def test_notes_in_messages_are_ignored_and_in_parameters_refused(
+    served: Served, chat: openai.OpenAI, role: str
+) -> None:
     part: Any = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "unknown": 1}
-    call = {"id": "1", "type": "function", "index": 0, "function": {"name": "add", "arguments": "{}", "unknown": 1}, "unknown": 1}
+    call = {
+        "id": "1",
+        "type": "function",
+        "index": 0,
+        "function": {"name": "add", "arguments": "{}", "unknown": 1},
+        "unknown": 1,
+    }
     messages: Any = [{"role": role, "content": [part], "tool_calls": [call], **NOTES}, MORE]
     chat.chat.completions.create(model=MODEL, messages=messages)
     sent: Any = served.engine.requests[-1][0].chat
     function = {"name": "add", "arguments": {}}
     assert sent.messages[0] == {
-        "role": role, "content": "hi", "tool_calls": [{"id": "1", "type": "function", "function": function}]
-    }  # fmt: skip
+        "role": role,
+        "content": "hi",
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
     with pytest.raises(openai.BadRequestError, match="unknown field 'unknown'"):
         chat.chat.completions.create(model=MODEL, messages=[MORE], extra_body={"unknown": 1})

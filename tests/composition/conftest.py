@@ -1,4 +1,5 @@
-"""Wheels of every distribution, built once, and a tiny checkpoint. The tests import `layers` from this folder."""
+"""Wheels of every distribution, built once, and a tiny checkpoint. The tests import `layers` from
+this folder."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution name → its wheel, for core and every plugin of the repository."""
     folder = tmp_path_factory.mktemp("wheels")
     places = ("core/*", "plugins/*/*", "kernels/*", "contrib/*/*")
-    projects = [project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))]
+    projects = [
+        project for place in places for project in sorted(ROOT.glob(f"{place}/pyproject.toml"))
+    ]
     found = [build_wheel(project, folder) for project in projects]
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in found}
 
@@ -47,22 +50,47 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    hidden, inner, kv = SIZES["hidden_size"], SIZES["intermediate_size"], SIZES["hidden_size"] // 2
-    shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-              "mlp.down_proj": (hidden, inner)}  # fmt: skip
+    hidden = SIZES["hidden_size"]
+    inner = SIZES["intermediate_size"]
+    kv = SIZES["hidden_size"] // 2
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
     random = torch.Generator().manual_seed(0)
-    tensors = {"model.embed_tokens.weight": torch.randn(SIZES["vocab_size"], hidden, generator=random)}
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(SIZES["vocab_size"], hidden, generator=random)
+    }
     tensors["model.norm.weight"] = torch.ones(hidden)
     for layer in range(SIZES["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        tensors |= {f"{prefix}{name}.weight": torch.randn(shape, generator=random) * 0.3 for name, shape in shapes.items()}
-        tensors |= {f"{prefix}{name}.weight": torch.ones(hidden) for name in ("input_layernorm", "post_attention_layernorm")}
+        tensors |= {
+            f"{prefix}{name}.weight": torch.randn(shape, generator=random) * 0.3
+            for name, shape in shapes.items()
+        }
+        tensors |= {
+            f"{prefix}{name}.weight": torch.ones(hidden)
+            for name in ("input_layernorm", "post_attention_layernorm")
+        }
     save_file(tensors, folder / "model.safetensors")
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "dtype": "float32",
-              "tie_word_embeddings": True, "eos_token_id": 256, **SIZES}  # fmt: skip
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        "dtype": "float32",
+        "tie_word_embeddings": True,
+        "eos_token_id": 256,
+        **SIZES,
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary = {
+        letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

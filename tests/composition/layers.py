@@ -1,6 +1,7 @@
-"""Installations without `pip install`: a thin layer with our unpacked wheels, over links to exactly the third-party packages that
-those wheels declare. A child interpreter sees only the standard library, the layer and the links. Therefore a missing entry in
-`dependencies` shows, and so does a missing plugin."""
+"""Installations without `pip install`: a thin layer with our unpacked wheels, over links to exactly
+the third-party packages that those wheels declare. A child interpreter sees only the standard
+library, the layer and the links. Therefore a missing entry in `dependencies` shows, and so does a
+missing plugin."""
 
 from __future__ import annotations
 
@@ -32,12 +33,17 @@ class Installation:
     path: tuple[Path, ...]
 
     def command(self, code: str) -> list[str]:
-        setup = f"import sys; sys.path[:0] = {[str(folder) for folder in self.path]!r}; sys.argv[0] = 'test'\n"
+        setup = (
+            f"import sys; sys.path[:0] = {[str(folder) for folder in self.path]!r}; sys.argv[0] = "
+            "'test'\n"
+        )
         return [sys.executable, "-I", "-S", "-X", "utf8", "-c", setup + code]
 
     def run(self, code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run `code` in a new interpreter."""
-        return subprocess.run(self.command(code), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=cwd)
+        return subprocess.run(
+            self.command(code), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=cwd
+        )
 
     def output(self, code: str, cwd: Path | None = None) -> str:
         """Returns the stdout of `code`, which must succeed."""
@@ -54,19 +60,24 @@ class Layers:
     """Makes installations. Wheels are unpacked and packages are linked once per set."""
 
     def __init__(self, wheels: dict[str, Path], folder: Path) -> None:
-        self.wheels, self.folder = wheels, folder
+        self.wheels = wheels
+        self.folder = folder
         self.made: dict[tuple[str, ...], Installation] = {}
 
     def with_required(self, names: Iterable[str]) -> set[str]:
-        """Returns our distributions `names`, those of our distributions that they require, and core: everything that pip would
-        install."""
+        """Returns our distributions `names`, those of our distributions that they require, and
+        core: everything that pip would install."""
         found: set[str] = set()
         waiting = ["pegboard", *names]
         while waiting:
             name = waiting.pop()
             if name not in found:
                 found.add(name)
-                waiting += [one.name for one in self.requirements(name) if one.name in self.wheels and one.marker is None]
+                waiting += [
+                    one.name
+                    for one in self.requirements(name)
+                    if one.name in self.wheels and one.marker is None
+                ]
         return found
 
     def requirements(self, name: str) -> list[Requirement]:
@@ -74,25 +85,34 @@ class Layers:
         with zipfile.ZipFile(self.wheels[name]) as wheel:
             (file,) = (inner for inner in wheel.namelist() if inner.endswith(".dist-info/METADATA"))
             lines = wheel.read(file).decode().splitlines()
-        return [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+        return [
+            Requirement(line.partition(": ")[2])
+            for line in lines
+            if line.startswith("Requires-Dist: ")
+        ]
 
     def with_plugins(self) -> set[str]:
         """Returns our distributions that register plugins."""
         found = set()
         for name, path in self.wheels.items():
             with zipfile.ZipFile(path) as wheel:
-                points = [wheel.read(inner).decode() for inner in wheel.namelist() if inner.endswith("entry_points.txt")]
+                points = [
+                    wheel.read(inner).decode()
+                    for inner in wheel.namelist()
+                    if inner.endswith("entry_points.txt")
+                ]
             if any("[pegboard." in text for text in points):
                 found.add(name)
         return found
 
     def of(self, names: Iterable[str], *more: str) -> Installation:
-        """Install our distributions `names`, those of our distributions that they require, and the third-party requirements
-        `more`."""
+        """Install our distributions `names`, those of our distributions that they require, and the
+        third-party requirements `more`."""
         key = (*sorted(self.with_required(names)), *more)
         if key not in self.made:
             place = self.folder / str(len(self.made))
-            own, third = place / "own", place / "third_party"
+            own = place / "own"
+            third = place / "third_party"
             third.mkdir(parents=True)
             for name in key[: len(key) - len(more)]:
                 with zipfile.ZipFile(self.wheels[name]) as wheel:
@@ -128,6 +148,7 @@ def link(folder: Path, requirements: Sequence[str], own: dict[str, Distribution]
 
 def link_distribution(folder: Path, found: Distribution) -> None:
     for top in {Path(file).parts[0] for file in found.files or ()}:
-        source, target = Path(str(found.locate_file(top))), folder / top
+        source = Path(str(found.locate_file(top)))
+        target = folder / top
         if top not in ("..", "__pycache__") and source.exists() and not target.exists():
             target.symlink_to(source)

@@ -1,4 +1,5 @@
-"""A request without tools: what the model writes as a call is content, as written, for every family."""
+"""A request without tools: what the model writes as a call is content, as written, for every
+family."""
 
 from __future__ import annotations
 
@@ -32,15 +33,24 @@ FAMILIES = {
         "openai",
         "openai_gptoss",
         "<|channel|>analysis<|message|>Hm.<|end|>",
-        '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+        (
+            "<|start|>assistant<|channel|>commentary to=functions.add "
+            '<|constrain|>json<|message|>{"a": 1}<|call|>'
+        ),
     ),
 }
-"""Family → tool parser, reasoning parser, what is written as reasoning, and what is written as a call."""
+"""Family → tool parser, reasoning parser, what is written as reasoning, and what is written as a
+call."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "choice", [{}, {"tools": []}, {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "add"}}]}]
+    "choice",
+    [
+        {},
+        {"tools": []},
+        {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "add"}}]},
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_is_content(family: str, choice: dict[str, Any], stream: bool) -> None:
@@ -56,15 +66,25 @@ def test_a_call_is_content(family: str, choice: dict[str, Any], stream: bool) ->
         reasoning_parser=maker("reasoning_parser", reasoning_parser),
     )
     config = ServerConfig()
-    app = build_app([("openai", OpenAIApi(None, ApiSetup(engine, msgspec.structs.asdict(config))), OPENAI)], engine, config)
+    app = build_app(
+        [("openai", OpenAIApi(None, ApiSetup(engine, msgspec.structs.asdict(config))), OPENAI)],
+        engine,
+        config,
+    )
     body = {"messages": [{"role": "user", "content": "1 + 1?"}], "stream": stream, **choice}
     answer = TestClient(app).post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     if stream:
-        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+        lines = [
+            line.removeprefix("data: ")
+            for line in answer.text.splitlines()
+            if line.startswith("data: {")
+        ]
         deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
     else:
         deltas = [answer.json()["choices"][0]["message"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == call
-    assert "".join(delta.get("reasoning") or "" for delta in deltas) == ("Hm." if reasoning_parser else "")
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == (
+        "Hm." if reasoning_parser else ""
+    )
     assert not any(delta.get("tool_calls") for delta in deltas)

@@ -1,4 +1,5 @@
-"""`pegboard check` says no where `pegboard serve` would not start, and what of a checkpoint is not served."""
+"""`pegboard check` says no where `pegboard serve` would not start, and what of a checkpoint is not
+served."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_a_whole_checkpoint_runs(copy: Path, capsys: pytest.CaptureFixture[str])
     facts = told(capsys, copy)
     assert facts["runs"] == "yes" and "left out" not in facts
     number, unit = facts["memory"].split()[1:3]
-    assert float(number) * {"MiB": 1, "GiB": 1024}[unit] > 50, "the program itself, with torch, is counted"
+    assert float(number) * {"MiB": 1, "GiB": 1024}[unit] > 50, (
+        "the program itself, with torch, is counted"
+    )
 
 
 def test_without_a_tokenizer(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,15 +50,26 @@ def test_without_a_tensor(copy: Path, capsys: pytest.CaptureFixture[str]) -> Non
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file)
     facts = told(capsys, copy)
-    assert facts["runs"] == "no" and "lacks 1 tensors" in facts["why"] and "layers.1.mlp.up_proj" in facts["why"]
+    assert (
+        facts["runs"] == "no"
+        and "lacks 1 tensors" in facts["why"]
+        and "layers.1.mlp.up_proj" in facts["why"]
+    )
 
 
 def test_what_is_not_served_is_said(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, config = copy / "model.safetensors", copy / "config.json"
-    save_file(load_file(file) | {f"vision_tower.layers.{i}.weight": torch.zeros(2) for i in range(3)}, file)
-    config.write_text(json.dumps({**json.loads(config.read_text()), "vision_config": {"hidden_size": 2}}))
+    file = copy / "model.safetensors"
+    config = copy / "config.json"
+    save_file(
+        load_file(file) | {f"vision_tower.layers.{i}.weight": torch.zeros(2) for i in range(3)},
+        file,
+    )
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "vision_config": {"hidden_size": 2}})
+    )
     facts = told(capsys, copy)
     assert facts["runs"] == "yes"
-    assert (
-        facts["left out"] == "3 tensors that the model does not read: vision_tower (3); only its text is served, without vision"
+    assert facts["left out"] == (
+        "3 tensors that the model does not read: vision_tower (3); only its text is served, "
+        "without vision"
     )

@@ -12,12 +12,16 @@ from test_sets import GENERATE, MINIMAL
 
 
 def run(*command: str | Path) -> str:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=150)
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=150
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def test_pip_installs_a_working_set(layers: Layers, wheels: dict[str, Path], checkpoint: Path, tmp_path: Path) -> None:
+def test_pip_installs_a_working_set(
+    layers: Layers, wheels: dict[str, Path], checkpoint: Path, tmp_path: Path
+) -> None:
     """The third-party packages come from the links of the same set, so no network is needed."""
     own, third_party = layers.of(MINIMAL.values()).path
     environment = tmp_path / "environment"
@@ -27,9 +31,13 @@ def test_pip_installs_a_working_set(layers: Layers, wheels: dict[str, Path], che
     folder = next(iter(wheels.values())).parent
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
     run(*pip, "install", "-q", "--no-index", "--no-deps", "--find-links", folder, *names)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+    site = Path(
+        sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
+    )
     (site / "third_party.pth").write_text(f"{third_party}\n")
-    assert "5, 5" in run(python, "-I", "-c", "import json, sys\n" + GENERATE.format(model=str(checkpoint)) + CHECK)
+    assert "5, 5" in run(
+        python, "-I", "-c", "import json, sys\n" + GENERATE.format(model=str(checkpoint)) + CHECK
+    )
     shown = run(environment / "bin" / "pegboard", "plugins", "list")
     assert "cpu_paged" in shown
     assert str(ROOT) not in run(python, "-I", "-c", "import pegboard; print(pegboard.__file__)")

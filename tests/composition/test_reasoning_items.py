@@ -1,5 +1,5 @@
-"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed, from the parsers' own
-examples."""
+"""Responses and chats with every reasoning parser: reasoning items and fields, whole and streamed,
+from the parsers' own examples."""
 
 from __future__ import annotations
 
@@ -35,11 +35,16 @@ def examples() -> list[Any]:
         for (kind, name), all_examples in load_examples(file).items():
             if kind != "reasoning_parser":
                 continue
-            reasoned = [example for example in all_examples if example.reasoning and not example.prompt_end]
+            reasoned = [
+                example for example in all_examples if example.reasoning and not example.prompt_end
+            ]
             if name in TOOL_PARSER:  # the tool parser reads calls, even where no tools are offered
                 reasoned = [example for example in reasoned if "<|call|>" not in example.text]
             step = max(1, len(reasoned) // NUM_EXAMPLES)
-            found += [pytest.param(name, e, id=f"{name}:{e.name}") for e in reasoned[::step][:NUM_EXAMPLES]]
+            found += [
+                pytest.param(name, e, id=f"{name}:{e.name}")
+                for e in reasoned[::step][:NUM_EXAMPLES]
+            ]
     return found
 
 
@@ -75,17 +80,25 @@ def texts(items: list[Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("name", "example"), examples())
-def test_reasoning_comes_as_items_and_fields(registry: Registry, name: str, example: Example) -> None:
+def test_reasoning_comes_as_items_and_fields(
+    registry: Registry, name: str, example: Example
+) -> None:
     client = app(registry, name, example)
     expected = (example.reasoning.strip(), example.content.strip())
-    fields = {"input": "hello", "chat_template_kwargs": dict(example.template_kwargs), "max_output_tokens": 4000}
+    fields = {
+        "input": "hello",
+        "chat_template_kwargs": dict(example.template_kwargs),
+        "max_output_tokens": 4000,
+    }
     whole = client.post("/v1/responses", json=fields).json()
     assert texts(whole["output"]) == expected
     assert whole["output"][0]["type"] == "reasoning" and whole["output"][0]["status"] == "completed"
     streamed = client.post("/v1/responses", json={**fields, "stream": True}).text
     events = [json.loads(block.split("data: ", 1)[1]) for block in streamed.strip().split("\n\n")]
     assert texts(events[-1]["response"]["output"]) == expected
-    deltas = "".join(event["delta"] for event in events if event["type"] == "response.reasoning_text.delta")
+    deltas = "".join(
+        event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"
+    )
     assert deltas.strip() == expected[0]
     chat = {
         "messages": [{"role": "user", "content": "hello"}],

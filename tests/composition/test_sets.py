@@ -1,4 +1,5 @@
-"""Every kind can be removed: the rest works, or it says which kind is missing and what to install."""
+"""Every kind can be removed: the rest works, or it says which kind is missing and what to
+install."""
 
 from __future__ import annotations
 
@@ -47,13 +48,15 @@ def generate(installation: Installation, model: object) -> dict[str, object]:
     return dict(json.loads(installation.output(GENERATE.format(model=str(model))).splitlines()[-1]))
 
 
-# --- core alone --------------------------------------------------------------------------------------------------------------
+# --- core alone -----------------------------------------------------------------------------------
 
 
 def test_core_alone_imports_and_explains_itself(layers: Layers) -> None:
     """Without any plugin, without a command plugin, and without torch."""
     core = layers.of([])
-    assert [path.name for path in core.path[0].iterdir() if not path.name.endswith(".dist-info")] == ["pegboard"]
+    assert [
+        path.name for path in core.path[0].iterdir() if not path.name.endswith(".dist-info")
+    ] == ["pegboard"]
     assert core.output("import pegboard; print(pegboard.__version__)")
     assert not (core.path[1] / "torch").exists()
     shown = core.pegboard("--help")
@@ -68,12 +71,18 @@ def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> No
     for model in (str(checkpoint), "org/name", "pypi:something"):
         answer = generate(core, model)
         assert answer["class"] == "PluginNotFound", answer
-        assert "model_source" in str(answer["error"]) and "pip install pegboard-model-source-" in str(answer["error"]), answer
+        assert "model_source" in str(
+            answer["error"]
+        ) and "pip install pegboard-model-source-" in str(answer["error"]), answer
     told = str(generate(core, checkpoint)["error"])
-    assert all(f"pip install {name}" in told for name in MINIMAL.values()), "one message names everything that is missing"
+    assert all(f"pip install {name}" in told for name in MINIMAL.values()), (
+        "one message names everything that is missing"
+    )
     assert "pip install 'pegboard[cpu]'" in told
     answer = generate(layers.of(MINIMAL.values()), "org/name")
-    assert "org/name" in str(answer["error"]) and "pip install pegboard-model-source-hub" in str(answer["error"]), answer
+    assert "org/name" in str(answer["error"]) and "pip install pegboard-model-source-hub" in str(
+        answer["error"]
+    ), answer
     served = core.pegboard("serve")
     assert served.returncode in (1, 2)
     assert "pegboard: error:" in served.stderr and "pip install pegboard-server" in served.stderr
@@ -82,20 +91,34 @@ def test_core_alone_says_what_to_install(layers: Layers, checkpoint: Path) -> No
 
 @pytest.mark.slow
 def test_core_passes_its_own_tests_alone(layers: Layers) -> None:
-    """The scheduler, the KV cache and the plugin system, on the fakes of pegboard-testing, without any plugin."""
+    """The scheduler, the KV cache and the plugin system, on the fakes of pegboard-testing, without
+    any plugin."""
     core = layers.of(["pegboard-testing"])
     assert not any(path.name.startswith("pegboard_server") for path in core.path[0].iterdir())
     files = ["test_scheduler.py", "test_kv_cache.py", "test_block_pool.py", "test_engine.py"]
     paths = [str(ROOT / "core/pegboard/tests" / name) for name in files]
     paths += [
-        str(path) for path in sorted((ROOT / "core/pegboard/tests").glob("test_plugins_*.py")) if "catalogue" not in path.name
+        str(path)
+        for path in sorted((ROOT / "core/pegboard/tests").glob("test_plugins_*.py"))
+        if "catalogue" not in path.name
     ]
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-m", "not slow"]
+    options = [
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+        "-m",
+        "not slow",
+    ]
     result = core.run(f"import pytest; sys.exit(pytest.main({[*options, *paths]!r}))", ROOT)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
-# --- the minimal set, whole and in part --------------------------------------------------------------------------------------
+# --- the minimal set, whole and in part -----------------------------------------------------------
 
 
 def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
@@ -106,8 +129,9 @@ def test_the_minimal_set_generates(layers: Layers, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_what_is_taken_away_is_named(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """The minimal set without one distribution gives a PluginError with the kind and the distribution to install. It never gives
-    another error, and a missing plugin is never replaced silently."""
+    """The minimal set without one distribution gives a PluginError with the kind and the
+    distribution to install. It never gives another error, and a missing plugin is never replaced
+    silently."""
     left = [name for other, name in MINIMAL.items() if other != kind]
     answer = generate(layers.of(left), checkpoint)
     assert "error" in answer, f"without {kind} it still generates: {answer}"
@@ -122,12 +146,20 @@ def test_a_server_without_routes_does_not_start(layers: Layers, checkpoint: Path
         "serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1048576"
     )
     assert served.returncode == 1 and "Traceback" not in served.stderr
-    assert "api" in served.stderr and "pip install pegboard-api-openai" in served.stderr, served.stderr
+    assert "api" in served.stderr and "pip install pegboard-api-openai" in served.stderr, (
+        served.stderr
+    )
 
 
 def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> None:
-    """The set of distributions that newcomers are told to install answers requests, and its own checks find no problem."""
-    command = (ROOT / "README.md").read_text("utf-8").partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
+    """The set of distributions that newcomers are told to install answers requests, and its own
+    checks find no problem."""
+    command = (
+        (ROOT / "README.md")
+        .read_text("utf-8")
+        .partition("    pip install pegboard \\\n")[2]
+        .partition("\n\n")[0]
+    )
     told = layers.of([*command.replace("\\", " ").split(), "pegboard-doctor"])
     assert "tokens" in generate(told, checkpoint)
     checked = told.pegboard("plugins", "doctor")
@@ -135,20 +167,31 @@ def test_the_set_of_the_readme_is_whole(layers: Layers, checkpoint: Path) -> Non
 
 
 def test_the_folders_of_the_readme_are_the_same_set_and_whole() -> None:
-    """Together they need no package of this repository that is not among them, because no index has it."""
+    """Together they need no package of this repository that is not among them, because no index has
+    it."""
     text = (ROOT / "README.md").read_text("utf-8")
-    folders = text.partition("    pip install ./core/pegboard")[2].partition("\n\n")[0].replace("\\", " ").split()
+    folders = (
+        text.partition("    pip install ./core/pegboard")[2]
+        .partition("\n\n")[0]
+        .replace("\\", " ")
+        .split()
+    )
     projects = [
-        tomllib.loads((ROOT / name / "pyproject.toml").read_text("utf-8"))["project"] for name in ["core/pegboard", *folders]
+        tomllib.loads((ROOT / name / "pyproject.toml").read_text("utf-8"))["project"]
+        for name in ["core/pegboard", *folders]
     ]
     named = {project["name"] for project in projects}
-    needed = {re.split(r"[^\w-]", need)[0] for project in projects for need in project.get("dependencies", ())}
+    needed = {
+        re.split(r"[^\w-]", need)[0]
+        for project in projects
+        for need in project.get("dependencies", ())
+    }
     assert {need for need in needed if need.startswith("pegboard")} <= named
     command = text.partition("    pip install pegboard \\\n")[2].partition("\n\n")[0]
     assert set(command.replace("\\", " ").split()) <= named
 
 
-# --- the extras of pegboard --------------------------------------------------------------------------------------------------
+# --- the extras of pegboard -----------------------------------------------------------------------
 
 
 def extra(layers: Layers, name: str) -> set[str]:
@@ -156,13 +199,17 @@ def extra(layers: Layers, name: str) -> set[str]:
     return {
         one.name
         for one in layers.requirements("pegboard")
-        if one.name in layers.wheels and one.marker is not None and one.marker.evaluate({"extra": name})
+        if one.name in layers.wheels
+        and one.marker is not None
+        and one.marker.evaluate({"extra": name})
     }
 
 
 def test_the_extra_all_lists_every_plugin(layers: Layers) -> None:
     """pegboard-testing, which has a command, is for those who write plugins."""
-    assert extra(layers, "all") == layers.with_plugins() - {"pegboard-testing"} | {"pegboard-server"}
+    assert extra(layers, "all") == layers.with_plugins() - {"pegboard-testing"} | {
+        "pegboard-server"
+    }
 
 
 def test_every_set_is_an_extra_that_fills_every_kind_a_model_needs(layers: Layers) -> None:
@@ -186,7 +233,7 @@ def test_the_extra_for_a_cpu_generates_and_checks(layers: Layers, checkpoint: Pa
     assert all(f"pip install {name}" in missing.stdout for name in MINIMAL.values()), missing.stdout
 
 
-# --- everything --------------------------------------------------------------------------------------------------------------
+# --- everything -----------------------------------------------------------------------------------
 
 
 def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: Path) -> None:
@@ -198,8 +245,15 @@ def test_everything_together_gives_the_same_tokens(layers: Layers, checkpoint: P
 
 
 @pytest.mark.parametrize("kind", ["weight_loader", "tokenizer", "quantization"])
-def test_another_plugin_of_the_kind_is_no_excuse(layers: Layers, checkpoint: Path, kind: str) -> None:
-    """Everything is installed except the plugin that fits. Other plugins of its kind remain, and the error still says what to
-    install."""
-    message = str(generate(layers.of(set(layers.wheels) - {MINIMAL[kind]}), checkpoint).get("error"))
-    assert kind.replace("_", " ") in message.replace("_", " ") and f"pip install {MINIMAL[kind]}" in message, message
+def test_another_plugin_of_the_kind_is_no_excuse(
+    layers: Layers, checkpoint: Path, kind: str
+) -> None:
+    """Everything is installed except the plugin that fits. Other plugins of its kind remain, and
+    the error still says what to install."""
+    message = str(
+        generate(layers.of(set(layers.wheels) - {MINIMAL[kind]}), checkpoint).get("error")
+    )
+    assert (
+        kind.replace("_", " ") in message.replace("_", " ")
+        and f"pip install {MINIMAL[kind]}" in message
+    ), message

@@ -1,4 +1,5 @@
-"""A worker can be made in a process that another one has spawned, as an executor of several ranks does."""
+"""A worker can be made in a process that another one has spawned, as an executor of several ranks
+does."""
 
 from __future__ import annotations
 
@@ -13,10 +14,15 @@ from pegboard_executor_local.in_process import InProcessExecutor
 from pegboard import LLM
 from pegboard.interfaces.executor import ExecutorSetup
 
-LOAD = "import pickle, sys; ready = pickle.load(sys.stdin.buffer)(0).load(); print(ready.rank, sorted(ready.kv_specs))"
+LOAD = (
+    "import pickle, sys; ready = pickle.load(sys.stdin.buffer)(0).load(); print(ready.rank, "
+    "sorted(ready.kv_specs))"
+)
 
 
-def test_another_process_makes_the_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_makes_the_worker(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setups: list[ExecutorSetup] = []
     build = InProcessExecutor.__init__
 
@@ -26,5 +32,7 @@ def test_another_process_makes_the_worker(checkpoint: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(InProcessExecutor, "__init__", keep)
     LLM(str(checkpoint), kv_cache_memory_bytes=1 << 20)
-    loaded = subprocess.run([sys.executable, "-c", LOAD], input=pickle.dumps(setups[0].make_worker), capture_output=True)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD], input=pickle.dumps(setups[0].make_worker), capture_output=True
+    )
     assert loaded.stdout.split() == [b"0", b"[0,", b"1]"], loaded.stderr.decode()

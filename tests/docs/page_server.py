@@ -19,12 +19,20 @@ class Server:
     def __init__(self, words: tuple[str, ...], environment: dict[str, str], folder: Path) -> None:
         small = ["--port", "0", "--max-model-len", "512", "--kv-cache-memory-bytes", str(2**27)]
         self.process = subprocess.Popen(
-            [*words, *small], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*words, *small],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         ready = re.match(r"Serving (.+) on (\S+)$", self.process.stdout.readline().strip())
         if ready is None:
-            raise AssertionError(f"{' '.join(words)} did not start:\n{self.process.communicate(timeout=PATIENCE_S)[1]}")
+            raise AssertionError(
+                f"{' '.join(words)} did not "
+                f"start:\n{self.process.communicate(timeout=PATIENCE_S)[1]}"
+            )
         self.url = ready[2]
 
     def stop(self) -> int:

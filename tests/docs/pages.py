@@ -23,8 +23,8 @@ PROGRAMS = ("pegboard", "make", "pip", "python")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code. language: that of the fence, "" when the block is indented. source: the file that a fence was taken from,
-    named by a line "From `file`:" before it."""
+    """A block of code. language: that of the fence, "" when the block is indented. source: the file
+    that a fence was taken from, named by a line "From `file`:" before it."""
 
     page: Path
     line: int
@@ -39,7 +39,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One shell line of a page. output: the text that the page shows below it, or None when it shows none."""
+    """One shell line of a page. output: the text that the page shows below it, or None when it
+    shows none."""
 
     block: Block
     words: tuple[str, ...]
@@ -60,13 +61,19 @@ def blocks(page: Path) -> tuple[Block, ...]:
         line = lines[index]
         if fence := re.match(r"```(.*)$", line):
             end = next(i for i in range(index + 1, len(lines)) if lines[i] == "```")
-            found.append(Block(page, index + 1, fence[1].strip(), "\n".join(lines[index + 1 : end]), source))
+            found.append(
+                Block(page, index + 1, fence[1].strip(), "\n".join(lines[index + 1 : end]), source)
+            )
             index = end + 1
         elif line.startswith("    ") and index and not lines[index - 1].strip():
             end = index
             while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
                 end += 1
-            found.append(Block(page, index + 1, "", "\n".join(text[4:] for text in lines[index:end]).rstrip()))
+            found.append(
+                Block(
+                    page, index + 1, "", "\n".join(text[4:] for text in lines[index:end]).rstrip()
+                )
+            )
             index = end
         else:
             if line.strip():
@@ -77,7 +84,8 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Yields the shell lines of indented blocks, and those after "$ " in `console` fences with the output shown."""
+    """Yields the shell lines of indented blocks, and those after "$ " in `console` fences with the
+    output shown."""
     for block in blocks(page):
         if block.language == "console":
             for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
@@ -91,7 +99,12 @@ def commands(page: Path) -> Iterator[Command]:
 
 def all_commands(*programs: str) -> list[Command]:
     """Returns the commands of all pages that start with one of `programs`."""
-    return [command for page in [*PAGES, *PACKAGE_PAGES] for command in commands(page) if command.words[0] in programs]
+    return [
+        command
+        for page in [*PAGES, *PACKAGE_PAGES]
+        for command in commands(page)
+        if command.words[0] in programs
+    ]
 
 
 def prose(page: Path) -> str:

@@ -1,7 +1,8 @@
-"""Every command in the pages works. Commands are executed if possible. For the others, the things that they name are checked.
+"""Every command in the pages works. Commands are executed if possible. For the others, the things
+that they name are checked.
 
-Every run starts the servers of the README and of docs/serving.md, and reads the command lines of the others, which `make nightly`
-starts."""
+Every run starts the servers of the README and of docs/serving.md, and reads the command lines of
+the others, which `make nightly` starts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from pages import PROGRAMS, PROJECTS, ROOT, Command, all_commands, blocks
 PEGBOARD = all_commands("pegboard")
 SERVE = [command for command in PEGBOARD if command.words[1] == "serve"]
 TALK = [command for command in PEGBOARD if command.words[1] in ("chat", "complete")]
-OFFLINE = [c for c in PEGBOARD if c.words[1] in ("run-batch", "perplexity") or (c.words[1] == "bench" and c.words[2] != "serve")]
+OFFLINE = [
+    c
+    for c in PEGBOARD
+    if c.words[1] in ("run-batch", "perplexity")
+    or (c.words[1] == "bench" and c.words[2] != "serve")
+]
 LOAD = [command for command in PEGBOARD if command.words[1:3] == ("bench", "serve")]
 OTHER = [command for command in PEGBOARD if command not in (*SERVE, *TALK, *OFFLINE, *LOAD)]
 
@@ -40,7 +46,10 @@ def marked(commands: list[Command]) -> list[object]:
     shown = {each.words for each in commands if each.block.page in first}
     long = (("plugins", "cost"), ("bench", "startup"))
     slow = [c for c in commands if c.words[1:3] in long or (c in SERVE and c.words not in shown)]
-    return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else []) for c in unique(commands)]
+    return [
+        pytest.param(c, id=str(c), marks=[pytest.mark.slow] if c in slow else [])
+        for c in unique(commands)
+    ]
 
 
 def test_the_pages_have_commands_of_every_program() -> None:
@@ -50,30 +59,39 @@ def test_the_pages_have_commands_of_every_program() -> None:
 
 @pytest.mark.parametrize("command", unique(all_commands("make")), ids=str)
 def test_make(command: Command) -> None:
-    """The target and everything that it needs exist. The targets are not run, because `make test` runs them."""
+    """The target and everything that it needs exist. The targets are not run, because `make test`
+    runs them."""
     result = runs(["make", "-n", *command.words[1:]], cwd=ROOT)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("command", unique(all_commands("pip")), ids=str)
 def test_pip_install(command: Command) -> None:
-    """The page installs a distribution of this repository, with an extra that it has, or a folder with a project."""
-    projects = {(project := tomllib.loads(path.read_text("utf-8"))["project"])["name"]: project for path in PROJECTS}
+    """The page installs a distribution of this repository, with an extra that it has, or a folder
+    with a project."""
+    projects = {
+        (project := tomllib.loads(path.read_text("utf-8"))["project"])["name"]: project
+        for path in PROJECTS
+    }
     assert command.words[1] == "install"
     for word in command.words[2:]:
         if word.startswith("./"):
             assert (ROOT / word / "pyproject.toml").is_file(), f"{command}: {word} is no project"
             continue
-        name, extra = re.fullmatch(r"([a-z0-9-]+)(?:\[(\w+)\])?", word).groups()  # type: ignore[union-attr]
+        name, extra = re.fullmatch((r"([a-z0-9-]+)(?:\[(\w+)\])?"), word).groups()  # type: ignore[union-attr]
         assert name in projects, f"{command}: no distribution is called {name}"
-        assert extra is None or extra in projects[name]["optional-dependencies"], f"{command}: {name} has no extra {extra}"
+        assert extra is None or extra in projects[name]["optional-dependencies"], (
+            f"{command}: {name} has no extra {extra}"
+        )
 
 
 def test_python() -> None:
     """Every file or module that a page runs exists."""
     for command in unique(all_commands("python")):
         is_module = command.words[1] == "-m"
-        assert find_spec(command.words[2]) if is_module else (ROOT / command.words[1]).is_file(), str(command)
+        assert find_spec(command.words[2]) if is_module else (ROOT / command.words[1]).is_file(), (
+            str(command)
+        )
 
 
 @pytest.mark.parametrize("command", marked(OTHER))
@@ -89,7 +107,9 @@ def test_pegboard(command: Command, environment: dict[str, str], tmp_path: Path)
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(TALK), ids=str)
-def test_pegboard_talks_to_a_server(command: Command, server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+def test_pegboard_talks_to_a_server(
+    command: Command, server: Server, environment: dict[str, str], tmp_path: Path
+) -> None:
     words = [*command.words, "--url", f"{server.url}/v1", "--max-tokens", "4"]
     result = runs(words, env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL)
     assert result.returncode == 0, result.stderr
@@ -98,7 +118,9 @@ def test_pegboard_talks_to_a_server(command: Command, server: Server, environmen
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", unique(LOAD), ids=str)
-def test_pegboard_loads_a_server(command: Command, server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+def test_pegboard_loads_a_server(
+    command: Command, server: Server, environment: dict[str, str], tmp_path: Path
+) -> None:
     result = runs([*command.words, "--base-url", server.url], env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "Serving Benchmark Result" in result.stdout
@@ -106,7 +128,9 @@ def test_pegboard_loads_a_server(command: Command, server: Server, environment: 
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", marked(OFFLINE))
-def test_pegboard_without_a_server(command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_pegboard_without_a_server(
+    command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     """The batch files have the JSON that the pages show. Files of text have any text."""
     (line,) = (block.text for block in blocks(ROOT / "docs/serving.md") if block.language == "json")
     (tmp_path / "requests.jsonl").write_text(line, "utf-8")
@@ -144,11 +168,18 @@ def test_every_server_is_given_flags_that_exist(environment: dict[str, str]) -> 
 @pytest.mark.real_model
 @pytest.mark.parametrize("command", marked(SERVE))
 def test_pegboard_serve(
-    command: Command, smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+    command: Command,
+    smollm2_gguf: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """The server starts, and it stops when told to. The model in the pages is replaced by the local one, and a tool server by a
-    real one. Files of the repository are found."""
-    words = [str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word for word in command.words]
+    """The server starts, and it stops when told to. The model in the pages is replaced by the local
+    one, and a tool server by a real one. Files of the repository are found."""
+    words = [
+        str(smollm2_gguf) if word == HUB_MODEL or word.endswith(".gguf") else word
+        for word in command.words
+    ]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
     if "--tool-server" in words:
         words[words.index("--tool-server") + 1] = request.getfixturevalue("tool_server")
@@ -167,36 +198,54 @@ def make_adapters(folder: Path) -> None:
 
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     (folder / "poet").mkdir(parents=True)
-    (folder / "poet/adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
-    weights = {f"{name}.lora_A.weight": torch.ones(2, 576), f"{name}.lora_B.weight": torch.zeros(576, 2)}
+    (folder / "poet/adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 2, "lora_alpha": 2}'
+    )
+    weights = {
+        f"{name}.lora_A.weight": torch.ones(2, 576),
+        f"{name}.lora_B.weight": torch.zeros(576, 2),
+    }
     save_file(weights, folder / "poet/adapter_model.safetensors")
     (folder / "table.json").write_text('{"poet": "poet"}')
 
 
-# --- what the README says about sets ------------------------------------------------------------------------------------------
+# --- what the README says about sets --------------------------------------------------------------
 
 
 def minimal_set(*, without: str = "") -> str:
-    """Returns the set that the README installs package by package, without core, as an allow list."""
-    told = next(each for each in all_commands("pip") if each.block.page.name == "README.md" and "pegboard" in each.words)
+    """Returns the set that the README installs package by package, without core, as an allow
+    list."""
+    told = next(
+        each
+        for each in all_commands("pip")
+        if each.block.page.name == "README.md" and "pegboard" in each.words
+    )
     return ",".join(word for word in told.words[2:] if word not in ("pegboard", without))
 
 
 @pytest.mark.real_model
-def test_the_minimal_set_runs_a_model(smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_minimal_set_runs_a_model(
+    smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     code = f"""
 from pegboard import LLM, SamplingParams
 llm = LLM({str(smollm2_gguf)!r}, max_model_len=256, kv_cache_memory_bytes={2**27})
 print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].finish_reason)
-"""
+"""  # noqa: E501
     allowed = {**environment, "PEGBOARD_PLUGINS": minimal_set()}
     result = runs([sys.executable, "-c", code], env=allowed, cwd=tmp_path)
     assert result.stdout.strip() == "length", result.stderr
 
 
 @pytest.mark.real_model
-def test_what_is_left_out_is_named(smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_what_is_left_out_is_named(
+    smollm2_gguf: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     words = ["pegboard", "serve", "--port", "0", str(smollm2_gguf)]
-    result = runs(words, env={**environment, "PEGBOARD_PLUGINS": minimal_set(without="pegboard-pack-gguf")}, cwd=tmp_path)
+    result = runs(
+        words,
+        env={**environment, "PEGBOARD_PLUGINS": minimal_set(without="pegboard-pack-gguf")},
+        cwd=tmp_path,
+    )
     assert result.returncode == 1
     assert "pip install pegboard-pack-gguf" in result.stderr

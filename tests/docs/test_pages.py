@@ -1,4 +1,5 @@
-"""The statements of the pages about the repository are true: links, files, generated parts, lists."""
+"""The statements of the pages about the repository are true: links, files, generated parts,
+lists."""
 
 from __future__ import annotations
 
@@ -29,13 +30,16 @@ def name(page: Path) -> str:
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists(), f"{name(page)} links to {target}"
-        assert not anchor or anchor in anchors(target), f"{name(page)} links to #{anchor}, which {name(target.resolve())} lacks"
+        assert not anchor or anchor in anchors(target), (
+            f"{name(page)} links to #{anchor}, which {name(target.resolve())} lacks"
+        )
 
 
 @pytest.mark.parametrize("page", [*PAGES, *PACKAGE_PAGES], ids=name)
 def test_named_files_exist(page: Path) -> None:
-    """Every text in backticks that looks like a file of the repository is a file. A text that begins with a slash is a route.
-    Decision pages are left out, because they name the files of their time."""
+    """Every text in backticks that looks like a file of the repository is a file. A text that
+    begins with a slash is a route. Decision pages are left out, because they name the files of
+    their time."""
     named = re.findall(r"`([\w.-][\w./-]*\.(?:py|md|toml|json))`", prose(page))
     missing = [path for path in named if not _is_here(path, page)]
     assert not missing, f"{name(page)} names files that are not there: {missing}"
@@ -56,19 +60,25 @@ def _is_here(path: str, page: Path) -> bool:
     if path in OF_MODELS or path.startswith("model."):
         return True
     if "/" not in path:
-        return any(next((ROOT / folder).rglob(path), None) for folder in ("core", "plugins", "examples"))
+        return any(
+            next((ROOT / folder).rglob(path), None) for folder in ("core", "plugins", "examples")
+        )
     return any((folder / path).exists() for folder in (ROOT, CORE, page.parent))
 
 
 def test_generated_files_are_current() -> None:
-    """If `snapshot.txt` is stale, an interface changed. If that is intended, the commit also needs a line in the changelog, and
-    the contract tests of the kind."""
+    """If `snapshot.txt` is stale, an interface changed. If that is intended, the commit also needs
+    a line in the changelog, and the contract tests of the kind."""
     assert generate.main(["--check"]) == 0
 
 
 def test_the_page_of_models_contradicts_no_entry_point() -> None:
     data = {"fallback": ["A"], "eager": {"no kernel": ["B"]}, "missing": {"states": ["C"]}}
-    assert [way for _, way, _ in models_page.rows(data, {"B": "own"})] == ["fallback", "`own`", "not yet"]
+    assert [way for _, way, _ in models_page.rows(data, {"B": "own"})] == [
+        "fallback",
+        "`own`",
+        "not yet",
+    ]
     for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}, {}):
         with pytest.raises(ValueError, match="is wrong about"):
             list(models_page.rows(data, own))
@@ -77,7 +87,11 @@ def test_the_page_of_models_contradicts_no_entry_point() -> None:
 def test_a_stale_page_is_noticed_and_renewed(tmp_path: Path) -> None:
     pages = {tmp_path / page.name: make for page, make in reference.PAGES.items()}
     for page in reference.PAGES:
-        text = page.read_text("utf-8").replace("scheduler.py ", "gone.py ").replace("`--port`", "`--gone`")
+        text = (
+            page.read_text("utf-8")
+            .replace("scheduler.py ", "gone.py ")
+            .replace("`--port`", "`--gone`")
+        )
         (tmp_path / page.name).write_text(text, "utf-8")
     changed = {tmp_path / "configuration.md", tmp_path / "tour.md"}
     assert set(generate.stale(pages)) == changed == set(generate.stale(pages, write=True))
@@ -90,11 +104,25 @@ def test_kinds_page_has_every_method() -> None:
     for kind in KINDS.values():
         assert f"\n## {kind.name}\n" in text
         for item in vars(import_module(kind.spec.partition(":")[0])).values():
-            if inspect.isclass(item) and getattr(item, "_is_protocol", False) and item.__module__ == kind.spec.partition(":")[0]:
-                methods = [method for method in vars(item) if not method.startswith("_") and callable(getattr(item, method))]
+            if (
+                inspect.isclass(item)
+                and getattr(item, "_is_protocol", False)
+                and item.__module__ == kind.spec.partition(":")[0]
+            ):
+                methods = [
+                    method
+                    for method in vars(item)
+                    if not method.startswith("_") and callable(getattr(item, method))
+                ]
                 assert all(f"- `{method}(" in text for method in methods)
-                fits = 1 <= len(methods) + ("__call__" in vars(item)) <= 7 or item.__name__ in HANDED_OUT
-                assert fits, f"README: interfaces have at most seven methods; {item.__name__} has {len(methods)}"
+                fits = (
+                    1 <= len(methods) + ("__call__" in vars(item)) <= 7
+                    or item.__name__ in HANDED_OUT
+                )
+                assert fits, (
+                    f"README: interfaces have at most seven methods; {item.__name__} has "
+                    f"{len(methods)}"
+                )
 
 
 def test_readme_counts_the_kinds() -> None:
@@ -104,7 +132,11 @@ def test_readme_counts_the_kinds() -> None:
 def test_what_vllm_page_calls_missing_is_missing() -> None:
     page = ROOT / "docs/vllm.md"
     table = page.read_text("utf-8").partition("**Flags** that do not exist:")[2]
-    ours = {f"--{setting.name.replace('_', '-')}" for section in SECTIONS for setting in settings_of(section)}
+    ours = {
+        f"--{setting.name.replace('_', '-')}"
+        for section in SECTIONS
+        for setting in settings_of(section)
+    }
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `--")]
     assert rows
     missing = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)`", row[1])}
@@ -112,7 +144,8 @@ def test_what_vllm_page_calls_missing_is_missing() -> None:
     assert not missing & ours
     assert offered <= ours
     (listed,) = (block.text.split() for block in blocks(page) if block.language == "text")
-    assert listed == sorted(set(REFUSED) - {"prompt_embeds"})  # chats refuse it, completions have it
+    # chats refuse it, completions have it
+    assert listed == sorted(set(REFUSED) - {"prompt_embeds"})
 
 
 def test_glossary_names_are_the_codes_names() -> None:

@@ -1,4 +1,5 @@
-"""Every code block of the pages is real: quoted from a file, executed, or read by the program that it is written for."""
+"""Every code block of the pages is real: quoted from a file, executed, or read by the program that
+it is written for."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ QUOTED = [block for block in ALL if block.source]
 SCRIPTS = [
     block
     for block in ALL
-    if not block.source and (block.language == "python" or (not block.language and block.text.startswith(("from ", "import "))))
+    if not block.source
+    and (
+        block.language == "python"
+        or (not block.language and block.text.startswith(("from ", "import ")))
+    )
 ]
 CONFIG_FILES = [block for block in ALL if not block.source and block.language == "toml"]
 LANGUAGES = {"", "text", "console", "python", "python notest", "toml", "yaml", "json"}
@@ -35,7 +40,9 @@ def test_every_block_is_of_a_known_sort() -> None:
 @pytest.mark.parametrize("block", QUOTED, ids=place)
 def test_quoted(block: Block) -> None:
     assert block.source is not None
-    assert block.text in (ROOT / block.source).read_text("utf-8"), f"{block.place} is not what {block.source} says"
+    assert block.text in (ROOT / block.source).read_text("utf-8"), (
+        f"{block.place} is not what {block.source} says"
+    )
 
 
 @pytest.mark.parametrize("block", SCRIPTS, ids=place)
@@ -43,7 +50,13 @@ def test_executed(block: Block, request: pytest.FixtureRequest, tmp_path: Path) 
     code = block.text
     if HUB_MODEL in code:
         code = code.replace(HUB_MODEL, str(request.getfixturevalue("smollm2_gguf")))
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert result.returncode == 0, result.stderr
 
 

@@ -16,9 +16,12 @@ pytestmark = pytest.mark.real_model
 
 
 def run(name: str, temp: Path) -> str:
-    """Returns the output of the example. It must succeed, print nothing unexpected and leave no files."""
+    """Returns the output of the example. It must succeed, print nothing unexpected and leave no
+    files."""
     env = {**os.environ, "TMPDIR": str(temp)}
-    ended = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=240, env=env)
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=240, env=env
+    )
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr and "Warning" not in ended.stderr, ended.stderr
     assert [path.name for path in temp.iterdir() if path.name.startswith("pegboard")] == []
@@ -30,7 +33,9 @@ def test_demo(smollm2_gguf: Path, tmp_path: Path) -> None:
     printed = run("demo.py", tmp_path)
     question = re.search(r"^> (.+)$", printed, re.M)
     assert question and len(printed.partition(question[1])[2].split()) > 20
-    numbers = re.search(r"time to first token (\d+) ms, ([\d.]+) tokens/s \((\d+) tokens\)", printed)
+    numbers = re.search(
+        r"time to first token (\d+) ms, ([\d.]+) tokens/s \((\d+) tokens\)", printed
+    )
     assert numbers and int(numbers[1]) > 0 < float(numbers[2]) and 20 < int(numbers[3]) <= 80
 
 
@@ -47,5 +52,8 @@ def test_fetch_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 def test_train_and_serve(tmp_path: Path) -> None:
     """The engine answers better from round to round, because it has the trainer's weights."""
-    rewards = [float(found) for found in re.findall(r"mean reward (\d\.\d+)", run("train_and_serve.py", tmp_path))]
+    rewards = [
+        float(found)
+        for found in re.findall(r"mean reward (\d\.\d+)", run("train_and_serve.py", tmp_path))
+    ]
     assert len(rewards) == 8 and rewards[0] < 0.6 and rewards[-1] > rewards[0] + 0.15

@@ -1,9 +1,11 @@
-"""How long the host works for one decode step, without any device: the scheduler, the inputs, the sampler and the update.
+"""How long the host works for one decode step, without any device: the scheduler, the inputs, the
+sampler and the update.
 
     python tests/gpu/host_time.py
 
-The model, the kernel that samples and the copies do nothing, so what remains is what a GPU would wait for. Launches are not in
-it: a recorded step is one launch, and a copy takes the driver a few microseconds.
+The model, the kernel that samples and the copies do nothing, so what remains is what a GPU would
+wait for. Launches are not in it: a recorded step is one launch, and a copy takes the driver a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class NoReplay:
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
         return () if trait == "forward" else (largest,)
 
-    def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> NoRecording:
+    def record(
+        self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
+    ) -> NoRecording:
         return NoRecording(run(*inputs), len(inputs[0]))
 
     def reset(self) -> None: ...
@@ -76,23 +80,43 @@ class NoReplay:
 
 class NoRecording:
     def __init__(self, outputs: tuple[Tensor, ...], size: int) -> None:
-        self.outputs, self.size = outputs, size
+        self.outputs = outputs
+        self.size = size
 
     def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
         return tuple(output[:num_rows] for output in self.outputs)
 
 
 def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
-    """Decode `rows` requests for this number of steps. Returns the median and the 90th percentile of the host's time per step, in
-    ms, and the median of its part in the worker."""
-    fake = FakeEngine(max_num_seqs=rows, max_model_len=steps + 32, max_num_batched_tokens=16 * rows, block_size=16,
-                      vocab_size=VOCAB, num_blocks=rows * (steps // 16 + 4))  # fmt: skip
+    """Decode `rows` requests for this number of steps. Returns the median and the 90th percentile
+    of the host's time per step, in ms, and the median of its part in the worker."""
+    fake = FakeEngine(
+        max_num_seqs=rows,
+        max_model_len=steps + 32,
+        max_num_batched_tokens=16 * rows,
+        block_size=16,
+        vocab_size=VOCAB,
+        num_blocks=rows * (steps // 16 + 4),
+    )
     chosen = torch.full((rows,), 7)
     setup = SamplerSetup(
-        fake.limits, "cpu", 0, kernels={"sample_tokens": lambda logits, *cuts: chosen[: len(logits)]}, copies=NoCopies()
+        fake.limits,
+        "cpu",
+        0,
+        kernels={"sample_tokens": lambda logits, *cuts: chosen[: len(logits)]},
+        copies=NoCopies(),
     )
     runner = ModelRunner(
-        RunnerParts(NoModel(), [], fake.plan, {}, TorchSampler(None, setup), "cpu", fake.limits, copies=NoCopies())
+        RunnerParts(
+            NoModel(),
+            [],
+            fake.plan,
+            {},
+            TorchSampler(None, setup),
+            "cpu",
+            fake.limits,
+            copies=NoCopies(),
+        )
     )
     runner.record(NoReplay())
     inside: list[float] = []
@@ -105,7 +129,11 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
 
     fake.executor.worker.run = run  # type: ignore[method-assign]
     for index in range(rows):
-        fake.add(str(index), [3, 4, index % VOCAB, 5], SamplingParams(max_tokens=steps + 8, ignore_eos=True, **params))
+        fake.add(
+            str(index),
+            [3, 4, index % VOCAB, 5],
+            SamplingParams(max_tokens=steps + 8, ignore_eos=True, **params),
+        )
     fake.engine.step()
     times = []
     inside.clear()
@@ -117,9 +145,10 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
     times.sort()
     inside.sort()
     return {
-        "median_ms": round(1e3 * times[steps // 2], 3), "p90_ms": round(1e3 * times[steps * 9 // 10], 3),
+        "median_ms": round(1e3 * times[steps // 2], 3),
+        "p90_ms": round(1e3 * times[steps * 9 // 10], 3),
         "worker_ms": round(1e3 * inside[steps // 2], 3),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

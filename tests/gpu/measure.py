@@ -1,11 +1,14 @@
-"""Everything that needs a GPU, in one run: first whether kernels are right, then how fast they are. It writes one JSON.
+"""Everything that needs a GPU, in one run: first whether kernels are right, then how fast they are.
+It writes one JSON.
 
     python tests/gpu/measure.py                                    # on a GPU, two minutes
-    python tests/gpu/measure.py --device cpu --interpret --tiny    # the script itself, in Triton's interpreter
+    python tests/gpu/measure.py --device cpu --interpret --tiny    # the script itself, in Triton's
+    interpreter
 
-A part that is already in the JSON is not run again, so a run that was cut off can be resumed. After `--minutes`, no further part
-is started. Errors are relative norms, against float64 on the same device. Rates are shown with their share of the roof that this
-run has measured: a large copy for memory, and torch's product of two large matrices for arithmetic.
+A part that is already in the JSON is not run again, so a run that was cut off can be resumed. After
+`--minutes`, no further part is started. Errors are relative norms, against float64 on the same
+device. Rates are shown with their share of the roof that this run has measured: a large copy for
+memory, and torch's product of two large matrices for arithmetic.
 """
 
 from __future__ import annotations
@@ -26,17 +29,21 @@ LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
 
 class Run:
-    """device: torch device. tiny: sizes that the interpreter can compute. results: by the name of the part."""
+    """device: torch device. tiny: sizes that the interpreter can compute. results: by the name of
+    the part."""
 
     def __init__(self, device: str, tiny: bool, results: dict[str, Any]) -> None:
-        self.device, self.tiny, self.results = device, tiny, results
+        self.device = device
+        self.tiny = tiny
+        self.results = results
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*shape, device=self.device).to(dtype)
 
     def seconds(self, call: Callable[[], object], captured: bool = True) -> float:
-        """Return how long a call takes on the device: the median of five rounds of several calls. captured: on a GPU, each round
-        is one graph, so that the host's time for launches is not in it."""
+        """Return how long a call takes on the device: the median of five rounds of several calls.
+        captured: on a GPU, each round is one graph, so that the host's time for launches is not in
+        it."""
         rounds, calls = (1, 1) if self.tiny else (5, 10)
 
         def run() -> None:
@@ -77,10 +84,20 @@ def error(found: Tensor, expected: Tensor) -> dict[str, Any]:
 
 
 class Step:
-    """Rows of queries and a paged cache in shuffled blocks. lengths: tokens of each row. new: of them, the newest to compute."""
+    """Rows of queries and a paged cache in shuffled blocks. lengths: tokens of each row. new: of
+    them, the newest to compute."""
 
-    def __init__(self, run: Run, lengths: list[int], new: list[int], heads: int, kv_heads: int, width: int, dtype: torch.dtype,
-                 stored: torch.dtype | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        run: Run,
+        lengths: list[int],
+        new: list[int],
+        heads: int,
+        kv_heads: int,
+        width: int,
+        dtype: torch.dtype,
+        stored: torch.dtype | None = None,
+    ) -> None:
         size = 16
         used = [-(-length // size) for length in lengths]
         order = torch.randperm(sum(used), dtype=torch.int32).add_(1).split(used)
@@ -96,21 +113,40 @@ class Step:
         self.q = run.random(sum(new), heads, width, dtype=dtype)
         self.bytes = 2 * sum(lengths) * kv_heads * width * self.k.element_size()
         self.operations = sum(
-            4 * heads * width * (count * length - count * (count - 1) // 2) for count, length in zip(new, lengths, strict=True)
+            4 * heads * width * (count * length - count * (count - 1) // 2)
+            for count, length in zip(new, lengths, strict=True)
         )
 
     def call(self, **rules: Any) -> Tensor:
         from pegboard_attention_triton.attention import paged_attention
 
-        arguments = self.q, self.k, self.v, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5
+        arguments = (
+            self.q,
+            self.k,
+            self.v,
+            self.table,
+            self.starts,
+            self.lengths,
+            self.q.shape[-1] ** -0.5,
+        )
         return paged_attention(*arguments, k_scale=self.scales, v_scale=self.scales, **rules)
 
     def expected(self, **rules: Any) -> Tensor:
         from pegboard_testing.contract_attention import paged_attention
 
         factor = 1.0 if self.scales is None else 0.5
-        k, v = self.k.double() * factor, self.v.double() * factor
-        return paged_attention(self.q.double(), k, v, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5, **rules)
+        k = self.k.double() * factor
+        v = self.v.double() * factor
+        return paged_attention(
+            self.q.double(),
+            k,
+            v,
+            self.table,
+            self.starts,
+            self.lengths,
+            self.q.shape[-1] ** -0.5,
+            **rules,
+        )
 
 
 def check_norm(run: Run, dtype: torch.dtype) -> dict[str, Any]:
@@ -119,7 +155,8 @@ def check_norm(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     from pegboard import ops
 
     size = 96 if run.tiny else 4096
-    x, weight = run.random(7, size, dtype=dtype), run.random(size, dtype=dtype)
+    x = run.random(7, size, dtype=dtype)
+    weight = run.random(size, dtype=dtype)
     return error(norm.rms_norm(x, weight, 1e-5), ops.rms_norm(x.double(), weight.double(), 1e-5))
 
 
@@ -128,7 +165,8 @@ def check_rope(run: Run, dtype: torch.dtype) -> dict[str, Any]:
 
     from pegboard import ops
 
-    x, angles = run.random(5, 4, 64, dtype=dtype), run.random(5, 32)
+    x = run.random(5, 4, 64, dtype=dtype)
+    angles = run.random(5, 32)
     expected = ops.rope(x.double(), angles.cos().double(), angles.sin().double(), False)
     return error(elementwise.rope(x, angles.cos(), angles.sin(), False), expected)
 
@@ -143,7 +181,12 @@ def check_activation(run: Run, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def check_attention(
-    run: Run, dtype: torch.dtype, stored: torch.dtype | None = None, width: int = 64, decodes: bool = False, **rules: Any
+    run: Run,
+    dtype: torch.dtype,
+    stored: torch.dtype | None = None,
+    width: int = 64,
+    decodes: bool = False,
+    **rules: Any,
 ) -> dict[str, Any]:
     lengths, new = ([19, 7, 40], [19, 2, 1]) if run.tiny else ([900, 77, 4000, 1], [900, 33, 1, 1])
     step = Step(run, lengths, [1] * len(new) if decodes else new, 8, 2, width, dtype, stored)
@@ -152,8 +195,13 @@ def check_attention(
 
 def check_rules(run: Run, **rules: Any) -> dict[str, Any]:
     """What some models add to attention, in a step with prompts and in one of decodes."""
-    found = [check_attention(run, torch.float32, decodes=decodes, **rules) for decodes in (False, True)]
-    return {"error": max(one["error"] for one in found), "right": all(one["right"] for one in found)}
+    found = [
+        check_attention(run, torch.float32, decodes=decodes, **rules) for decodes in (False, True)
+    ]
+    return {
+        "error": max(one["error"] for one in found),
+        "right": all(one["right"] for one in found),
+    }
 
 
 def check_sampling(run: Run) -> dict[str, Any]:
@@ -163,17 +211,23 @@ def check_sampling(run: Run) -> dict[str, Any]:
     from pegboard.ops.sampling import sample_tokens
 
     count, vocab = (3, 300) if run.tiny else (256, 128256)
-    logits, ones = run.random(count, vocab) * 4, torch.ones(count, device=run.device)
+    logits = run.random(count, vocab) * 4
+    ones = torch.ones(count, device=run.device)
     uniforms = torch.rand(count, device=run.device, dtype=torch.float64)
     cuts = ones * 0.8, None, torch.full((count,), 50, device=run.device), ones * 0.9
-    same = (sampling.sample_tokens(logits, uniforms, *cuts) == sample_tokens(logits, uniforms, *cuts)).float().mean()
+    same = (
+        (sampling.sample_tokens(logits, uniforms, *cuts) == sample_tokens(logits, uniforms, *cuts))
+        .float()
+        .mean()
+    )
     return {"equal": float(same), "right": bool(same > 0.98)}
 
 
 def memory_roof(run: Run) -> dict[str, Any]:
     x = run.random(1 << (16 if run.tiny else 29))
     y = torch.empty_like(x)
-    seconds = run.seconds(lambda: y.copy_(x), captured=False)  # a captured copy was slower on an H200
+    # a captured copy was slower on an H200
+    seconds = run.seconds(lambda: y.copy_(x), captured=False)
     return {"rate": 2 * x.nbytes / seconds, "unit": "bytes/s"}
 
 
@@ -183,9 +237,15 @@ def matrix_roof(run: Run) -> dict[str, Any]:
     return {"rate": 2 * size**3 / run.seconds(lambda: a @ b), "unit": "operations/s"}
 
 
-def bench_attention(run: Run, rows: int, length: int, new: int, roof: str, stored: torch.dtype | None = None) -> dict[str, Any]:
+def bench_attention(
+    run: Run, rows: int, length: int, new: int, roof: str, stored: torch.dtype | None = None
+) -> dict[str, Any]:
     """The shape of Llama 3.1 8B: 32 query heads, 8 KV heads of 128 channels."""
-    shape = ([20] * 2, [min(new, 20)] * 2, 2, 1, 16) if run.tiny else ([length] * rows, [new] * rows, 32, 8, 128)
+    shape = (
+        ([20] * 2, [min(new, 20)] * 2, 2, 1, 16)
+        if run.tiny
+        else ([length] * rows, [new] * rows, 32, 8, 128)
+    )
     step = Step(run, *shape, torch.bfloat16, stored)
     rate = (step.bytes if roof == "memory_roof" else step.operations) / run.seconds(step.call)
     return {"rate": rate, "of_roof": run.of_roof(rate, roof)}
@@ -204,13 +264,20 @@ def bench_sampling(run: Run) -> dict[str, Any]:
     from pegboard_kernel_triton import sampling
 
     count, vocab = (2, 200) if run.tiny else (256, 128256)
-    logits, ones = run.random(count, vocab) * 4, torch.ones(count, device=run.device)
+    logits = run.random(count, vocab) * 4
+    ones = torch.ones(count, device=run.device)
     uniforms = torch.rand(count, device=run.device, dtype=torch.float64)
-    return {"seconds": run.seconds(lambda: sampling.sample_tokens(logits, uniforms, ones, None, None, ones * 0.9)), "rows": count}
+    return {
+        "seconds": run.seconds(
+            lambda: sampling.sample_tokens(logits, uniforms, ones, None, None, ones * 0.9)
+        ),
+        "rows": count,
+    }
 
 
 def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
-    """The default model in float32 on the device and on the CPU, with and without recorded steps."""
+    """The default model in float32 on the device and on the CPU, with and without recorded
+    steps."""
     if run.tiny:
         return {"skipped": "too large for the interpreter"}
     from pegboard import LLM, SamplingParams
@@ -219,27 +286,43 @@ def tokens_equal_the_cpu(run: Run) -> dict[str, Any]:
         with LLM(dtype="float32", kv_cache_dtype="float32", max_model_len=512, **settings) as llm:
             started = time.perf_counter()
             params = SamplingParams(temperature=0, max_tokens=48)
-            done = llm.generate(["The capital of France is", "1, 1, 2, 3, 5,"] * 8, params, use_tqdm=False)
-            return [list(output.outputs[0].token_ids) for output in done], time.perf_counter() - started
+            done = llm.generate(
+                ["The capital of France is", "1, 1, 2, 3, 5,"] * 8, params, use_tqdm=False
+            )
+            return [
+                list(output.outputs[0].token_ids) for output in done
+            ], time.perf_counter() - started
 
-    (expected, _), (eager, _) = generate(device="cpu"), generate(device="cuda", enforce_eager=True)
+    (expected, _) = generate(device="cpu")
+    (eager, _) = generate(device="cuda", enforce_eager=True)
     captured, seconds = generate(device="cuda")
-    equal = {name: sum(map(list.__eq__, rows, expected)) for name, rows in (("eager", eager), ("captured", captured))}
+    equal = {
+        name: sum(map(list.__eq__, rows, expected))
+        for name, rows in (("eager", eager), ("captured", captured))
+    }
     right = expected == eager == captured
-    return {"right": right, "equal": equal, "rows": len(expected), "tokens_per_s": sum(map(len, captured)) / seconds}
+    return {
+        "right": right,
+        "equal": equal,
+        "rows": len(expected),
+        "tokens_per_s": sum(map(len, captured)) / seconds,
+    }
 
 
 def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
-    """The default model in its default type: seconds to start, output tokens per second of 1 to 256 short prompts that run
-    together, and input tokens per second of long prompts, first computed and then found in the prefix cache. Each rate is the
-    best of three."""
+    """The default model in its default type: seconds to start, output tokens per second of 1 to 256
+    short prompts that run together, and input tokens per second of long prompts, first computed and
+    then found in the prefix cache. Each rate is the best of three."""
     if run.tiny:
         return {"skipped": "too large for the interpreter"}
     from pegboard import LLM, SamplingParams
 
     started = time.perf_counter()
     with LLM(device="cuda", max_model_len=2048, **settings) as llm:
-        found: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 2), "output_tokens_per_s": {}}
+        found: dict[str, Any] = {
+            "start_s": round(time.perf_counter() - started, 2),
+            "output_tokens_per_s": {},
+        }
 
         def rate(prompts: list[Any], params: SamplingParams, tokens: int) -> float:
             started = time.perf_counter()
@@ -247,14 +330,31 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
             return round(tokens / (time.perf_counter() - started), 1)
 
         greedy = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
-        sampled = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, max_tokens=128, ignore_eos=True)
+        sampled = SamplingParams(
+            temperature=0.8, top_p=0.95, top_k=50, max_tokens=128, ignore_eos=True
+        )
         for name, count, params in (
-            ("1", 1, greedy), ("8", 8, greedy), ("32", 32, greedy), ("256", 256, greedy), ("256 sampled", 256, sampled),
+            ((
+                "1"
+            ), 1, greedy), ((
+                "8"
+            ), 8, greedy), ((
+                "32"
+            ), 32, greedy), ((
+                "256"
+            ), 256, greedy), ((
+                "256 sampled"
+            ), 256, sampled),
         ):  # fmt: skip
             prompts = [f"{index}. Write about the river and the town:" for index in range(count)]
-            found["output_tokens_per_s"][name] = max(rate(prompts, params, 128 * count) for _ in range(3))
-        rows, length, one = 32, 1500, SamplingParams(temperature=0, max_tokens=1)
-        computed, cached = 0.0, 0.0
+            found["output_tokens_per_s"][name] = max(
+                rate(prompts, params, 128 * count) for _ in range(3)
+            )
+        rows = 32
+        length = 1500
+        one = SamplingParams(temperature=0, max_tokens=1)
+        computed = 0.0
+        cached = 0.0
         for _ in range(3):
             prompts = [torch.randint(100, 40_000, (length,)).tolist() for _ in range(rows)]
             computed = max(computed, rate(prompts, one, rows * length))
@@ -267,7 +367,10 @@ def bench_host(run: Run) -> dict[str, Any]:
     """The host's time per decode step of 256 requests, without the device."""
     from host_time import SETTINGS, host_step
 
-    return {name: host_step(*((4, 5) if run.tiny else (256, 200)), **params) for name, params in SETTINGS.items()}
+    return {
+        name: host_step(*((4, 5) if run.tiny else (256, 200)), **params)
+        for name, params in SETTINGS.items()
+    }
 
 
 FP8 = torch.float8_e4m3fn
@@ -275,19 +378,28 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     **{
         f"{name}_{dtype}": lambda run, check=check, dtype=dtype: check(run, getattr(torch, dtype))
         for name, check in (
-            ("rms_norm", check_norm), ("rope", check_rope), ("silu_mul", check_activation), ("attention", check_attention),
+            ("rms_norm", check_norm),
+            ("rope", check_rope),
+            ("silu_mul", check_activation),
+            ("attention", check_attention),
         )
         for dtype in LIMITS
     },
     **{
-        f"attention_{name}_{dtype}": lambda run, dtype=dtype, more=more: check_attention(run, getattr(torch, dtype), **more)
+        f"attention_{name}_{dtype}": lambda run, dtype=dtype, more=more: check_attention(
+            run, getattr(torch, dtype), **more
+        )
         for name, more in (
-            ("decode", {"decodes": True}), ("256", {"width": 256}), ("256_decode", {"width": 256, "decodes": True}),
+            ("decode", {"decodes": True}),
+            ("256", {"width": 256}),
+            ("256_decode", {"width": 256, "decodes": True}),
         )
         for dtype in LIMITS
     },  # fmt: skip
     "attention_fp8_cache": lambda run: check_attention(run, torch.float32, FP8),
-    "attention_e5m2_cache": lambda run: check_attention(run, torch.float32, torch.float8_e5m2, decodes=True),
+    "attention_e5m2_cache": lambda run: check_attention(
+        run, torch.float32, torch.float8_e5m2, decodes=True
+    ),
     "attention_window": lambda run: check_rules(run, window=30),
     "attention_chunk": lambda run: check_rules(run, chunk=64),
     "attention_soft_cap": lambda run: check_rules(run, soft_cap=5.0),
@@ -305,7 +417,7 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "bench_generate": bench_generate,
     "bench_generate_eager": lambda run: bench_generate(run, enforce_eager=True),
     "bench_host_time": bench_host,
-}  # fmt: skip
+}
 """The parts in their order: what is right comes before what is fast."""
 
 
@@ -326,16 +438,22 @@ def main() -> int:
 
         InterpreterBuilder.create_dot = corrected_products()
     elif options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no GPU; --device cpu --interpret --tiny tests the script without one")
+        parser.error(
+            "torch finds no GPU; --device cpu --interpret --tiny tests the script without one"
+        )
     results = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     import triton  # after the environment is set
 
     results["machine"] = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
-        "torch": torch.__version__, "triton": triton.__version__, "interpreted": options.interpret, "tiny": options.tiny,
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "interpreted": options.interpret,
+        "tiny": options.tiny,
+    }
     torch.manual_seed(0)
-    run, started = Run(options.device, options.tiny, results), time.perf_counter()
+    run = Run(options.device, options.tiny, results)
+    started = time.perf_counter()
     for name, part in PARTS.items():
         if name in results and results[name].get("right", True):
             continue

@@ -1,4 +1,5 @@
-"""The script that checks and measures a GPU runs to its end here, in Triton's interpreter, and can be resumed."""
+"""The script that checks and measures a GPU runs to its end here, in Triton's interpreter, and can
+be resumed."""
 
 from __future__ import annotations
 
@@ -16,17 +17,30 @@ SCRIPT = Path(__file__).with_name("measure.py")
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_it_runs_without_a_gpu_and_can_be_resumed(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out = tmp_path / "measure.json"
-    out.write_text(json.dumps({"rms_norm_float32": {"right": True, "kept": 1}, "rope_float32": {"right": False}}), "utf-8")
+    out.write_text(
+        json.dumps(
+            {"rms_norm_float32": {"right": True, "kept": 1}, "rope_float32": {"right": False}}
+        ),
+        "utf-8",
+    )
     done = run("--device", "cpu", "--interpret", "--tiny", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(out.read_text("utf-8"))
-    assert results["rms_norm_float32"] == {"right": True, "kept": 1}, "what is known is not measured again"
+    assert results["rms_norm_float32"] == {"right": True, "kept": 1}, (
+        "what is known is not measured again"
+    )
     assert results["rope_float32"]["right"] and results["attention_bfloat16"]["error"] < 1e-2
     assert results["bench_decode_attention"]["rate"] > 0 and results["machine"]["tiny"]
 
@@ -34,7 +48,10 @@ def test_it_runs_without_a_gpu_and_can_be_resumed(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_says_what_is_missing() -> None:
     done = run()
-    assert done.returncode == 2 and "torch finds no GPU; --device cpu --interpret --tiny" in done.stderr
+    assert (
+        done.returncode == 2
+        and "torch finds no GPU; --device cpu --interpret --tiny" in done.stderr
+    )
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
-"""A worker with Triton's kernels and attention on a fake GPU: captured steps, eager steps and the CPU give the same tokens."""
+"""A worker with Triton's kernels and attention on a fake GPU: captured steps, eager steps and the
+CPU give the same tokens."""
 
 from __future__ import annotations
 
@@ -30,14 +31,28 @@ from pegboard_testing.fake_triton import triton_on_fake_gpu
 
 LIMITS = fake_limits(max_model_len=24, max_num_seqs=2, max_num_batched_tokens=12, vocab_size=61)
 CONFIG = {
-    "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 61, "tie_word_embeddings": True, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 61,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+}
 OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul", "sample_tokens")
 SAMPLED = {
-    "temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "presence_penalty": 0.3,
-    "logit_bias": {3: 1.0}, "bad_words_token_ids": [[7]],
-}  # fmt: skip
+    "temperature": 1.3,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "logit_bias": {3: 1.0},
+    "bad_words_token_ids": [[7]],
+}
 PROMPTS = [[5, 7, 9, 2, 6], [11]]
 NONE = np.zeros(0, np.int32)
 
@@ -47,14 +62,23 @@ pytestmark = [
 ]
 
 
-def make_worker(path: Path, family: str, platform: str, entries: Sequence[Entry], **settings: Any) -> Worker:
-    given = {"dtype": "float32", "kv_cache_dtype": "auto", "num_threads": 1, "kv_cache_memory_bytes": 1}
+def make_worker(
+    path: Path, family: str, platform: str, entries: Sequence[Entry], **settings: Any
+) -> Worker:
+    given = {
+        "dtype": "float32",
+        "kv_cache_dtype": "auto",
+        "num_threads": 1,
+        "kv_cache_memory_bytes": 1,
+    }
     config = msgspec.structs.replace(EngineConfig(), **given | settings)
     checkpoint = replace(tiny_checkpoint(path), architectures=("Qwen3ForCausalLM",), config=CONFIG)
     registry = fake_worker_registry(platform, family=family, others=entries)
     worker = Worker(registry, WorkerPlan(config, LIMITS, checkpoint, lambda: None), 0)
     specs = worker.load().kv_specs
-    worker.allocate(KVPlan((KVGroup(tuple(specs), specs[0], 4),), 20, specs[0].slot_bytes() * 4 * len(specs), 4))
+    worker.allocate(
+        KVPlan((KVGroup(tuple(specs), specs[0], 4),), 20, specs[0].slot_bytes() * 4 * len(specs), 4)
+    )
     worker.warm_up()
     return worker
 
@@ -66,44 +90,73 @@ def parts_of_both() -> list[Entry]:
 def on_gpu(path: Path, **settings: Any) -> Worker:
     parts = [installed_entry("kernel", f"{name}.triton") for name in OPS]
     parts += [installed_entry("attention", "triton"), *parts_of_both()]
-    return make_worker(path, "cuda", "pegboard_testing.fake_gpu:FAKE_GPU", parts, sampler="torch", **settings)
+    return make_worker(
+        path, "cuda", "pegboard_testing.fake_gpu:FAKE_GPU", parts, sampler="torch", **settings
+    )
 
 
 def on_cpu(path: Path, **settings: Any) -> Worker:
     parts = [installed_entry("attention", "cpu_paged"), *parts_of_both()]
     platform = installed_entry("platform", "cpu").value
-    threads = CPUPlatform.threads_in_use or EngineConfig().num_threads  # a process keeps the number that it began with
-    return make_worker(path, "cpu", platform, parts, sampler="torch", num_threads=threads, **settings)
+    # a process keeps the number that it began with
+    threads = CPUPlatform.threads_in_use or EngineConfig().num_threads
+    return make_worker(
+        path, "cpu", platform, parts, sampler="torch", num_threads=threads, **settings
+    )
 
 
-def batch_of(step: int, counts: Sequence[int], computed: Sequence[int], new: list[NewRequest]) -> Batch:
+def batch_of(
+    step: int, counts: Sequence[int], computed: Sequence[int], new: list[NewRequest]
+) -> Batch:
     return Batch(
-        step=step, rows=np.arange(len(counts), dtype=np.int32), num_scheduled_tokens=np.array(counts, np.int32),
-        num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.zeros(len(counts), np.int32), new=new,
-        removed_rows=NONE, samples=np.ones(len(counts), bool), new_blocks=BlockDelta.empty(),
+        step=step,
+        rows=np.arange(len(counts), dtype=np.int32),
+        num_scheduled_tokens=np.array(counts, np.int32),
+        num_computed_tokens=np.array(computed, np.int32),
+        num_draft_tokens=np.zeros(len(counts), np.int32),
+        new=new,
+        removed_rows=NONE,
+        samples=np.ones(len(counts), bool),
+        new_blocks=BlockDelta.empty(),
         copy_blocks=np.zeros((0, 3), np.int32),
-    )  # fmt: skip
+    )
 
 
-def generate(worker: Worker, num_steps: int, params: SamplingParams | None = None, seed: int | None = None) -> list[list[int]]:
-    """Return the tokens of PROMPTS. All steps are started before the first result is read, as with two steps in flight."""
+def generate(
+    worker: Worker, num_steps: int, params: SamplingParams | None = None, seed: int | None = None
+) -> list[list[int]]:
+    """Return the tokens of PROMPTS. All steps are started before the first result is read, as with
+    two steps in flight."""
     new = [
-        NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, params or SamplingParams(temperature=0), seed,
-                   (np.arange(1 + 6 * row, 7 + 6 * row, dtype=np.int32),))
+        NewRequest(
+            row,
+            str(row),
+            np.array(prompt, np.int32),
+            len(prompt),
+            0,
+            params or SamplingParams(temperature=0),
+            seed,
+            (np.arange(1 + 6 * row, 7 + 6 * row, dtype=np.int32),),
+        )
         for row, prompt in enumerate(PROMPTS)
-    ]  # fmt: skip
-    counts, computed = [len(prompt) for prompt in PROMPTS], [0] * len(PROMPTS)
+    ]
+    counts = [len(prompt) for prompt in PROMPTS]
+    computed = [0] * len(PROMPTS)
     waiting = []
     for step in range(num_steps):
         waiting.append(worker.run(batch_of(step, counts, computed, new if step == 0 else [])))
-        computed, counts = [done + count for done, count in zip(computed, counts, strict=True)], [1] * len(PROMPTS)
+        computed = [done + count for done, count in zip(computed, counts, strict=True)]
+        counts = [1] * len(PROMPTS)
     outputs = [wait() for wait in waiting]
-    return [[output.token_ids.row(row).tolist()[0] for output in outputs] for row in range(len(PROMPTS))]
+    return [
+        [output.token_ids.row(row).tolist()[0] for output in outputs] for row in range(len(PROMPTS))
+    ]
 
 
 @pytest.fixture
 def cpu_tokens(tmp_path: Path) -> list[list[int]]:
-    """The tokens that the CPU computes in five steps, with torch alone: the most likely ones, and some drawn with a seed."""
+    """The tokens that the CPU computes in five steps, with torch alone: the most likely ones, and
+    some drawn with a seed."""
     worker = on_cpu(tmp_path)
     return generate(worker, 5) + generate(worker, 3, SamplingParams(**SAMPLED), seed=11)
 
@@ -115,23 +168,36 @@ def gpu(cpu_tokens: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU
         yield gpu
 
 
-def test_captured_steps_equal_eager_ones_and_the_cpu(gpu: FakeGPU, tmp_path: Path, cpu_tokens: list[list[int]]) -> None:
+def test_captured_steps_equal_eager_ones_and_the_cpu(
+    gpu: FakeGPU, tmp_path: Path, cpu_tokens: list[list[int]]
+) -> None:
     assert generate(on_gpu(tmp_path, enforce_eager=True), 5) == cpu_tokens[:2]
     captured = on_gpu(tmp_path)
     assert captured.registry.decisions["kernel", "recorder"].notes == ()
-    replays, reads, blocking = gpu.replays, gpu.host_reads, gpu.blocking_uploads
+    replays = gpu.replays
+    reads = gpu.host_reads
+    blocking = gpu.blocking_uploads
     assert generate(captured, 5) == cpu_tokens[:2]
     assert gpu.replays - replays == 5  # the output head for the prompts, and four whole steps
-    assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), "no step waits for the device"
+    assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), (
+        "no step waits for the device"
+    )
     assert generate(captured, 3, SamplingParams(**SAMPLED), seed=11) == cpu_tokens[2:]
-    assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), "sampling does not wait either"
+    assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking), (
+        "sampling does not wait either"
+    )
 
 
 def test_a_captured_launch_keeps_its_numbers_and_reads_the_device(gpu: FakeGPU) -> None:
-    """What the host passes as a number is as old as the capture. What the device holds is read when the launch is replayed."""
+    """What the host passes as a number is as old as the capture. What the device holds is read when
+    the launch is replayed."""
     platform = FakeGPUPlatform(None, PlatformSetup())
-    x, weight, eps = torch.ones(2, 4, device=DEVICE), torch.ones(4, device=DEVICE), [3.0]
-    recorded = platform.replay(None).record(lambda rows: (norm.rms_norm(rows, weight, eps[0]),), [x])
+    x = torch.ones(2, 4, device=DEVICE)
+    weight = torch.ones(4, device=DEVICE)
+    eps = [3.0]
+    recorded = platform.replay(None).record(
+        lambda rows: (norm.rms_norm(rows, weight, eps[0]),), [x]
+    )
     eps[0] = 0.0
     assert recorded(2)[0].tolist() == [[0.5] * 4] * 2
     x.fill_(1 / 2**0.5)

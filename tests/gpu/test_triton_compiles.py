@@ -1,5 +1,6 @@
-"""Every Triton kernel is compiled for GPUs. This needs no GPU, and finds what the interpreter does not: types and shapes that
-Triton refuses, and too much shared memory. It runs in another process, because Triton interprets kernels here.
+"""Every Triton kernel is compiled for GPUs. This needs no GPU, and finds what the interpreter does
+not: types and shapes that Triton refuses, and too much shared memory. It runs in another process,
+because Triton interprets kernels here.
 
     python test_triton_compiles.py cuda 90
 """
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 
 SHARED_BYTES = {"cuda 80": 99 * 1024, "cuda 90": 227 * 1024, "hip gfx942": 64 * 1024}
-"""Target → shared memory of one program. That of "cuda 80" is what the smaller chips of this generation (86, 89) have."""
+"""Target → shared memory of one program. That of "cuda 80" is what the smaller chips of this
+generation (86, 89) have."""
 WIDTH = 128
 
 
 def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
-    """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a type are 32-bit integers. native:
-    how the target reads a cache of e4m3fn."""
+    """Return (kernel, types of its pointers and numbers, constants, warps). Arguments without a
+    type are 32-bit integers. native: how the target reads a cache of e4m3fn."""
     from pegboard_attention_triton import attention, store
     from pegboard_kernel_triton import elementwise, norm, sampling
 
@@ -29,24 +31,78 @@ def kernels(native: str) -> list[tuple[Any, str, dict[str, Any], int]]:
     for tokens, rows, stored in ((4096, 2, ""), (4, 4, native)):
         tiles = attention.choose_tiles(tokens, rows, 8, 4, WIDTH, 2, 8192, 132)
         constants = {
-            "BLOCK_SIZE": 16, "GROUP": 4, "D": WIDTH, "DV": WIDTH, "PAD_D": WIDTH, "PAD_DV": WIDTH, "PRECISION": "tf32",
-            "TOKENS": tiles.tokens, "QUERIES": tiles.queries, "KEYS": tiles.keys, "SPLITS": tiles.splits,
-            "RULE": "window" if rows == 2 else "chunk", "HAS_SINKS": True, "HAS_SOFT_CAP": rows == 2, "STORED": stored,
-        }  # fmt: skip
-        types = f"q *bf16, k_cache v_cache {'*u8' if stored else '*bf16'}, k_scale v_scale sinks *fp32"
-        types += ", block_table query_start_loc seq_lens *i32, maxima sums *fp32, scale soft_cap fp32"
+            "BLOCK_SIZE": 16,
+            "GROUP": 4,
+            "D": WIDTH,
+            "DV": WIDTH,
+            "PAD_D": WIDTH,
+            "PAD_DV": WIDTH,
+            "PRECISION": "tf32",
+            "TOKENS": tiles.tokens,
+            "QUERIES": tiles.queries,
+            "KEYS": tiles.keys,
+            "SPLITS": tiles.splits,
+            "RULE": "window" if rows == 2 else "chunk",
+            "HAS_SINKS": True,
+            "HAS_SOFT_CAP": rows == 2,
+            "STORED": stored,
+        }
+        types = (
+            f"q *bf16, k_cache v_cache {'*u8' if stored else '*bf16'}, k_scale v_scale sinks *fp32"
+        )
+        types += (
+            ", block_table query_start_loc seq_lens *i32, maxima sums *fp32, scale soft_cap fp32"
+        )
         types += ", out *fp32" if tiles.splits > 1 else ", out *bf16"
         found.append((attention._attend, types, constants, tiles.warps))
-    found.append((attention._merge, "parts maxima sums *fp32, out *bf16", {"DV": WIDTH, "PAD_DV": WIDTH, "SPLITS": 8}, 4))
+    found.append(
+        (
+            attention._merge,
+            "parts maxima sums *fp32, out *bf16",
+            {"DV": WIDTH, "PAD_DV": WIDTH, "SPLITS": 8},
+            4,
+        )
+    )
     size = {"ADDS": True, "ROWS": 1, "COLUMNS": 4096}
     found.append((norm._rms_norm, "x residual out *bf16, weight *fp32, eps fp32", size, 4))
     turn = {"D": WIDTH, "R": 32, "PAIRS": True, "HEADS": 16, "TURNED": 32, "COPIED": 64}
     found.append((elementwise._rope, "x out *bf16, cos sin *fp32", turn, 4))
-    found.append((elementwise._gated, "x out *bf16", {"SLOPE": 1.0, "CUBE": 0.0, "COLUMNS": 2048}, 4))
-    place = {"BLOCK_SIZE": 16, "HEADS": 8, "D": WIDTH, "DV": WIDTH, "CHANNELS": 1024, "MANTISSA": 3, "LARGEST": 448.0}
-    found.append((store._store_kv, "k v *bf16, k_cache v_cache *u8, k_scale v_scale *fp32, slot_mapping *i64", place, 4))
-    cuts = {"DRAWS": True, "HAS_MIN_P": True, "HAS_TOP_K": True, "HAS_TOP_P": True, "ROWS": 1, "COLUMNS": sampling.COLUMNS}
-    found.append((sampling._sample, "logits temperature min_p top_p *fp32, uniforms *fp64, top_k out *i64", cuts, 8))
+    found.append(
+        (elementwise._gated, "x out *bf16", {"SLOPE": 1.0, "CUBE": 0.0, "COLUMNS": 2048}, 4)
+    )
+    place = {
+        "BLOCK_SIZE": 16,
+        "HEADS": 8,
+        "D": WIDTH,
+        "DV": WIDTH,
+        "CHANNELS": 1024,
+        "MANTISSA": 3,
+        "LARGEST": 448.0,
+    }
+    found.append(
+        (
+            store._store_kv,
+            "k v *bf16, k_cache v_cache *u8, k_scale v_scale *fp32, slot_mapping *i64",
+            place,
+            4,
+        )
+    )
+    cuts = {
+        "DRAWS": True,
+        "HAS_MIN_P": True,
+        "HAS_TOP_K": True,
+        "HAS_TOP_P": True,
+        "ROWS": 1,
+        "COLUMNS": sampling.COLUMNS,
+    }
+    found.append(
+        (
+            sampling._sample,
+            "logits temperature min_p top_p *fp32, uniforms *fp64, top_k out *i64",
+            cuts,
+            8,
+        )
+    )
     return found
 
 
@@ -56,11 +112,18 @@ def main(backend: str, chip: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    target = GPUTarget(backend, int(chip) if chip.isdigit() else chip, 32 if backend == "cuda" else 64)
-    for kernel, types, constants, warps in kernels("e4m3 native" if (backend, chip) == ("cuda", "90") else "e4m3"):
+    target = GPUTarget(
+        backend, int(chip) if chip.isdigit() else chip, 32 if backend == "cuda" else 64
+    )
+    for kernel, types, constants, warps in kernels(
+        "e4m3 native" if (backend, chip) == ("cuda", "90") else "e4m3"
+    ):
         groups = (words.split() for words in types.split(", "))
         kinds = {name: kind for *names, kind in groups for name in names}
-        signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in kernel.arg_names}
+        signature = {
+            name: "constexpr" if name in constants else kinds.get(name, "i32")
+            for name in kernel.arg_names
+        }
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": 2})
         print(kernel.fn.__name__, made.metadata.shared, flush=True)
@@ -71,12 +134,26 @@ def test_kernels_compile(target: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     if os.environ.get("CI") and target != "cuda 90":
         pytest.skip("compiling for one chip is enough in CI, because it takes ten seconds")
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    settings = {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
     command = [sys.executable, str(Path(__file__)), *target.split()]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     shared = dict(line.split() for line in done.stdout.splitlines())
-    assert shared.keys() == {"_attend", "_merge", "_rms_norm", "_rope", "_gated", "_store_kv", "_sample"}
+    assert shared.keys() == {
+        "_attend",
+        "_merge",
+        "_rms_norm",
+        "_rope",
+        "_gated",
+        "_store_kv",
+        "_sample",
+    }
     assert all(int(size) <= SHARED_BYTES[target] for size in shared.values()), shared
 
 

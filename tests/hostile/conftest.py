@@ -1,4 +1,5 @@
-"""All APIs that read bodies, except those of pooling models, with a fake engine, called on the event loop of the test."""
+"""All APIs that read bodies, except those of pooling models, with a fake engine, called on the
+event loop of the test."""
 
 from __future__ import annotations
 
@@ -34,12 +35,14 @@ from pegboard_testing.served_app import make_app
 sys.path.insert(0, str(Path(__file__).parent))
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools | tojson if tools }}{{ extra | tojson if extra }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools | tojson if tools "
+    "}}{{ extra | tojson if extra }}"
 )
 
 
 class CountingTokenizer(ByteTokenizer):
-    """Renders a real template, and counts the characters that it encodes and the calls of `decode`."""
+    """Renders a real template, and counts the characters that it encodes and the calls of
+    `decode`."""
 
     def __init__(self) -> None:
         self.num_chars = 0
@@ -67,8 +70,9 @@ def apis(setup: ApiSetup) -> Any:
 
 @dataclass
 class Hostile:
-    """The application. `lag_s`: the longest time for which the event loop could do nothing else during `run`, in seconds of this
-    process's work, so that other programs on the machine do not count. `work_s`: all work of this process during `run`."""
+    """The application. `lag_s`: the longest time for which the event loop could do nothing else
+    during `run`, in seconds of this process's work, so that other programs on the machine do not
+    count. `work_s`: all work of this process during `run`."""
 
     client: FakeEngineClient
     tokenizer: CountingTokenizer
@@ -82,9 +86,12 @@ class Hostile:
 
     async def _run(self, body: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
         gc.freeze()  # as the server does when it is ready
-        beats, start = asyncio.create_task(self._beat()), time.process_time()
+        beats = asyncio.create_task(self._beat())
+        start = time.process_time()
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as http:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://server", timeout=60
+        ) as http:
             await body(http)
         beats.cancel()
         self.work_s = time.process_time() - start
@@ -95,7 +102,8 @@ class Hostile:
         while True:
             await asyncio.sleep(0.001)
             now = time.process_time()
-            self.lag_s, last = max(self.lag_s, now - last), now
+            self.lag_s = max(self.lag_s, now - last)
+            last = now
 
 
 @pytest.fixture

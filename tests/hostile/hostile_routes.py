@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 HEADERS = {"Content-Type": "application/json"}
-CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-TOKENIZE, DETOKENIZE, MESSAGES, COUNT = "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens"
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+RESPONSES = "/v1/responses"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 
 USER = [{"role": "user", "content": "x"}]
 SMALL: dict[str, dict[str, Any]] = {

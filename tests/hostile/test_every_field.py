@@ -1,5 +1,5 @@
-"""Every field that an API accepts changes something that can be observed, or is refused with an error that names it. (The API
-`openai` has the same test in its own folder.)"""
+"""Every field that an API accepts changes something that can be observed, or is refused with an
+error that names it. (The API `openai` has the same test in its own folder.)"""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 COUNT_INPUT = "/v1/responses/input_tokens"
 TEMPLATE = (
-    "{{ extra }}{{ enable_thinking }}{{ reasoning_effort }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{{ tools | tojson if tools }}{{ documents | tojson if documents }}{{ 'go: ' if add_generation_prompt }}"
+    "{{ extra }}{{ enable_thinking }}{{ reasoning_effort }}{% for m in messages %}{{ m.role }}: "
+    "{{ m.content }}\n{% endfor %}{{ tools | tojson if tools }}{{ documents | tojson if documents "
+    "}}{{ 'go: ' if add_generation_prompt }}"
 )
 TEXT = "<think>hm</think>hi <call f> {} </call> <call f> {} </call>"
 SCHEMA = {"type": "object"}
@@ -36,8 +37,14 @@ ANTHROPIC_PROMPT = {
     "tools": TOOLS["tools"],
     "tool_choice": ({"type": "any"}, TOOLS),
     "tool_choice.type": {"type": "never"},
-    "tool_choice.name": ({"type": "tool", "name": "g"}, {"tools": [*TOOLS["tools"], {"name": "g", "input_schema": SCHEMA}]}),
-    "tool_choice.disable_parallel_tool_use": ({"type": "auto", "disable_parallel_tool_use": True}, TOOLS),
+    "tool_choice.name": (
+        {"type": "tool", "name": "g"},
+        {"tools": [*TOOLS["tools"], {"name": "g", "input_schema": SCHEMA}]},
+    ),
+    "tool_choice.disable_parallel_tool_use": (
+        {"type": "auto", "disable_parallel_tool_use": True},
+        TOOLS,
+    ),
     "thinking": {"type": "enabled"},
     "thinking.type": {"type": "disabled"},
     "output_config": {"effort": "low"},
@@ -47,11 +54,26 @@ ANTHROPIC_PROMPT = {
     "model": "other",
 }
 SAMPLING = {
-    "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "presence_penalty": 1.0,
-    "frequency_penalty": 1.0, "repetition_penalty": 1.5, "seed": 3, "stop": ["i"], "stop_token_ids": [105],
-    "include_stop_str_in_output": (True, {"stop": "i"}), "ignore_eos": True, "skip_special_tokens": False,
-    "logit_bias": {"5": 1}, "priority": 2, "request_id": "chosen", "structured_outputs": {"regex": "a"}, "model": "other",
-}  # fmt: skip
+    "stream": True,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.5,
+    "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+    "repetition_penalty": 1.5,
+    "seed": 3,
+    "stop": ["i"],
+    "stop_token_ids": [105],
+    "include_stop_str_in_output": (True, {"stop": "i"}),
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "logit_bias": {"5": 1},
+    "priority": 2,
+    "request_id": "chosen",
+    "structured_outputs": {"regex": "a"},
+    "model": "other",
+}
 RESPONSES_PROMPT = {
     "input": "other",
     "instructions": "Be brief.",
@@ -83,43 +105,87 @@ CHAT = {
     "model": "other",
 }
 ROUTES: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
-    (MESSAGES, MessagesRequest, {"model": "fake-model", "messages": USER, "max_tokens": 40}, {
-        **ANTHROPIC_PROMPT, "max_tokens": 2, "stream": True, "stop_sequences": ["i"], "temperature": 0.5, "top_k": 3,
-        "top_p": 0.5, "cache_salt": "s", "priority": 2}),
+    (
+        MESSAGES,
+        MessagesRequest,
+        {"model": "fake-model", "messages": USER, "max_tokens": 40},
+        {
+            **ANTHROPIC_PROMPT,
+            "max_tokens": 2,
+            "stream": True,
+            "stop_sequences": ["i"],
+            "temperature": 0.5,
+            "top_k": 3,
+            "top_p": 0.5,
+            "cache_salt": "s",
+            "priority": 2,
+        },
+    ),
     (COUNT, CountTokensRequest, {"model": "fake-model", "messages": USER}, ANTHROPIC_PROMPT),
-    (RESPONSES, ResponsesRequest, {"input": "x"}, {
-        **SAMPLING, **RESPONSES_PROMPT, "store": False, "background": True,
-        "stream_options": ({"include_obfuscation": False}, {}),
-        "stream_options.include_obfuscation": ({"include_obfuscation": True}, {"stream": True}),
-        "max_tool_calls": 2, "include_reasoning": False, "include": ["message.output_text.logprobs"], "max_output_tokens": 2,
-        "top_logprobs": (2, {"include": ["message.output_text.logprobs"]}), "cache_salt": "s", "service_tier": "flex"}),
+    (
+        RESPONSES,
+        ResponsesRequest,
+        {"input": "x"},
+        {
+            **SAMPLING,
+            **RESPONSES_PROMPT,
+            "store": False,
+            "background": True,
+            "stream_options": ({"include_obfuscation": False}, {}),
+            "stream_options.include_obfuscation": ({"include_obfuscation": True}, {"stream": True}),
+            "max_tool_calls": 2,
+            "include_reasoning": False,
+            "include": ["message.output_text.logprobs"],
+            "max_output_tokens": 2,
+            "top_logprobs": (2, {"include": ["message.output_text.logprobs"]}),
+            "cache_salt": "s",
+            "service_tier": "flex",
+        },
+    ),
     (COUNT_INPUT, InputTokensRequest, {"input": "x"}, RESPONSES_PROMPT),
     (TOKENIZE, TokenizeRequest, {"messages": USER}, {**CHAT, "prompt": "x"}),
     (DETOKENIZE, DetokenizeRequest, {"tokens": [104, 105]}, {"tokens": [106], "model": "other"}),
-]  # fmt: skip
+]
 IGNORED = {
-    MESSAGES: {"metadata", "service_tier", "cache_control", "thinking.budget_tokens", "thinking.display", "context_management"},
+    MESSAGES: {
+        "metadata",
+        "service_tier",
+        "cache_control",
+        "thinking.budget_tokens",
+        "thinking.display",
+        "context_management",
+    },
     RESPONSES: {"user", "metadata", "safety_identifier", "prompt_cache_key"},
 }
-"""Fields that clients always send, and that do not concern the answer: bookkeeping, hints for a cache that needs none, and
-Anthropic's length and form of the thinking, which is shown whole."""
-NEEDS_A_CHOICE = {(COUNT, "tool_choice"), (COUNT_INPUT, "tool_choice"), (COUNT_INPUT, "parallel_tool_calls")}
+"""Fields that clients always send, and that do not concern the answer: bookkeeping, hints for a
+cache that needs none, and Anthropic's length and form of the thinking, which is shown whole."""
+NEEDS_A_CHOICE = {
+    (COUNT, "tool_choice"),
+    (COUNT_INPUT, "tool_choice"),
+    (COUNT_INPUT, "parallel_tool_calls"),
+}
 """Fields of a count that only matter for the answer. The clients send the whole request."""
 
 
 def without_ids(answer: Any) -> Any:
     """An answer without what differs each time."""
-    text = re.sub(r'"(id|item_id|created_at|completed_at|call_id)": ?("[^"]*"|[\d.]+)', "", json.dumps(answer))
+    text = re.sub(
+        r'"(id|item_id|created_at|completed_at|call_id)": ?("[^"]*"|[\d.]+)', "", json.dumps(answer)
+    )
     return re.sub(r"(msg|resp|rs|fc|call|toolu|chatcmpl)_?[-\w]*[0-9a-f]{16,}", "", text)
 
 
 def observe(make_hostile: Any, path: str, body: dict[str, Any]) -> tuple[int, str, str, list[Any]]:
-    """Return the status, the named parameter of an error, the answer, and what reached the engine."""
+    """Return the status, the named parameter of an error, the answer, and what reached the
+    engine."""
     hostile = make_hostile()
     hostile.tokenizer._template = ChatTemplate(TEMPLATE, {})
     client = hostile.client
     client.script = TEXT
-    client._parsers = Parsers(tool=ChosenParser("fake", FakeToolParser), reasoning=ChosenParser("fake", FakeReasoningParser))
+    client._parsers = Parsers(
+        tool=ChosenParser("fake", FakeToolParser),
+        reasoning=ChosenParser("fake", FakeReasoningParser),
+    )
     answers: list[httpx.Response] = []
 
     async def post(http: httpx.AsyncClient) -> None:
@@ -131,7 +197,11 @@ def observe(make_hostile: Any, path: str, body: dict[str, Any]) -> tuple[int, st
     if answer.headers["content-type"] != "application/json":
         return answer.status_code, "", "a stream", asked
     error = answer.json().get("error") or {}
-    named = str(error.get("param") or "") + " " + error.get("message", "") if answer.status_code != 200 else ""
+    named = (
+        str(error.get("param") or "") + " " + error.get("message", "")
+        if answer.status_code != 200
+        else ""
+    )
     return answer.status_code, named, without_ids(answer.json()), [*asked, "chosen" in answer.text]
 
 
@@ -139,7 +209,11 @@ def cases() -> Any:
     for path, model, base, examples in ROUTES:
         names = [*model.model_fields]
         for outer, field in model.model_fields.items():
-            inner = [arm for arm in get_args(field.annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+            inner = [
+                arm
+                for arm in get_args(field.annotation)
+                if isinstance(arm, type) and issubclass(arm, BaseModel)
+            ]
             names += [f"{outer}.{name}" for arm in inner for name in arm.model_fields]
         for name in names:
             if name not in IGNORED.get(path, IGNORED[MESSAGES] if path == COUNT else set()):
@@ -147,7 +221,9 @@ def cases() -> Any:
 
 
 @pytest.mark.parametrize(("path", "base", "name", "examples"), list(cases()))
-def test_a_field_acts_or_is_refused(make_hostile: Any, path: str, base: dict[str, Any], name: str, examples: Any) -> None:
+def test_a_field_acts_or_is_refused(
+    make_hostile: Any, path: str, base: dict[str, Any], name: str, examples: Any
+) -> None:
     assert name in examples, f"a new field {name}: add a value that changes something"
     value, more = examples[name] if isinstance(examples[name], tuple) else (examples[name], {})
     field, _, inner = name.partition(".")

@@ -1,4 +1,5 @@
-"""Generated bodies for every route. None is answered with 500, and each is answered with little work."""
+"""Generated bodies for every route. None is answered with 500, and each is answered with little
+work."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile_routes import CHAT, COMPLETION, COUNT, DETOKENIZE, HEADERS, MESSAGES, RESPONSES, SMALL, TOKENIZE
+from hostile_routes import (
+    CHAT,
+    COMPLETION,
+    COUNT,
+    DETOKENIZE,
+    HEADERS,
+    MESSAGES,
+    RESPONSES,
+    SMALL,
+    TOKENIZE,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest
@@ -34,22 +45,55 @@ def nested(depth: int) -> Any:
 
 
 WORDS = [
-    "user", "assistant", "tool", "function", "role", "content", "type", "text", "name", "arguments", "parameters", "json",
-    "regex", "json_schema",
-    "schema", "message", "function_call", "reasoning", "input_text", "tool_use", "tool_result", "auto", "required",
-    "format", "call_id", "id", "input", "input_schema", "system", "object", "{",
-    '{"a": ' * 300 + "1" + "}" * 300, "extra",
-]  # fmt: skip
+    "user",
+    "assistant",
+    "tool",
+    "function",
+    "role",
+    "content",
+    "type",
+    "text",
+    "name",
+    "arguments",
+    "parameters",
+    "json",
+    "regex",
+    "json_schema",
+    "schema",
+    "message",
+    "function_call",
+    "reasoning",
+    "input_text",
+    "tool_use",
+    "tool_result",
+    "auto",
+    "required",
+    "format",
+    "call_id",
+    "id",
+    "input",
+    "input_schema",
+    "system",
+    "object",
+    "{",
+    '{"a": ' * 300 + "1" + "}" * 300,
+    "extra",
+]
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([2**31, -(2**31) - 1, 2**63, 10**40, 10**300, 1e308, 0.5]),
-    st.sampled_from(WORDS), st.text(max_size=5),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.sampled_from([2**31, -(2**31) - 1, 2**63, 10**40, 10**300, 1e308, 0.5]),
+    st.sampled_from(WORDS),
+    st.text(max_size=5),
+)
 NAMES = st.sampled_from(WORDS) | st.text(max_size=3)
 VALUES = st.one_of(
     st.recursive(
         SCALARS,
         lambda inner: (
-            st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=5)
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=5)
         ),
         max_leaves=12,
     ),
@@ -74,7 +118,9 @@ def bodies(draw: st.DrawFn, path: str) -> Sent:
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
         body[name] = draw(VALUES)
     if isinstance(body.get("messages"), list) and draw(st.booleans()):
-        body["messages"].append({"role": draw(st.sampled_from(WORDS[:4])), draw(st.sampled_from(WORDS)): draw(VALUES)})
+        body["messages"].append(
+            {"role": draw(st.sampled_from(WORDS[:4])), draw(st.sampled_from(WORDS)): draw(VALUES)}
+        )
     return Sent(json.dumps(body).encode())
 
 
@@ -82,18 +128,27 @@ def bodies(draw: st.DrawFn, path: str) -> Sent:
 def test_no_body_is_answered_with_500(make_hostile, path):
     hostile = make_hostile()
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(
+        max_examples=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
     @given(bodies(path))
     def check(content: Sent) -> None:
         async def post(http: httpx.AsyncClient) -> None:
             answer = await http.post(path, content=content, headers=HEADERS)
             assert answer.status_code in (200, 400, 404), (answer.text[:300], content)
             if answer.headers["content-type"] == "application/json":
-                assert answer.status_code == 200 or 0 < len(answer.json()["error"]["message"]) <= 2000
+                assert (
+                    answer.status_code == 200 or 0 < len(answer.json()["error"]["message"]) <= 2000
+                )
 
         hostile.tokenizer.num_chars = 0
         hostile.run(post)
-        assert hostile.tokenizer.num_chars <= 40 * len(content) + 50_000, "more text was tokenized than the body has"
+        assert hostile.tokenizer.num_chars <= 40 * len(content) + 50_000, (
+            "more text was tokenized than the body has"
+        )
 
     check()
 
@@ -111,8 +166,13 @@ def test_a_template_of_a_request_cannot_hold_up_others(make_hostile):
     async def post(http: httpx.AsyncClient) -> None:
         for source in bad:
             answer = await http.post(CHAT, json={**SMALL[CHAT], "chat_template": source})
-            assert answer.status_code == 400 and answer.json()["error"]["param"] in ("messages", "chat_template"), answer.text
-        answer = await http.post(CHAT, json={**SMALL[CHAT], "chat_template": "{{ messages[0].content }}"})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] in (
+                "messages",
+                "chat_template",
+            ), answer.text
+        answer = await http.post(
+            CHAT, json={**SMALL[CHAT], "chat_template": "{{ messages[0].content }}"}
+        )
         assert answer.status_code == 200
 
     hostile.run(post)

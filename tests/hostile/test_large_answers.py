@@ -28,7 +28,8 @@ MAX_LAG_S = 0.05
 
 
 def stays_under(limit_s: float, lag_s: Callable[[], float]) -> bool:
-    """Whether one of ten runs is so fast. What else the machine does makes a run slower, never faster."""
+    """Whether one of ten runs is so fast. What else the machine does makes a run slower, never
+    faster."""
     return any(lag_s() < limit_s for _ in range(10))
 
 
@@ -44,7 +45,11 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        | st.builds(lambda item, number: [item] * number, inner, st.sampled_from([PIECE, PIECE + 1, 3 * PIECE]))
+        | st.builds(
+            lambda item, number: [item] * number,
+            inner,
+            st.sampled_from([PIECE, PIECE + 1, 3 * PIECE]),
+        )
     ),
     max_leaves=4,
 )
@@ -56,7 +61,13 @@ def test_pieces_make_the_same_text(value: Any) -> None:
 
 
 def rows(number: int) -> list[dict[int, Logprob] | None]:
-    return [None, *({(i * 7 + j) % 250: Logprob(-j / 8, j + 1, "ab") for j in range(21)} for i in range(1, number))]
+    return [
+        None,
+        *(
+            {(i * 7 + j) % 250: Logprob(-j / 8, j + 1, "ab") for j in range(21)}
+            for i in range(1, number)
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +82,14 @@ def rows(number: int) -> list[dict[int, Logprob] | None]:
 def test_the_loop_goes_on_while_a_large_answer_is_written(
     make_hostile: Callable[..., Any], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile, ids = make_hostile(), [97] * 4000
+    hostile = make_hostile()
+    ids = [97] * 4000
     known = rows(len(ids))
-    monkeypatch.setattr(fake_client, "_prompt_logprobs", lambda prompt_ids, asked: known if asked is not None else None)
+    monkeypatch.setattr(
+        fake_client,
+        "_prompt_logprobs",
+        lambda prompt_ids, asked: known if asked is not None else None,
+    )
 
     async def body(http: httpx.AsyncClient) -> None:
         answer = await http.post(COMPLETION, json={"prompt": ids, "max_tokens": 1, **fields})
@@ -84,20 +100,34 @@ def test_the_loop_goes_on_while_a_large_answer_is_written(
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=json.dumps
+    "fields",
+    [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}],
+    ids=json.dumps,
 )
-def test_the_loop_goes_on_while_a_large_response_is_written(make_hostile: Callable[..., Any], fields: dict[str, Any]) -> None:
-    """The text with its logprobs is in the last four events, in the response, and in what is stored."""
+def test_the_loop_goes_on_while_a_large_response_is_written(
+    make_hostile: Callable[..., Any], fields: dict[str, Any]
+) -> None:
+    """The text with its logprobs is in the last four events, in the response, and in what is
+    stored."""
     hostile = make_hostile()
     hostile.client.script = "word " * 500
-    asked = {"input": "x", "max_output_tokens": 2600, "include": ["message.output_text.logprobs"], "top_logprobs": 20, **fields}
+    asked = {
+        "input": "x",
+        "max_output_tokens": 2600,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 20,
+        **fields,
+    }
 
     async def body(http: httpx.AsyncClient) -> None:
         answer = await http.post(RESPONSES, json=asked)
         assert answer.status_code == 200, answer.text[:200]
         if fields.get("background"):
             name = answer.content.partition(b'"id":"')[2].partition(b'"')[0].decode()
-            while b'"status":"completed","output"' not in (answer := await http.get(f"{RESPONSES}/{name}")).content:
+            while (
+                b'"status":"completed","output"'
+                not in (answer := await http.get(f"{RESPONSES}/{name}")).content
+            ):
                 await asyncio.sleep(0.05)
         assert len(answer.content) > 2_000_000
         await asyncio.sleep(0.01)
@@ -106,20 +136,38 @@ def test_the_loop_goes_on_while_a_large_response_is_written(make_hostile: Callab
 
 
 @pytest.mark.parametrize("size", [200_000, 7_000_000], ids=["accepted", "refused"])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f0"}}], ids=["required", "named"])
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "function": {"name": "f0"}}],
+    ids=["required", "named"],
+)
 def test_the_loop_goes_on_while_the_schema_of_a_forced_call_is_written(
     make_hostile: Callable[..., Any], choice: Any, size: int
 ) -> None:
     hostile = make_hostile()
     names = [f"property {number}" for number in range(size // 40)]
-    function = {"name": "f0", "parameters": {"type": "object", "properties": {name: {"type": "string"} for name in names}}}
+    function = {
+        "name": "f0",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in names},
+        },
+    }
     content = json.dumps(
-        {"messages": USER, "max_tokens": 2, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
+        {
+            "messages": USER,
+            "max_tokens": 2,
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": choice,
+        }
     ).encode()
-    hostile.tokenizer._template = type(hostile.tokenizer._template)("{{ messages[0].content }}", {})  # does not show tools
+    # does not show tools
+    hostile.tokenizer._template = type(hostile.tokenizer._template)("{{ messages[0].content }}", {})
 
     async def body(http: httpx.AsyncClient) -> None:
-        answer = await http.post(CHAT, content=content, headers={"Content-Type": "application/json"})
+        answer = await http.post(
+            CHAT, content=content, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code == (200 if size < 256 * 1024 else 400), answer.text[:200]
         await asyncio.sleep(0.01)
 
@@ -137,11 +185,13 @@ def test_the_loop_goes_on_while_many_completions_are_parsed() -> None:
         return Pipeline(None, FakeToolParser())
 
     async def run() -> float:
-        lag_s, last = 0.0, time.process_time()
+        lag_s = 0.0
+        last = time.process_time()
         parsed = asyncio.ensure_future(anext(read_outputs(given(), pipeline)))
         while not parsed.done():
             await asyncio.sleep(0.001)
-            lag_s, last = max(lag_s, time.process_time() - last), time.process_time()
+            lag_s = max(lag_s, time.process_time() - last)
+            last = time.process_time()
         assert len(parsed.result().events) == 128 and len(parsed.result().events[127]) > 200
         return lag_s
 

@@ -1,4 +1,5 @@
-"""Bodies of up to 8 MiB that take as much work as possible. Each is refused, and others get answers meanwhile."""
+"""Bodies of up to 8 MiB that take as much work as possible. Each is refused, and others get answers
+meanwhile."""
 
 from __future__ import annotations
 
@@ -22,10 +23,15 @@ def test_a_large_body_holds_up_nobody(hostile, name):
 
     async def post(http: httpx.AsyncClient) -> None:
         await http.post(path, json=SMALL[path])  # what is imported and compiled once
-        hostile.lag_s, hostile.tokenizer.num_chars = 0.0, 0
+        hostile.lag_s = 0.0
+        hostile.tokenizer.num_chars = 0
         answer = await http.post(path, content=body, headers=HEADERS)
         assert answer.status_code in (200, 400), answer.text[:500]
-        assert answer.status_code == 400 or name in ("many prompts", "allowed calls", "allowed_token_ids"), answer.text[:500]
+        assert answer.status_code == 400 or name in (
+            "many prompts",
+            "allowed calls",
+            "allowed_token_ids",
+        ), answer.text[:500]
         assert len(answer.content) < 4096 or answer.status_code == 200
 
     hostile.run(post)
@@ -59,7 +65,8 @@ def test_a_wide_value_holds_up_nobody(hostile, path, name):
                 content = json.dumps(changed, separators=(",", ":")).encode()
                 await asyncio.sleep(0.002)
                 lags = []
-                while min(lags, default=1.0) > 0.25 and len(lags) < 3:  # other work makes it slower, never faster
+                # other work makes it slower, never faster
+                while min(lags, default=1.0) > 0.25 and len(lags) < 3:
                     hostile.lag_s = 0.0
                     answer = await http.post(path, content=content, headers=HEADERS)
                     await asyncio.sleep(0.002)
@@ -74,7 +81,8 @@ def test_a_wide_value_holds_up_nobody(hostile, path, name):
 
 @pytest.mark.parametrize("path", SMALL)
 def test_a_refused_body_is_freed_at_once(hostile, path):
-    """It does not wait for the garbage collector, which comes rarely and, with large bodies, takes long."""
+    """It does not wait for the garbage collector, which comes rarely and, with large bodies, takes
+    long."""
 
     async def post(http: httpx.AsyncClient) -> None:
         body = {**SMALL[path], "messages": [{"role": 3}], "temperatur": [{}] * 1000}

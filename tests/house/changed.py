@@ -1,10 +1,11 @@
 """Which tests a change touches, nearest first. `make check` runs them.
 
-    python tests/house/changed.py [COMMIT]     print them for what differs from a commit (HEAD if none is named)
+    python tests/house/changed.py [COMMIT]     print them for what differs from a commit (HEAD if
+    none is named)
 
-A test file is at distance 0 if the change contains it, at 1 if it imports a changed module, at 2 if it imports a module that does
-so, and so on. It is at most at distance 2 from its own distribution. Tests that reach a plugin only through its entry point are
-not seen: `make test` runs everything.
+A test file is at distance 0 if the change contains it, at 1 if it imports a changed module, at 2 if
+it imports a module that does so, and so on. It is at most at distance 2 from its own distribution.
+Tests that reach a plugin only through its entry point are not seen: `make test` runs everything.
 """
 
 from __future__ import annotations
@@ -22,19 +23,34 @@ PLACES = ("core", "plugins", "kernels", "contrib", "tests", "examples")
 
 
 def changed_paths(base: str) -> list[Path]:
-    """The files that differ from a commit, also those that git does not know yet and those that are gone."""
-    commands = (["git", "diff", "--name-only", base], ["git", "ls-files", "--others", "--exclude-standard"])
-    names = {name for words in commands for name in subprocess.check_output(words, cwd=ROOT, text=True).splitlines()}
+    """The files that differ from a commit, also those that git does not know yet and those that are
+    gone."""
+    commands = (
+        ["git", "diff", "--name-only", base],
+        ["git", "ls-files", "--others", "--exclude-standard"],
+    )
+    names = {
+        name
+        for words in commands
+        for name in subprocess.check_output(words, cwd=ROOT, text=True).splitlines()
+    }
     return sorted(ROOT / name for name in names)
 
 
 def test_files() -> list[Path]:
-    return sorted(path for place in PLACES for path in (ROOT / place).rglob("test_*.py") if ".venv" not in path.parts)
+    return sorted(
+        path
+        for place in PLACES
+        for path in (ROOT / place).rglob("test_*.py")
+        if ".venv" not in path.parts
+    )
 
 
 def near(changed: Iterable[Path]) -> list[tuple[int, Path]]:
     """Returns (distance, test file) for the tests that the paths touch, nearest first."""
-    sources = {path: module_name(path, member.folder) for member in members() for path in member.sources()}
+    sources = {
+        path: module_name(path, member.folder) for member in members() for path in member.sources()
+    }
     users: dict[str | Path, set[str | Path]] = {}
     for name, targets in modules().items():
         for target in targets:
@@ -57,14 +73,17 @@ def near(changed: Iterable[Path]) -> list[tuple[int, Path]]:
                 distances[user] = distances[node] + 1
                 queue.append(user)
     for test in tests:
-        places = [1 if path not in sources else 2 for path in changed if _belong_together(test, path)]
+        places = [
+            1 if path not in sources else 2 for path in changed if _belong_together(test, path)
+        ]
         if places:
             distances[test] = min(*places, distances.get(test, 2))
     return sorted((distances[test], test) for test in tests if test in distances)
 
 
 def _imports(path: Path, known: set[str]) -> Iterator[str | Path]:
-    """Yields what a file below a folder of tests imports: modules of the repository, files next to it, and each conftest.py."""
+    """Yields what a file below a folder of tests imports: modules of the repository, files next to
+    it, and each conftest.py."""
     for module, _, names in imported_modules(path):
         neighbor = path.parent / f"{module}.py"
         if neighbor.is_file():
@@ -80,10 +99,13 @@ def _imports(path: Path, known: set[str]) -> Iterator[str | Path]:
 
 
 def _belong_together(test: Path, changed: Path) -> bool:
-    """True if both are in one distribution, or if the change is a page of the docs and the test is one of the pages."""
+    """True if both are in one distribution, or if the change is a page of the docs and the test is
+    one of the pages."""
     if changed.suffix == ".md":
         return test.parent == ROOT / "tests/docs"
-    home = next((folder for folder in changed.parents if (folder / "pyproject.toml").is_file()), ROOT)
+    home = next(
+        (folder for folder in changed.parents if (folder / "pyproject.toml").is_file()), ROOT
+    )
     return home != ROOT and home in test.parents
 
 

@@ -1,8 +1,10 @@
-"""Finds what core declares (fields, flags, methods, actions) and which code reads it. It searches the sources by name.
+"""Finds what core declares (fields, flags, methods, actions) and which code reads it. It searches
+the sources by name.
 
-A name is searched only in folders that mention its class, so that `rows` of one class does not count as read when the code reads
-`rows` of another. The sources are all product code, without tests. pegboard_testing counts only for kinds without a plugin in
-this repository: for them, a fake is the only implementation.
+A name is searched only in folders that mention its class, so that `rows` of one class does not
+count as read when the code reads `rows` of another. The sources are all product code, without
+tests. pegboard_testing counts only for kinds without a plugin in this repository: for them, a fake
+is the only implementation.
 """
 
 from __future__ import annotations
@@ -27,8 +29,23 @@ DECLARING = (
 )
 """The files whose classes are checked."""
 SUFFIXES = ("Spec", "Need", "Setup", "Config", "Limits")
-NAMES = {"Batch", "NewRequest", "StepOutput", "BlockDelta", "TransferReport", "StepTimes", "Checkpoint", "EngineRequest",
-         "RequestDelta", "AttentionInputs", "AttentionLayer", "SampleStep", "Sampled", "DraftStep", "Drafts"}  # fmt: skip
+NAMES = {
+    "Batch",
+    "NewRequest",
+    "StepOutput",
+    "BlockDelta",
+    "TransferReport",
+    "StepTimes",
+    "Checkpoint",
+    "EngineRequest",
+    "RequestDelta",
+    "AttentionInputs",
+    "AttentionLayer",
+    "SampleStep",
+    "Sampled",
+    "DraftStep",
+    "Drafts",
+}
 CARRIERS = {
     "EngineConfig": ("Settings", "EnginePlan", "WorkerPlan"),
     "ServerConfig": ("Settings", "ApiSetup", "Chats"),
@@ -39,12 +56,14 @@ CARRIERS = {
     "StepTimes": ("StepOutput",),
     "TransferReport": ("KVConnectorWorker",),
 }
-"""Class → other classes that lead to it. A folder that mentions one of those may read the class without naming it."""
+"""Class → other classes that lead to it. A folder that mentions one of those may read the class
+without naming it."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field. has_default: the constructor does not require it. position: its place in the constructor."""
+    """One declared field. has_default: the constructor does not require it. position: its place in
+    the constructor."""
 
     owner: str
     name: str
@@ -63,19 +82,31 @@ def all_files() -> list[Path]:
 
 @cache
 def product_files() -> list[Path]:
-    return [path for member in members() if member.name != "pegboard-testing" for path in member.sources()]
+    return [
+        path
+        for member in members()
+        if member.name != "pegboard-testing"
+        for path in member.sources()
+    ]
 
 
 @cache
 def fields() -> list[Field]:
-    """The fields of every Spec, Need, Setup and settings class, of the limits, and of the messages between engine and workers."""
+    """The fields of every Spec, Need, Setup and settings class, of the limits, and of the messages
+    between engine and workers."""
     found = []
     for file in DECLARING:
         for node in tree_of(file).body if file.exists() else ():
-            if not isinstance(node, ast.ClassDef) or any("Protocol" in ast.unparse(base) for base in node.bases):
+            if not isinstance(node, ast.ClassDef) or any(
+                "Protocol" in ast.unparse(base) for base in node.bases
+            ):
                 continue
             if node.name in NAMES or node.name.endswith(SUFFIXES):
-                lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)]
+                lines = [
+                    line
+                    for line in node.body
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+                ]
                 found += [
                     Field(node.name, line.target.id, file, line.value is not None, position)  # type: ignore[union-attr]
                     for position, line in enumerate(lines)
@@ -98,7 +129,9 @@ def filled_kinds() -> frozenset[str]:
 @cache
 def places(owner: str, file: Path) -> list[Path]:
     """The files in folders that mention a class, which is declared in `file`."""
-    is_fake = file.parent.name == "interfaces" and file.stem in KINDS and file.stem not in filled_kinds()
+    is_fake = (
+        file.parent.name == "interfaces" and file.stem in KINDS and file.stem not in filled_kinds()
+    )
     files = all_files() if is_fake else product_files()
     if owner in ("Spec", "Need"):
         return files
@@ -109,8 +142,9 @@ def places(owner: str, file: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Uses:
-    """How one file uses names. read: attributes that are loaded, and keys that are looked up. written: attributes that are
-    stored, and keywords of calls. given: (callee, number of positional arguments) of calls."""
+    """How one file uses names. read: attributes that are loaded, and keys that are looked up.
+    written: attributes that are stored, and keywords of calls. given: (callee, number of positional
+    arguments) of calls."""
 
     read: frozenset[str]
     written: frozenset[str]
@@ -143,31 +177,50 @@ def uses(path: Path) -> Uses:
 
 def is_read(field: Field) -> bool:
     """True if a file other than the field's own reads it."""
-    if field.owner.endswith("Need"):  # selection compares all fields of a need; a field that no code sets is dead
+    # selection compares all fields of a need; a field that no code sets is dead
+    if field.owner.endswith("Need"):
         return is_set(field)
-    return any(field.name in uses(path).read for path in places(field.owner, field.file) if path != field.file)
+    return any(
+        field.name in uses(path).read
+        for path in places(field.owner, field.file)
+        if path != field.file
+    )
 
 
 def is_set(field: Field) -> bool:
     """True if some code gives the field a value, at least when an object is made."""
-    (own,) = (node for node in tree_of(field.file).body if isinstance(node, ast.ClassDef) and node.name == field.owner)
-    calls = [node for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) == "cls"]
-    if any(len(call.args) > field.position or field.name in {one.arg for one in call.keywords} for call in calls):
+    (own,) = (
+        node
+        for node in tree_of(field.file).body
+        if isinstance(node, ast.ClassDef) and node.name == field.owner
+    )
+    calls = [
+        node
+        for node in ast.walk(own)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cls"
+    ]
+    if any(
+        len(call.args) > field.position or field.name in {one.arg for one in call.keywords}
+        for call in calls
+    ):
         return True  # a class method makes the object
     for path in places(field.owner, field.file):
         if path == field.file:
             continue
-        positional = any(name == field.owner and count > field.position for name, count in uses(path).given)
+        positional = any(
+            name == field.owner and count > field.position for name, count in uses(path).given
+        )
         if positional or field.name in uses(path).written:
             return True
     return False
 
 
-# --- flags, methods, actions ---------------------------------------------------------------------------------------------------
+# --- flags, methods, actions ----------------------------------------------------------------------
 
 
 def flag_words() -> Iterator[tuple[str, str]]:
-    """Yields (spec class, word) for every flag that a spec may have: the closed list of its kind."""
+    """Yields (spec class, word) for every flag that a spec may have: the closed list of its
+    kind."""
     for kind in KINDS.values():
         module, _, name = kind.spec.partition(":")
         yield from ((name, word) for word in sorted(getattr(import_module(module), name).FLAGS))
@@ -179,7 +232,11 @@ def text_constants() -> dict[str, str]:
     found = {}
     for path in product_files():
         for node in tree_of(path).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Name):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 found[node.targets[0].id] = str(node.value.value)
     return found
 
@@ -193,8 +250,14 @@ def flags_read() -> frozenset[str]:
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
                 if "flags" in ast.unparse(node.comparators[0]):
                     found.add(_text(node.left))
-            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) and "flags" in ast.unparse(node):
-                found.update(_text(part) for part in ast.walk(node) if isinstance(part, ast.Constant))
+            elif (
+                isinstance(node, ast.BinOp)
+                and isinstance(node.op, ast.BitAnd)
+                and "flags" in ast.unparse(node)
+            ):
+                found.update(
+                    _text(part) for part in ast.walk(node) if isinstance(part, ast.Constant)
+                )
     return frozenset(found)
 
 
@@ -213,12 +276,18 @@ def actions() -> Iterator[str]:
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
                 if "actions" in ast.unparse(target).lower():
-                    yield from (str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
+                    yield from (
+                        str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)
+                    )
 
 
 def public_methods(file: Path, owner: str) -> list[str]:
-    (node,) = (node for node in tree_of(file).body if isinstance(node, ast.ClassDef) and node.name == owner)
-    functions = [line for line in node.body if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef)]
+    (node,) = (
+        node for node in tree_of(file).body if isinstance(node, ast.ClassDef) and node.name == owner
+    )
+    functions = [
+        line for line in node.body if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return [line.name for line in functions if not line.name.startswith("_")]
 
 
@@ -233,4 +302,6 @@ def called_on_workers() -> Iterator[str]:
     for path in sorted((CORE / "engine").rglob("*.py")):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("executor.call"):
-                yield from (str(first.value) for first in node.args[:1] if isinstance(first, ast.Constant))
+                yield from (
+                    str(first.value) for first in node.args[:1] if isinstance(first, ast.Constant)
+                )

@@ -1,4 +1,5 @@
-"""Which module imports which, read from the sources. Every import counts, wherever it is in the file."""
+"""Which module imports which, read from the sources. Every import counts, wherever it is in the
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from members import members, statements, tree_of
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Yields (module, line, imported names) for every import of a file. Sources must use absolute imports only."""
+    """Yields (module, line, imported names) for every import of a file. Sources must use absolute
+    imports only."""
     for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, ()) for alias in node.names)
@@ -28,9 +30,11 @@ def module_name(path: Path, root: Path) -> str:
 
 @cache
 def modules() -> dict[str, set[str]]:
-    """Every module of this repository → the modules that it imports. `from a import b` imports a.b if that is a module, else
-    a."""
-    files = {module_name(path, member.folder): path for member in members() for path in member.sources()}
+    """Every module of this repository → the modules that it imports. `from a import b` imports a.b
+    if that is a module, else a."""
+    files = {
+        module_name(path, member.folder): path for member in members() for path in member.sources()
+    }
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         targets = set()
@@ -44,8 +48,8 @@ def modules() -> dict[str, set[str]]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
-    """Returns the groups of nodes that reach each other (strongly connected components of two or more nodes). Uses Tarjan's
-    algorithm."""
+    """Returns the groups of nodes that reach each other (strongly connected components of two or
+    more nodes). Uses Tarjan's algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

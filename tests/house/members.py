@@ -1,4 +1,5 @@
-"""The distributions of this repository, read from their pyproject files, and the imports of their sources."""
+"""The distributions of this repository, read from their pyproject files, and the imports of their
+sources."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ CORE = ROOT / "core/pegboard/pegboard"
 
 @dataclass(frozen=True)
 class Member:
-    """One distribution. folder: the folder of its pyproject.toml. module: the name of its import package."""
+    """One distribution. folder: the folder of its pyproject.toml. module: the name of its import
+    package."""
 
     folder: Path
     name: str
@@ -58,7 +60,14 @@ def members() -> list[Member]:
     for file in files:
         content = tomllib.loads(file.read_text("utf-8"))
         project = content["project"]
-        found.append(Member(file.parent, project["name"], content["tool"]["flit"]["module"]["name"], tuple(project.items())))
+        found.append(
+            Member(
+                file.parent,
+                project["name"],
+                content["tool"]["flit"]["module"]["name"],
+                tuple(project.items()),
+            )
+        )
     return found
 
 
@@ -70,7 +79,7 @@ def plugins() -> list[Member]:
     return [member for member in members() if not member.is_core]
 
 
-# --- sources -----------------------------------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 @cache
@@ -84,7 +93,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields all statements below a node. Expressions, which most of a tree consists of, are not searched."""
+    """Yields all statements below a node. Expressions, which most of a tree consists of, are not
+    searched."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield child
@@ -92,7 +102,8 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields (module, line) for every absolute import in a file. Function-local and type-only imports are included."""
+    """Yields (module, line) for every absolute import in a file. Function-local and type-only
+    imports are included."""
     for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -103,20 +114,39 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 def documentation(tree: ast.Module) -> Iterator[ast.Expr]:
     """Yields the docstrings of a module, its classes and its functions."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+        ):
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 yield first
 
 
-NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @cache
 def code_lines(path: Path) -> int:
     """Returns the number of code lines of a file: without blank lines, comments and docstrings."""
     tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
-    lines = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
+    lines = {
+        line
+        for token in tokens
+        if token.type not in NOT_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
     for node in documentation(tree_of(path)):
         lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)

@@ -1,4 +1,5 @@
-"""What users may write is used: every flag of a command and every field of a request body has code that reads it."""
+"""What users may write is used: every flag of a command and every field of a request body has code
+that reads it."""
 
 from __future__ import annotations
 
@@ -33,13 +34,27 @@ def flags() -> Iterator[tuple[Path, str]]:
     """Yields (file, destination) of every flag that product code declares with a plain name."""
     for path in product_files():
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-                names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "add_argument"
+            ):
+                names = [
+                    arg.value
+                    for arg in node.args
+                    if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+                ]
                 dest = next(
-                    (word.value.value for word in node.keywords if word.arg == "dest" and isinstance(word.value, ast.Constant)),
+                    (
+                        word.value.value
+                        for word in node.keywords
+                        if word.arg == "dest" and isinstance(word.value, ast.Constant)
+                    ),
                     "",
                 )
-                long = next((name for name in names if name.startswith("--")), names[0] if names else "")
+                long = next(
+                    (name for name in names if name.startswith("--")), names[0] if names else ""
+                )
                 if dest or long:
                     yield path, str(dest) or long.lstrip("-").replace("-", "_")
 
@@ -55,7 +70,11 @@ def body_fields() -> Iterator[tuple[Path, str, str]]:
         if isinstance(node, ast.ClassDef)
     ]
     for _ in range(4):  # subclasses of subclasses
-        known |= {node.name for _, node in classes if any(ast.unparse(base) in known for base in node.bases)}
+        known |= {
+            node.name
+            for _, node in classes
+            if any(ast.unparse(base) in known for base in node.bases)
+        }
     for path, node in classes:
         if node.name in known:
             for line in node.body:
@@ -67,7 +86,10 @@ def test_every_flag_of_a_command_is_read() -> None:
     unread = [
         f"{path.relative_to(ROOT)}: {dest}"
         for path, dest in flags()
-        if not any(dest in uses(other).read or dest in strings_of(other) for other in path.parent.glob("*.py"))
+        if not any(
+            dest in uses(other).read or dest in strings_of(other)
+            for other in path.parent.glob("*.py")
+        )
     ]
     assert not unread, f"flags that nothing reads: {', '.join(unread)}"
 
@@ -77,10 +99,20 @@ def test_every_field_of_a_body_is_read_or_ignored_for_a_reason() -> None:
     assert len(found) > 80, "where are the request bodies?"
     unread = []
     for path, owner, field in found:
-        near = [other for other in product_files() if other.parent == path.parent or other.parent.parent == ROOT / "core/chat"]
+        near = [
+            other
+            for other in product_files()
+            if other.parent == path.parent or other.parent.parent == ROOT / "core/chat"
+        ]
         if path.name == "sampling_fields.py":  # its readers are the APIs
-            near = [other for other in product_files() if "/api/" in str(other) or "pegboard_chat" in str(other)]
-        if field not in IGNORED and not any(field in uses(other).read or field in strings_of(other) for other in near):
+            near = [
+                other
+                for other in product_files()
+                if "/api/" in str(other) or "pegboard_chat" in str(other)
+            ]
+        if field not in IGNORED and not any(
+            field in uses(other).read or field in strings_of(other) for other in near
+        ):
             unread.append(f"{owner}.{field}")
     assert not unread, f"accepted and read by nothing: {', '.join(unread)}"
 

@@ -1,5 +1,6 @@
-"""Start-up must stay quick and light. It is measured in fresh interpreters, in processor time, as the best of several runs, so
-that a busy machine has little effect. `make bench` measures wall-clock time."""
+"""Start-up must stay quick and light. It is measured in fresh interpreters, in processor time, as
+the best of several runs, so that a busy machine has little effect. `make bench` measures wall-clock
+time."""
 
 from __future__ import annotations
 
@@ -17,13 +18,17 @@ HEAVY = ("torch", "transformers", "numpy", "pydantic", "starlette", "zmq", "msgs
 
 
 def run(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
 def loaded_by(code: str, names: tuple[str, ...]) -> list[str]:
-    return run(f"{code}\nimport sys\nprint(*[name for name in {names!r} if name in sys.modules])").split()
+    return run(
+        f"{code}\nimport sys\nprint(*[name for name in {names!r} if name in sys.modules])"
+    ).split()
 
 
 def test_import_pegboard_imports_nothing_heavy() -> None:
@@ -31,7 +36,10 @@ def test_import_pegboard_imports_nothing_heavy() -> None:
 
 
 def test_api_process_imports_no_torch() -> None:
-    code = "import pegboard_server.serve, pegboard_server.server, pegboard.front.async_llm, pegboard.engine.boundary.client"
+    code = (
+        "import pegboard_server.serve, pegboard_server.server, pegboard.front.async_llm, "
+        "pegboard.engine.boundary.client"
+    )
     assert loaded_by(code, ("torch", "transformers")) == []
 
 
@@ -45,11 +53,16 @@ def processor_seconds(*command: str) -> float:
 
 
 def test_import_time() -> None:
-    code = "import time; start = time.process_time(); import pegboard; print(time.process_time() - start)"
+    code = (
+        "import time; start = time.process_time(); import pegboard; print(time.process_time() - "
+        "start)"
+    )
     assert min(float(run(code)) for _ in range(5)) < 0.15
 
 
-@pytest.mark.parametrize(("words", "limit"), [("--help", 0.3), ("--version", 0.2), ("plugins list", 0.6)])
+@pytest.mark.parametrize(
+    ("words", "limit"), [("--help", 0.3), ("--version", 0.2), ("plugins list", 0.6)]
+)
 def test_command_line_answers_at_once(words: str, limit: float) -> None:
     command = [sys.executable, "-m", "pegboard.cli.main", *words.split()]
     assert min(processor_seconds(*command) for _ in range(5)) < limit
@@ -60,7 +73,8 @@ IDS = [f"{kind}:{name}" for member in plugins() for kind, name, _ in member.entr
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, Cost]:
-    """What each spec's import costs, all measured in one program: a module that several of them import counts for the first."""
+    """What each spec's import costs, all measured in one program: a module that several of them
+    import counts for the first."""
     entries = [installed_entry(*each.split(":", 1)) for each in IDS]
     return dict(zip(IDS, measure(entries).values(), strict=True))
 

@@ -14,8 +14,16 @@ from members import CORE, ROOT
     [
         (CORE / "engine/kv/pool.py", "core/pegboard/tests/test_block_pool.py", 1),
         (CORE / "engine/kv/pool.py", "core/pegboard/tests/test_scheduler.py", 2),
-        (ROOT / "core/weights/pegboard_weights/packed_integers.py", "plugins/quantization/gptq/tests/test_gptq.py", 2),
-        (ROOT / "kernels/cpu/pegboard_kernel_cpu/csrc/attention.c", "kernels/cpu/tests/test_attention.py", 1),
+        (
+            ROOT / "core/weights/pegboard_weights/packed_integers.py",
+            "plugins/quantization/gptq/tests/test_gptq.py",
+            2,
+        ),
+        (
+            ROOT / "kernels/cpu/pegboard_kernel_cpu/csrc/attention.c",
+            "kernels/cpu/tests/test_attention.py",
+            1,
+        ),
         (ROOT / "tests/server/server_process.py", "tests/server/test_lifecycle.py", 1),
         (ROOT / "tests/server/test_lifecycle.py", "tests/server/test_lifecycle.py", 0),
         (ROOT / "docs/serving.md", "tests/docs/test_commands.py", 1),

@@ -33,7 +33,9 @@ EXCEPTIONS = {
     "EngineRequest.client": "Request.of copies it with all others, and Grammars reads it there",
     "EngineConfig.structured_outputs_config": "read by a function of its own file, which checks it",
     "ModelFamilySpec.implementation": "gives a default to the field of Spec: a family is data",
-    "StructuredOutputNeed.constraint": "`pegboard plugins why structured_output --need constraint=…` asks with it",
+    ("StructuredOutputNeed.constraint"): (
+        "`pegboard plugins why structured_output --need constraint=…` asks with it"
+    ),
     "StepTimes.prepare_s": "a part of StepTimes.total_s, which is read",
 }
 """Fields that no other file of the product reads or sets → why they stay."""
@@ -50,14 +52,24 @@ def unread() -> set[str]:
 
 
 def unset() -> set[str]:
-    """Fields that are read and never set. Users set settings, and plugins set specs. A field of a need counts as read where it is
-    set."""
-    optional = [field for field in fields() if field.has_default and not field.owner.endswith(("Spec", "Config", "Need"))]
-    return {str(field) for field in optional if is_read(field) and not is_set(field)} - set(EXCEPTIONS)
+    """Fields that are read and never set. Users set settings, and plugins set specs. A field of a
+    need counts as read where it is set."""
+    optional = [
+        field
+        for field in fields()
+        if field.has_default and not field.owner.endswith(("Spec", "Config", "Need"))
+    ]
+    return {str(field) for field in optional if is_read(field) and not is_set(field)} - set(
+        EXCEPTIONS
+    )
 
 
 def uncalled_methods() -> set[str]:
-    callers = [path for path in product_files() if path != WORKER and ("executor" in str(path) or "/engine/" in str(path))]
+    callers = [
+        path
+        for path in product_files()
+        if path != WORKER and ("executor" in str(path) or "/engine/" in str(path))
+    ]
     called = {name for path in callers for name in uses(path).read | strings_of(path)}
     return set(public_methods(WORKER, "Worker")) - called
 
@@ -69,7 +81,12 @@ def missing_methods() -> set[str]:
 def unasked_actions() -> set[str]:
     found = set(actions())
     assert found, "where are the engine's actions? (a dict whose name has `actions` in it)"
-    return found - {name for path in product_files() if CORE / "engine" not in path.parents for name in strings_of(path)}
+    return found - {
+        name
+        for path in product_files()
+        if CORE / "engine" not in path.parents
+        for name in strings_of(path)
+    }
 
 
 def test_every_field_is_read() -> None:
@@ -86,21 +103,27 @@ def test_every_flag_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize("field", ["flags", "supports"])
-def test_unknown_words_in_a_spec_are_refused(field: str, fake_distributions: FakeDistributions) -> None:
+def test_unknown_words_in_a_spec_are_refused(
+    field: str, fake_distributions: FakeDistributions
+) -> None:
     """Every kind refuses unknown words when the spec is loaded."""
     wrong = {"flags": frozenset({"quikc"}), "supports": {"quikc": True}}[field]
     for kind in KINDS:
         module = f"acme_{kind}_{field}"
         spec = import_object(KINDS[kind].spec)
         needed = {
-            one.name: "x:Y" for one in dataclasses.fields(spec) if one.default is one.default_factory is dataclasses.MISSING
+            one.name: "x:Y"
+            for one in dataclasses.fields(spec)
+            if one.default is one.default_factory is dataclasses.MISSING
         }
         source = spec_source(kind, **{**needed, "api": "1.0", field: wrong})
         fake_distributions.add(module, {kind: {"mine": f"{module}:SPEC"}}, {module: source})
     entries = fake_distributions.scan().entries
     assert {entry.kind for entry in entries} == set(KINDS)
     for entry in entries:
-        with pytest.raises(PluginBroken, match=f"{field} has 'quikc', which {entry.kind} does not know"):
+        with pytest.raises(
+            PluginBroken, match=f"{field} has 'quikc', which {entry.kind} does not know"
+        ):
             import_spec(entry)
 
 
@@ -127,5 +150,11 @@ def test_something_is_looked_at() -> None:
     """The search finds the known declarations."""
     assert len(fields()) > 300
     names = {str(field) for field in fields()}
-    assert {"Spec.tier", "Limits.max_num_seqs", "Batch.rows", "ServerConfig.port", "AttentionSetup.layers"} <= names
+    assert {
+        "Spec.tier",
+        "Limits.max_num_seqs",
+        "Batch.rows",
+        "ServerConfig.port",
+        "AttentionSetup.layers",
+    } <= names
     assert sum(is_read(field) for field in fields()) > 250

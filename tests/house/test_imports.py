@@ -16,7 +16,8 @@ PUBLIC = ("interfaces", "layers", "ops", "data", "errors", "log", "env")
 SERVER_KINDS = {"api", "command"}
 """The kinds whose plugins may import pegboard_server."""
 LAZY_KINDS = {"command"}
-"""The kinds whose plugins may use the names of the package `pegboard` itself, such as `from pegboard import LLM`."""
+"""The kinds whose plugins may use the names of the package `pegboard` itself, such as `from
+pegboard import LLM`."""
 CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
     frozenset(
         {"pegboard.plugins.choosing", "pegboard.plugins.registry"}
@@ -28,12 +29,15 @@ CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
 def test_rows_of_core() -> None:
     """The contracts in pyproject.toml hold."""
     tool = Path(sys.executable).parent / "lint-imports"
-    result = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stdout
 
 
 def allowed(member: Member) -> tuple[str, ...]:
-    """The packages and modules of core that the product code of a distribution may import, including their submodules."""
+    """The packages and modules of core that the product code of a distribution may import,
+    including their submodules."""
     kinds = {kind for kind, _, _ in member.entry_points}
     return (
         *(f"pegboard.{name}" for name in PUBLIC),
@@ -45,14 +49,17 @@ def allowed(member: Member) -> tuple[str, ...]:
 
 
 def is_allowed(module: str, member: Member, names: Iterable[str] = ()) -> bool:
-    """Returns whether `member` may import `module`. names: the names that it imports from it, for `from pegboard import LLM`."""
+    """Returns whether `member` may import `module`. names: the names that it imports from it, for
+    `from pegboard import LLM`."""
     core = {other.module for other in members() if other.is_core}
     others = {other.module for other in plugins()} - {member.module}
     top = module.partition(".")[0]
     if top == member.module or top not in core | others:
         return True
     if module == "pegboard":
-        return bool({kind for kind, _, _ in member.entry_points} & LAZY_KINDS) or set(names) <= set(PUBLIC)
+        return bool({kind for kind, _, _ in member.entry_points} & LAZY_KINDS) or set(names) <= set(
+            PUBLIC
+        )
     return any(module == public or module.startswith(f"{public}.") for public in allowed(member))
 
 
@@ -86,16 +93,18 @@ def test_core_imports_no_plugin() -> None:
         if member.is_core
         for path in member.sources()
         for module, line in imports(path)
-        if module.partition(".")[0] in names or (member.name == "pegboard" and module.startswith("pegboard_"))
+        if module.partition(".")[0] in names
+        or (member.name == "pegboard" and module.startswith("pegboard_"))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-# --- cycles --------------------------------------------------------------------------------------------------------------------
+# --- cycles ---------------------------------------------------------------------------------------
 
 
 def test_no_files_import_each_other() -> None:
-    """Type-only and function-local imports count. Imports of a parent package that Python makes by itself do not count."""
+    """Type-only and function-local imports count. Imports of a parent package that Python makes by
+    itself do not count."""
     wrong = []
     for cycle in cycles(modules()):
         folders = {name.rpartition(".")[0] for name in cycle}
@@ -114,7 +123,9 @@ def test_no_packages_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for name, targets in modules().items():
         top = name.partition(".")[0]
-        graph.setdefault(top, set()).update({target.partition(".")[0] for target in targets} - {top})
+        graph.setdefault(top, set()).update(
+            {target.partition(".")[0] for target in targets} - {top}
+        )
     assert cycles(graph) == []
 
 

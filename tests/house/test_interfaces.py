@@ -30,8 +30,15 @@ def protocols(path: Path) -> list[ast.ClassDef]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_at_most_seven_methods(path: Path) -> None:
     for protocol in protocols(path):
-        methods = [node.name for node in protocol.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        assert len([name for name in methods if name != "__init__"]) <= MAX_METHODS, (protocol.name, methods)
+        methods = [
+            node.name
+            for node in protocol.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        assert len([name for name in methods if name != "__init__"]) <= MAX_METHODS, (
+            protocol.name,
+            methods,
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)

@@ -1,5 +1,5 @@
-"""Core must not spell the name of a plugin, device family, file ending or model family. It reads such names from the plugins'
-data."""
+"""Core must not spell the name of a plugin, device family, file ending or model family. It reads
+such names from the plugins' data."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ WORDS = {
     "priority": "a field of requests",
     "torch": "the library, where its version or its presence is reported",
 }
-"""Plugin names that mean something else in core → their meaning there. `test_choices_are_data` finds code that chooses a plugin
-by such a name."""
+"""Plugin names that mean something else in core → their meaning there. `test_choices_are_data`
+finds code that chooses a plugin by such a name."""
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("layers/rope.py", "llama"): "`llama3` is the name of a rope scaling formula in Hugging Face configs",
+    (
+        "layers/rope.py",
+        "llama",
+    ): "`llama3` is the name of a rope scaling formula in Hugging Face configs",
 }
 """(file, word) pairs that stay → the reason."""
 
-DEVICES = re.compile(r"(?<![\w-])(cpu|cuda|rocm|hip|xpu|tpu|hpu|npu|mps|metal|x86|arm64|amx|avx|neon)(?![a-z])(?!_flags)", re.I)
+DEVICES = re.compile(
+    r"(?<![\w-])(cpu|cuda|rocm|hip|xpu|tpu|hpu|npu|mps|metal|x86|arm64|amx|avx|neon)(?![a-z])(?!_flags)",
+    re.I,
+)
 ENDINGS = re.compile(r"\.(gguf|safetensors|bin|pt|pth|ckpt|onnx|model|tekken|jinja)\b(?!\.)")
 ORDINARY_FAMILIES = {"openai", "step", "seed", "pythonic"}
-"""Folders of plugins/family whose names are also ordinary words, or the name of a vendor whose protocol is meant."""
+"""Folders of plugins/family whose names are also ordinary words, or the name of a vendor whose
+protocol is meant."""
 
 
 def families() -> re.Pattern[str]:
     """A pattern that matches the vendors below plugins/family."""
-    names = {path.parent.name for path in ROOT.glob("plugins/family/*/pyproject.toml")} - ORDINARY_FAMILIES
+    names = {
+        path.parent.name for path in ROOT.glob("plugins/family/*/pyproject.toml")
+    } - ORDINARY_FAMILIES
     return re.compile(rf"\b({'|'.join(sorted(names))})\d*\b", re.I)
 
 
@@ -41,7 +50,8 @@ def strings(path: Path) -> Iterator[tuple[str, int]]:
     """Yields the string constants that are not docstrings, with their lines."""
     tree = tree_of(path)
     said = {id(node.value) for node in documentation(tree)}
-    said |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # the docstring of a constant
+    # the docstring of a constant
+    said |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value, node.lineno
@@ -75,7 +85,9 @@ def spelled_words() -> dict[tuple[str, str], int]:
 
 def test_core_spells_no_plugin_device_file_or_family() -> None:
     places = spelled_words()
-    wrong = [f"{key[0]}:{places[key]} spells {key[1]!r}" for key in sorted(set(places) - set(EXCEPTIONS))]
+    wrong = [
+        f"{key[0]}:{places[key]} spells {key[1]!r}" for key in sorted(set(places) - set(EXCEPTIONS))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -102,11 +114,20 @@ def literal_choices(tree: ast.AST) -> Iterator[int]:
         values = [keyword.value for keyword in node.keywords if keyword.arg == "explicit"]
         if node.func.attr == "find":
             values += node.args[1:2]
-        yield from (value.lineno for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+        yield from (
+            value.lineno
+            for value in values
+            if isinstance(value, ast.Constant) and isinstance(value.value, str)
+        )
 
 
 def test_choices_are_data() -> None:
-    """`find(kind, "name")`, `choose(…, explicit="name")` and similar calls never get a literal name."""
+    """`find(kind, "name")`, `choose(…, explicit="name")` and similar calls never get a literal
+    name."""
     sources = {path: tree_of(path) for path in core_sources()}
-    wrong = [f"{path.relative_to(ROOT)}:{line}" for path, tree in sources.items() for line in literal_choices(tree)]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path, tree in sources.items()
+        for line in literal_choices(tree)
+    ]
     assert not wrong, "\n".join(wrong)

@@ -10,7 +10,9 @@ from pegboard_testing.parser_examples import load_examples
 
 
 def test_every_parser_has_examples() -> None:
-    known = {key for file in ROOT.glob("plugins/*/*/tests/examples.py") for key in load_examples(file)}
+    known = {
+        key for file in ROOT.glob("plugins/*/*/tests/examples.py") for key in load_examples(file)
+    }
     installed = {
         (kind, entry.name)
         for kind in ("tool_parser", "reasoning_parser")

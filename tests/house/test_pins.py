@@ -1,4 +1,5 @@
-"""A fresh environment installs the tested versions: every distribution that the requirements reach has a pin."""
+"""A fresh environment installs the tested versions: every distribution that the requirements reach
+has a pin."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def needs(requirement: Requirement) -> list[Requirement]:
     """Returns the requirements of a distribution on this platform, with the requested extras."""
     found = [Requirement(text) for text in distribution(requirement.name).requires or ()]
     extras = {"", *requirement.extras}
-    return [one for one in found if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)]
+    return [
+        one
+        for one in found
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
 
 
 def everything() -> set[str]:
@@ -47,7 +52,9 @@ def test_everything_that_is_installed_is_pinned() -> None:
 
 def test_the_tests_run_with_what_is_pinned() -> None:
     wrong = {name: distribution(name).version for name in everything() & set(pins())}
-    assert {name: found for name, found in wrong.items() if Version(found).public != pins()[name].public} == {}
+    assert {
+        name: found for name, found in wrong.items() if Version(found).public != pins()[name].public
+    } == {}
 
 
 def test_what_members_need_is_among_the_requirements() -> None:
@@ -55,5 +62,9 @@ def test_what_members_need_is_among_the_requirements() -> None:
     known = everything()
     for member in members():
         wanted = map(Requirement, member.metadata.get("dependencies", []))
-        missing = {canonicalize_name(one.name) for one in wanted if not one.name.startswith("pegboard")} - known
-        assert not missing, f"{member.name} needs {sorted(missing)}: add them to requirements-dev.txt"
+        missing = {
+            canonicalize_name(one.name) for one in wanted if not one.name.startswith("pegboard")
+        } - known
+        assert not missing, (
+            f"{member.name} needs {sorted(missing)}: add them to requirements-dev.txt"
+        )

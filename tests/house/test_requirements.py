@@ -1,8 +1,10 @@
-"""A distribution imports only what it declares. The declarations are read from the installed metadata.
+"""A distribution imports only what it declares. The declarations are read from the installed
+metadata.
 
-A requirement without an extra allows any import. A requirement of an extra allows only imports that the file works without:
-inside `try` with `except ImportError`, or for type checkers only. `NEEDS_EXTRA` lists the folders that are only useful with an
-extra. There, the requirements of the extra count like any other.
+A requirement without an extra allows any import. A requirement of an extra allows only imports that
+the file works without: inside `try` with `except ImportError`, or for type checkers only.
+`NEEDS_EXTRA` lists the folders that are only useful with an extra. There, the requirements of the
+extra count like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from packaging.utils import canonicalize_name
 
 NEEDS_EXTRA = {
     ("pegboard", "torch"): ("pegboard.worker", "pegboard.layers", "pegboard.ops"),
-    ("pegboard", "options"): ("pegboard.plugins.options",),  # only imported after a plugin has imported pydantic for its options
+    # only imported after a plugin has imported pydantic for its options
+    ("pegboard", "options"): ("pegboard.plugins.options",),
     ("pegboard-testing", "torch"): (
         "pegboard_testing.authoring.formats_page",
         "pegboard_testing.authoring.generate",
@@ -65,10 +68,15 @@ def found_imports(tree: ast.AST, is_guarded: bool = False) -> Iterator[tuple[str
             yield node.module, node.lineno, is_guarded
         elif isinstance(node, ast.Try):
             caught = {
-                name.id for handler in node.handlers for name in ast.walk(handler.type or node) if isinstance(name, ast.Name)
+                name.id
+                for handler in node.handlers
+                for name in ast.walk(handler.type or node)
+                if isinstance(name, ast.Name)
             }
             for part in node.body:
-                yield from found_imports(ast.Module([part], []), is_guarded or bool(caught & ERRORS))
+                yield from found_imports(
+                    ast.Module([part], []), is_guarded or bool(caught & ERRORS)
+                )
             for part in (*node.handlers, *node.orelse, *node.finalbody):
                 yield from found_imports(part, is_guarded)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -81,19 +89,30 @@ def found_imports(tree: ast.AST, is_guarded: bool = False) -> Iterator[tuple[str
 @cache
 def providers() -> dict[str, set[str]]:
     """Top-level module → the distributions that install it."""
-    found = {module: set(map(canonicalize_name, names)) for module, names in packages_distributions().items()}
-    return {**found, **{member.module: {member.name} for member in members()}}  # editable distributions list no modules
+    found = {
+        module: set(map(canonicalize_name, names))
+        for module, names in packages_distributions().items()
+    }
+    # editable distributions list no modules
+    return {**found, **{member.module: {member.name} for member in members()}}
 
 
 def declared(member: Member) -> dict[str, set[str]]:
-    """Required distribution → the extras of `member` that require it; "" when it is always required. A requirement with an extra,
-    such as pegboard[torch], also brings the requirements of that extra."""
+    """Required distribution → the extras of `member` that require it; "" when it is always
+    required. A requirement with an extra, such as pegboard[torch], also brings the requirements of
+    that extra."""
     found: dict[str, set[str]] = {}
     extras = distribution(member.name).metadata.get_all("Provides-Extra") or []
     for requirement in map(Requirement, distribution(member.name).requires or ()):
         always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        asked = {extra for extra in extras if requirement.marker and requirement.marker.evaluate({"extra": extra})}
-        found.setdefault(canonicalize_name(requirement.name), set()).update({""} if always else asked)
+        asked = {
+            extra
+            for extra in extras
+            if requirement.marker and requirement.marker.evaluate({"extra": extra})
+        }
+        found.setdefault(canonicalize_name(requirement.name), set()).update(
+            {""} if always else asked
+        )
         for brought in brought_by(requirement):
             found.setdefault(brought, set()).update({""} if always else asked)
     return found
@@ -103,19 +122,28 @@ def brought_by(requirement: Requirement) -> Iterator[str]:
     """Yields the distributions that the extras of a requirement require."""
     for extra in requirement.extras:
         for inner in map(Requirement, distribution(requirement.name).requires or ()):
-            if inner.marker and inner.marker.evaluate({"extra": extra}) and not inner.marker.evaluate({"extra": ""}):
+            if (
+                inner.marker
+                and inner.marker.evaluate({"extra": extra})
+                and not inner.marker.evaluate({"extra": ""})
+            ):
                 yield canonicalize_name(inner.name)
 
 
 def undeclared(member: Member, path: Path) -> Iterator[str]:
     """Yields the imports of a file that its distribution does not declare."""
-    name, requirements = module_name(path, member.folder), declared(member)
+    name = module_name(path, member.folder)
+    requirements = declared(member)
     for module, line, is_guarded in found_imports(tree_of(path)):
         top = module.partition(".")[0]
         if top in sys.stdlib_module_names or top == member.module:
             continue
-        extras = set().union(*(requirements.get(provider, set()) for provider in providers().get(top, ())))
-        in_folder = any(name.startswith(NEEDS_EXTRA.get((member.name, extra), ("-",))) for extra in extras)
+        extras = set().union(
+            *(requirements.get(provider, set()) for provider in providers().get(top, ()))
+        )
+        in_folder = any(
+            name.startswith(NEEDS_EXTRA.get((member.name, extra), ("-",))) for extra in extras
+        )
         if not ("" in extras or (extras and (is_guarded or in_folder))):
             why = f"extra {', '.join(sorted(extras))} only" if extras else "not declared"
             yield f"{path.relative_to(member.folder)}:{line} imports {module}: {why}"
@@ -131,9 +159,17 @@ def test_imports_are_declared(member: Member) -> None:
 def test_the_installed_metadata_is_that_of_the_project(member: Member) -> None:
     """After a change of a pyproject.toml, run `make setup`."""
     extras = member.metadata.get("optional-dependencies", {})
-    project = {canonicalize_name(Requirement(text).name) for text in member.metadata.get("dependencies", [])}
-    project |= {canonicalize_name(Requirement(text).name) for texts in extras.values() for text in texts}
-    installed = {canonicalize_name(Requirement(text).name) for text in distribution(member.name).requires or ()}
+    project = {
+        canonicalize_name(Requirement(text).name)
+        for text in member.metadata.get("dependencies", [])
+    }
+    project |= {
+        canonicalize_name(Requirement(text).name) for texts in extras.values() for text in texts
+    }
+    installed = {
+        canonicalize_name(Requirement(text).name)
+        for text in distribution(member.name).requires or ()
+    }
     assert installed == project, "run `make setup`"
 
 

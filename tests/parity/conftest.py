@@ -1,4 +1,5 @@
-"""Parity with transformers: tiny checkpoints with random weights, run by both on the CPU in float32."""
+"""Parity with transformers: tiny checkpoints with random weights, run by both on the CPU in
+float32."""
 
 from __future__ import annotations
 
@@ -34,19 +35,36 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "dtype": "float32"}
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "dtype": "float32",
+}
 
 
 def make_model(model_type: str, **values: Any) -> Any:
-    """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is random, also those of norms,
-    biases, sinks and corrections of routers, so that a missing one shows."""
-    chosen = {name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None}
+    """A tiny transformers model. values replace the common sizes; None drops one. Every tensor is
+    random, also those of norms, biases, sinks and corrections of routers, so that a missing one
+    shows."""
+    chosen = {
+        name: value for name, value in {**COMMON, **SIZES, **values}.items() if value is not None
+    }
     config = AutoConfig.for_model(model_type, **chosen)
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 1.5 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1.0 if name.endswith("sinks") else 0.1
+            spread = (
+                1.5 / parameter.shape[-1] ** 0.5
+                if parameter.dim() > 1
+                else 1.0
+                if name.endswith("sinks")
+                else 0.1
+            )
             parameter.add_(torch.randn(parameter.shape) * spread)
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
@@ -69,7 +87,8 @@ class Reference:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Reference]:
-    """write(model_type, **config values) makes a tiny model and writes its checkpoint as safetensors."""
+    """write(model_type, **config values) makes a tiny model and writes its checkpoint as
+    safetensors."""
 
     def make(model_type: str, **values: Any) -> Reference:
         model = make_model(model_type, **values)
@@ -97,7 +116,8 @@ def check_cached_fixture() -> Callable[..., None]:
 
 @pytest.fixture
 def check_recorded(caplog: pytest.LogCaptureFixture) -> Callable[[Reference], None]:
-    """With blocks that the native attention supports, the forward is recorded, with the same results. No stage runs eagerly."""
+    """With blocks that the native attention supports, the forward is recorded, with the same
+    results. No stage runs eagerly."""
 
     def check(reference: Reference) -> None:
         caplog.clear()
@@ -115,12 +135,14 @@ def open_llm_fixture() -> Callable[..., LLM]:
 
 def random_prompts(lengths: Sequence[int] = PROMPT_LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def open_llm(directory: Path, **settings: Any) -> LLM:
-    """Settings with small blocks, and with steps so small that prompts are computed in chunks, together with each other and with
-    decodes."""
+    """Settings with small blocks, and with steps so small that prompts are computed in chunks,
+    together with each other and with decodes."""
     chosen = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -135,15 +157,27 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
 
 
 def check_parity(
-    reference: Reference, lengths: Sequence[int] = PROMPT_LENGTHS, *, tolerance: float = TOLERANCE, **settings: Any
+    reference: Reference,
+    lengths: Sequence[int] = PROMPT_LENGTHS,
+    *,
+    tolerance: float = TOLERANCE,
+    **settings: Any,
 ) -> None:
-    """Compares the logprobs of the whole vocabulary after every token of every prompt and output, and every greedy choice."""
+    """Compares the logprobs of the whole vocabulary after every token of every prompt and output,
+    and every greedy choice."""
     prompts = random_prompts(lengths)
     params = SamplingParams(
-        max_tokens=NUM_OUTPUT_TOKENS, temperature=0, prompt_logprobs=-1, logprobs=-1, ignore_eos=True, detokenize=False
+        max_tokens=NUM_OUTPUT_TOKENS,
+        temperature=0,
+        prompt_logprobs=-1,
+        logprobs=-1,
+        ignore_eos=True,
+        detokenize=False,
     )
     with open_llm(reference.directory, **settings) as llm:
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         expected = reference.logprobs([*prompt, *completion.token_ids])
@@ -153,21 +187,30 @@ def check_parity(
             assert row is not None
             values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
             worst = (values - expected[position]).abs().max().item()
-            assert worst < tolerance, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+            assert worst < tolerance, (
+                f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+            )
         greedy = expected[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert list(completion.token_ids) == greedy
 
 
 def check_cached(reference: Reference, lengths: Sequence[int], **settings: Any) -> None:
-    """Two greedy answers to each prompt, twice: the prompts share their first tokens, and the second time all of them are in the
-    prefix cache. lengths: of what they have in common with the longest one."""
+    """Two greedy answers to each prompt, twice: the prompts share their first tokens, and the
+    second time all of them are in the prefix cache. lengths: of what they have in common with the
+    longest one."""
     prompts = [[*range(3, 3 + length), 50 + length] for length in lengths]
-    params = SamplingParams(max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        max_tokens=6, temperature=1.0, top_k=1, n=2, ignore_eos=True, detokenize=False
+    )
     with open_llm(reference.directory, **settings) as llm:
         for _ in range(2):
-            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+            )
             for prompt, output in zip(prompts, outputs, strict=True):
                 for answer in output.outputs:
                     expected = reference.logprobs([*prompt, *answer.token_ids])
-                    assert list(answer.token_ids) == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+                    assert (
+                        list(answer.token_ids) == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+                    )
         assert all(output.num_cached_tokens for output in outputs)

@@ -1,4 +1,5 @@
-"""Writes the checkpoint of a tiny model again in the common formats, tensor by tensor as the formats define them."""
+"""Writes the checkpoint of a tiny model again in the common formats, tensor by tensor as the
+formats define them."""
 
 from __future__ import annotations
 
@@ -15,20 +16,43 @@ from transformers import AutoModelForCausalLM
 from pegboard_testing.layouts import bit_stream as stream
 
 GROUP = 32
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3")
-"""Ends of the names of modules that are quantized. Routers are not, also where no config says so."""
+LINEAR = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    ".w1",
+    ".w2",
+    ".w3",
+)
+"""Ends of the names of modules that are quantized. Routers are not, also where no config says
+so."""
 
 
-def rounded(weight: Tensor, bits: int, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
-    """Round with a scale and a zero point per row and group of columns. Returns codes, zeros, scales and the values."""
-    values, count = weight.numpy(), int(group.max()) + 1
+def rounded(
+    weight: Tensor, bits: int, group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
+    """Round with a scale and a zero point per row and group of columns. Returns codes, zeros,
+    scales and the values."""
+    values = weight.numpy()
+    count = int(group.max()) + 1
     low = np.stack([values[:, group == g].min(1) for g in range(count)], 1).clip(max=0)
     high = np.stack([values[:, group == g].max(1) for g in range(count)], 1).clip(min=0)
     scales = ((high - low) / (2**bits - 1)).astype(np.float16)
     wide = scales.astype(np.float32)
     zeros = np.clip(np.round(-low / wide), 1, 2**bits - 1).astype(np.int64)
-    codes = np.clip(np.round(values / wide[:, group]) + zeros[:, group], 0, 2**bits - 1).astype(np.int64)
-    return codes, zeros, scales, torch.from_numpy((codes - zeros[:, group]).astype(np.float32) * wide[:, group])
+    codes = np.clip(np.round(values / wide[:, group]) + zeros[:, group], 0, 2**bits - 1).astype(
+        np.int64
+    )
+    return (
+        codes,
+        zeros,
+        scales,
+        torch.from_numpy((codes - zeros[:, group]).astype(np.float32) * wide[:, group]),
+    )
 
 
 def as_awq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -36,9 +60,15 @@ def as_awq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], T
     places = [0, 2, 4, 6, 1, 3, 5, 7]
 
     def words(rows: np.ndarray) -> Tensor:  # eight rows of the weight in a word
-        return stream(rows.reshape(-1, 8, rows.shape[1])[:, places].reshape(rows.shape), 4).T.contiguous()
+        return stream(
+            rows.reshape(-1, 8, rows.shape[1])[:, places].reshape(rows.shape), 4
+        ).T.contiguous()
 
-    return {"qweight": words(codes), "qzeros": words(zeros), "scales": torch.from_numpy(scales.T.copy())}, values
+    return {
+        "qweight": words(codes),
+        "qzeros": words(zeros),
+        "scales": torch.from_numpy(scales.T.copy()),
+    }, values
 
 
 def as_gptq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -91,7 +121,11 @@ def as_float8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor]
 def as_fp8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
     scale = weight.abs().amax() / 448
     codes = (weight / scale).to(torch.float8_e4m3fn)
-    return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.1)}, codes.float() * scale
+    return {
+        "weight": codes,
+        "weight_scale": scale,
+        "input_scale": torch.tensor(0.1),
+    }, codes.float() * scale
 
 
 def as_fp8_blocks(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -118,13 +152,22 @@ def in_fp4(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 def as_nvfp4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
     whole = weight.abs().amax() / (6 * 448)
-    scales = (weight.view(weight.shape[0], -1, 16).abs().amax(2) / 6 / whole).to(torch.float8_e4m3fn)
+    scales = (weight.view(weight.shape[0], -1, 16).abs().amax(2) / 6 / whole).to(
+        torch.float8_e4m3fn
+    )
     packed, values = in_fp4(weight, scales.float() * whole)
-    return {"weight": packed, "weight_scale": scales, "weight_scale_2": whole, "input_scale": torch.tensor(0.1)}, values
+    return {
+        "weight": packed,
+        "weight_scale": scales,
+        "weight_scale_2": whole,
+        "input_scale": torch.tensor(0.1),
+    }, values
 
 
 def as_mxfp4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
-    exponents = (weight.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 2 + 127).to(torch.uint8)
+    exponents = (weight.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 2 + 127).to(
+        torch.uint8
+    )
     packed, values = in_fp4(weight, 2.0 ** (exponents.float() - 127))
     return {"weight_blocks": packed.view(*exponents.shape, 16), "weight_scales": exponents}, values
 
@@ -135,10 +178,14 @@ def as_fp_quant(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tenso
     for _ in range(5):
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5, matrix)
     turned = (weight.view(-1, 32) @ matrix).view(weight.shape)
-    exponents = (turned.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 1 + 127).to(torch.uint8)
+    exponents = (turned.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 1 + 127).to(
+        torch.uint8
+    )
     packed, values = in_fp4(turned, 2.0 ** (exponents.float() - 127) / 3)
     tensors = {"qweight": packed, "scales": exponents, "weight_global_scale": torch.tensor([3.0])}
-    return tensors | {"forward_hadamard_matrix": matrix}, (values.view(-1, 32) @ matrix.T).view(weight.shape)
+    return tensors | {"forward_hadamard_matrix": matrix}, (values.view(-1, 32) @ matrix.T).view(
+        weight.shape
+    )
 
 
 def as_nvfp4_awq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -148,14 +195,29 @@ def as_nvfp4_awq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tens
 
 
 def as_nf4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """With quantized scales, as bitsandbytes stores them for double quantization. Blocks of 64 reach into the next row."""
-    table = torch.tensor([-1, -0.7, -0.52, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
-    nested_table, offset = torch.linspace(-1, 1, 256), 0.25
+    """With quantized scales, as bitsandbytes stores them for double quantization. Blocks of 64
+    reach into the next row."""
+    table = torch.tensor(
+        [-1, -0.7, -0.52, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1]
+    )
+    nested_table = torch.linspace(-1, 1, 256)
+    offset = 0.25
     blocks = weight.reshape(-1, 64)
     spread = float((blocks.abs().amax(1) - offset).abs().amax())
-    absmax_codes = ((blocks.abs().amax(1) - offset) / spread * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    absmax_codes = (
+        ((blocks.abs().amax(1) - offset) / spread * 127.5 + 127.5)
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+    )
     absmax = nested_table[absmax_codes.int()] * spread + offset
-    codes = ((blocks / absmax.unsqueeze(1)).unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8).flatten()
+    codes = (
+        ((blocks / absmax.unsqueeze(1)).unsqueeze(-1) - table)
+        .abs()
+        .argmin(-1)
+        .to(torch.uint8)
+        .flatten()
+    )
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
     state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
     tensors = {
@@ -164,7 +226,9 @@ def as_nf4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], T
         "weight.quant_map": table,
         "weight.nested_absmax": torch.full((-(-len(absmax) // 256),), spread),
         "weight.nested_quant_map": nested_table,
-        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+            list(json.dumps(state).encode()), dtype=torch.uint8
+        ),
     }
     return tensors, (table[codes.int()].view(-1, 64) * absmax.unsqueeze(1)).view(weight.shape)
 
@@ -188,13 +252,30 @@ def as_torchao(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor
 
 def of_groups(format: str, strategy: str, **weights: Any) -> dict[str, Any]:
     """Return a config of compressed-tensors with one group."""
-    weights = {"type": "int", "strategy": strategy, "group_size": GROUP if strategy == "group" else None, **weights}
+    weights = {
+        "type": "int",
+        "strategy": strategy,
+        "group_size": GROUP if strategy == "group" else None,
+        **weights,
+    }
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups, "ignore": ["lm_head"]}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
 
 
 def classic(method: str, bits: int, order: bool = False) -> dict[str, Any]:
-    return {"quant_method": method, "bits": bits, "group_size": GROUP, "desc_act": order, "zero_point": True, "version": "gemm"}
+    return {
+        "quant_method": method,
+        "bits": bits,
+        "group_size": GROUP,
+        "desc_act": order,
+        "zero_point": True,
+        "version": "gemm",
+    }
 
 
 Store = Callable[[Tensor, int, bool], tuple[dict[str, Tensor], Tensor]]
@@ -205,29 +286,87 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
     "gptq with 8 bits": (classic("gptq", 8, True), as_gptq, 8, True),
     "gptq with 3 bits": (classic("gptq", 3), as_gptq, 3, False),
     "gptq with 2 bits": (classic("gptq", 2), as_gptq, 2, False),
-    "auto-round": ({**classic("auto-round", 4), "packing_format": "auto_round:auto_awq"}, as_awq, 4, False),
-    "pack-quantized": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, False),
-    "pack-quantized in act order": (of_groups("pack-quantized", "group", num_bits=4, symmetric=False), as_compressed, 4, True),
+    "auto-round": (
+        {**classic("auto-round", 4), "packing_format": "auto_round:auto_awq"},
+        as_awq,
+        4,
+        False,
+    ),
+    "pack-quantized": (
+        of_groups("pack-quantized", "group", num_bits=4, symmetric=False),
+        as_compressed,
+        4,
+        False,
+    ),
+    "pack-quantized in act order": (
+        of_groups("pack-quantized", "group", num_bits=4, symmetric=False),
+        as_compressed,
+        4,
+        True,
+    ),
     "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),
-    "float-quantized": (of_groups("float-quantized", "channel", num_bits=8, type="float"), as_float8, 8, False),
+    "float-quantized": (
+        of_groups("float-quantized", "channel", num_bits=8, type="float"),
+        as_float8,
+        8,
+        False,
+    ),
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, as_fp8, 8, False),
-    "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, as_fp8_blocks, 8, False),
-    "modelopt": ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}, as_fp8, 8, False),
-    "modelopt_fp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, as_nvfp4, 4, False),
+    "fp8 in blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        as_fp8_blocks,
+        8,
+        False,
+    ),
+    "modelopt": (
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+        as_fp8,
+        8,
+        False,
+    ),
+    "modelopt_fp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        as_nvfp4,
+        4,
+        False,
+    ),
     "mxfp4": ({"quant_method": "mxfp4"}, as_mxfp4, 4, False),
-    "fp_quant": ({"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32}, as_fp_quant, 4, False),
-    "modelopt awq": ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "ignore": ["lm_head"]}, as_nvfp4_awq, 4, False),
+    "fp_quant": (
+        {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 32},
+        as_fp_quant,
+        4,
+        False,
+    ),
+    "modelopt awq": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "ignore": ["lm_head"]},
+        as_nvfp4_awq,
+        4,
+        False,
+    ),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_nf4, 4, False),
 }
 CASES |= {
-    "awq next to plain parts": ({**classic("awq", 4), "modules_to_not_convert": ["k_proj", "up_proj"]}, as_awq, 4, False),
+    "awq next to plain parts": (
+        {**classic("awq", 4), "modules_to_not_convert": ["k_proj", "up_proj"]},
+        as_awq,
+        4,
+        False,
+    ),
     "hqq": (
-        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": GROUP, "axis": 1}}},
+        {
+            "quant_method": "hqq",
+            "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": GROUP, "axis": 1}},
+        },
         as_hqq,
         4,
         False,
     ),
-    "torchao": ({"quant_method": "torchao", "modules_to_not_convert": ["lm_head"]}, as_torchao, 8, False),
+    "torchao": (
+        {"quant_method": "torchao", "modules_to_not_convert": ["lm_head"]},
+        as_torchao,
+        8,
+        False,
+    ),
     "quark": (
         {
             "quant_method": "quark",
@@ -254,10 +393,12 @@ FLOATS = {
 
 
 def quantize(reference: Any, case: str) -> None:
-    """Replaces the linear layers of the checkpoint by what a case makes of them, and the model by one with their values."""
+    """Replaces the linear layers of the checkpoint by what a case makes of them, and the model by
+    one with their values."""
     config, store, bits, order = CASES[case]
     path = reference.directory / "model.safetensors"
-    stored, dense = {}, {}
+    stored = {}
+    dense = {}
     plain = tuple(f"{name}.weight" for name in config.get("modules_to_not_convert", ()))
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
@@ -278,8 +419,9 @@ def quantize(reference: Any, case: str) -> None:
 
 
 def stack_experts(reference: Any) -> None:
-    """Stores one tensor for all experts of a layer, with gate and up below each other: "experts.gate_up_proj" and
-    "experts.gate_up_proj_scale_inv", [E, …]. transformers writes them so."""
+    """Stores one tensor for all experts of a layer, with gate and up below each other:
+    "experts.gate_up_proj" and "experts.gate_up_proj_scale_inv", [E, …]. transformers writes them
+    so."""
     path = reference.directory / "model.safetensors"
     found: dict[str, dict[int, Tensor]] = {}
     kept: dict[str, Tensor] = {}
@@ -290,7 +432,13 @@ def stack_experts(reference: Any) -> None:
             continue
         number, module, ending = after.split(".")
         merged = "gate_up_proj" if module in ("gate_proj", "up_proj") else module
-        of_expert = found.setdefault(f"{before}.experts.{merged}{ending.removeprefix('weight')}", {})
-        of_expert[int(number)] = torch.cat((of_expert[int(number)], tensor)) if int(number) in of_expert else tensor
-    kept |= {name: torch.stack([each[number] for number in sorted(each)]) for name, each in found.items()}
+        of_expert = found.setdefault(
+            f"{before}.experts.{merged}{ending.removeprefix('weight')}", {}
+        )
+        of_expert[int(number)] = (
+            torch.cat((of_expert[int(number)], tensor)) if int(number) in of_expert else tensor
+        )
+    kept |= {
+        name: torch.stack([each[number] for number in sorted(each)]) for name, each in found.items()
+    }
     save_file(kept, path, {"format": "pt"})

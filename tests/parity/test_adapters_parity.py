@@ -1,4 +1,5 @@
-"""Adapters against models whose weights contain them: W + scaling · B A, computed by transformers alone."""
+"""Adapters against models whose weights contain them: W + scaling · B A, computed by transformers
+alone."""
 
 from __future__ import annotations
 
@@ -26,10 +27,14 @@ Weights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def random_adapter(model: Any, rank: int, seed: int) -> Weights:
-    """Return A and B for every linear layer and for the embedding. The second adapter leaves out half of the layers."""
-    generator, found = torch.Generator().manual_seed(seed), Weights()
+    """Return A and B for every linear layer and for the embedding. The second adapter leaves out
+    half of the layers."""
+    generator = torch.Generator().manual_seed(seed)
+    found = Weights()
     kinds = (torch.nn.Linear, torch.nn.Embedding)
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    modules = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, kinds)
+    ]
     for name, module in modules[:: 2 if seed == 2 else 1]:
         is_table = isinstance(module, torch.nn.Embedding)
         out, columns = module.weight.T.shape if is_table else module.weight.shape
@@ -39,18 +44,25 @@ def random_adapter(model: Any, rank: int, seed: int) -> Weights:
 
 
 def random_expert_adapter(model: Any, rank: int, seed: int) -> Weights:
-    """The same for each expert. The first adapter changes every linear layer too, and the third some experts only."""
-    generator, found = torch.Generator().manual_seed(seed), random_adapter(model, rank, seed) if seed == 1 else Weights()
+    """The same for each expert. The first adapter changes every linear layer too, and the third
+    some experts only."""
+    generator = torch.Generator().manual_seed(seed)
+    found = random_adapter(model, rank, seed) if seed == 1 else Weights()
     for name, parameter in model.named_parameters():
         path, _, kind = name.rpartition(".")
         if not path.endswith(".experts"):
             continue
-        modules = {"gate_proj": (0, 2), "up_proj": (1, 2)} if kind == "gate_up_proj" else {kind: (0, 1)}
+        modules = (
+            {"gate_proj": (0, 2), "up_proj": (1, 2)} if kind == "gate_up_proj" else {kind: (0, 1)}
+        )
         for expert, (out, columns) in enumerate([parameter.shape[1:]] * len(parameter)):
             for module, (_, parts) in modules.items():
                 if seed < 3 or (expert % 2 and module != "up_proj"):
                     a = torch.randn(rank, columns, generator=generator) * columns**-0.5
-                    found[f"{path}.{expert}.{module}"] = a, torch.randn(out // parts, rank, generator=generator)
+                    found[f"{path}.{expert}.{module}"] = (
+                        a,
+                        torch.randn(out // parts, rank, generator=generator),
+                    )
     return found
 
 
@@ -78,7 +90,9 @@ def merged(model: Any, weights: Weights) -> Any:
 def adapters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Weights]]:
     """Path → adapter. Workers read them from here."""
     known: dict[str, Weights] = {}
-    monkeypatch.setattr(Worker, "_read_adapter", lambda self, adapter: (SCALING, known[adapter.lora_path]))
+    monkeypatch.setattr(
+        Worker, "_read_adapter", lambda self, adapter: (SCALING, known[adapter.lora_path])
+    )
     yield known
 
 
@@ -92,7 +106,9 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     for position, row in enumerate(found, first):
         values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
         worst = (values - expected[position]).abs().max().item()
-        assert worst < TOLERANCE, f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+        assert worst < TOLERANCE, (
+            f"position {position} of a prompt of {len(prompt)} tokens is off by {worst}"
+        )
     assert completion.token_ids == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
@@ -118,13 +134,21 @@ def check(model: Any, prompt: list[int], output: Any) -> None:
     ],
 )
 def test_a_mixed_batch_equals_merged_models(
-    write: Any, open_llm: Any, adapters: dict[str, Weights], model_type: str, config: Any, engine: Any
+    write: Any,
+    open_llm: Any,
+    adapters: dict[str, Weights],
+    model_type: str,
+    config: Any,
+    engine: Any,
 ) -> None:
     reference = write(model_type, **config)
-    models, requests = [reference.model], [None]
+    models = [reference.model]
+    requests = [None]
     for number, rank in enumerate(RANKS, 1):
         path = f"/adapter{number}"
-        adapters[path] = (random_expert_adapter if "num_experts" in config else random_adapter)(reference.model, rank, number)
+        adapters[path] = (random_expert_adapter if "num_experts" in config else random_adapter)(
+            reference.model, rank, number
+        )
         models.append(merged(reference.model, adapters[path]))
         requests.append(LoRARequest(f"adapter{number}", number, path))
     generator = torch.Generator().manual_seed(3)
@@ -133,10 +157,23 @@ def test_a_mixed_batch_equals_merged_models(
     for number, length in enumerate((1, 20, 6, 12, 20, 3, 7, 1)):
         prompt = common + torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
         asked.append((number % len(models), prompt))
-    greedy = {"max_tokens": 9, "temperature": 0, "logprobs": -1, "ignore_eos": True, "detokenize": False}
+    greedy = {
+        "max_tokens": 9,
+        "temperature": 0,
+        "logprobs": -1,
+        "ignore_eos": True,
+        "detokenize": False,
+    }
     prompts = [{"prompt_token_ids": prompt} for _, prompt in asked]
     loras = [requests[which] for which, _ in asked]
-    with open_llm(reference.directory, enable_lora=True, max_loras=2, max_cpu_loras=2, max_lora_rank=8, **engine) as llm:
+    with open_llm(
+        reference.directory,
+        enable_lora=True,
+        max_loras=2,
+        max_cpu_loras=2,
+        max_lora_rank=8,
+        **engine,
+    ) as llm:
         for prompt_logprobs in (-1, None):  # the second time, prefixes come from the cache
             params = SamplingParams(**greedy, prompt_logprobs=prompt_logprobs)
             outputs = llm.generate(prompts, params, lora_request=loras, use_tqdm=False)
@@ -150,20 +187,34 @@ def test_a_mixed_batch_equals_merged_models(
             assert stats["num_preemptions_total"]
 
 
-def test_several_answers_from_one_prompt(write: Any, open_llm: Any, adapters: dict[str, Weights]) -> None:
+def test_several_answers_from_one_prompt(
+    write: Any, open_llm: Any, adapters: dict[str, Weights]
+) -> None:
     reference = write("llama")
     adapters["/a"] = random_adapter(reference.model, 8, 2)
-    model, prompt = merged(reference.model, adapters["/a"]), list(range(3, 24))
-    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, logprobs=-1, ignore_eos=True, detokenize=False)
+    model = merged(reference.model, adapters["/a"])
+    prompt = list(range(3, 24))
+    params = SamplingParams(
+        n=3, temperature=1.0, seed=5, max_tokens=5, logprobs=-1, ignore_eos=True, detokenize=False
+    )
     with open_llm(reference.directory, enable_lora=True, max_lora_rank=8) as llm:
         lora = LoRARequest("a", 1, "/a")
-        (output,) = llm.generate([{"prompt_token_ids": prompt}], params, lora_request=lora, use_tqdm=False)
+        (output,) = llm.generate(
+            [{"prompt_token_ids": prompt}], params, lora_request=lora, use_tqdm=False
+        )
         with pytest.raises(RequestError, match="adapter 'b'"):
-            llm.generate([prompt] * 2, params, lora_request=[lora, LoRARequest("b", 2, "/nowhere")], use_tqdm=False)
+            llm.generate(
+                [prompt] * 2,
+                params,
+                lora_request=[lora, LoRARequest("b", 2, "/nowhere")],
+                use_tqdm=False,
+            )
         assert not llm.llm_engine.has_unfinished_requests()
     for completion in output.outputs:
         with torch.no_grad():
-            expected = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)
+            expected = (
+                model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)
+            )
         for position, row in enumerate(completion.logprobs, len(prompt) - 1):
             values = torch.tensor([row[token].logprob for token in range(VOCAB_SIZE)])
             assert (values - expected[position]).abs().max() < TOLERANCE
@@ -179,32 +230,56 @@ def test_drafts_change_no_token_of_requests_with_adapters(
     for number, rank in enumerate(RANKS, 1):
         adapters[f"/{number}"] = random_adapter(reference.model, rank, number)
         requests.append(LoRARequest(f"adapter{number}", number, f"/{number}"))
-    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 1,
+    }
     loras = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_gpu_blocks_override": 20}
     plain = open_llm(reference.directory, **loras)
     drafts = open_llm(
-        reference.directory, **loras, speculative_config={**config, "adaptive_length": adaptive}, disable_log_stats=False
+        reference.directory,
+        **loras,
+        speculative_config={**config, "adaptive_length": adaptive},
+        disable_log_stats=False,
     )
     tokens = st.lists(st.integers(3, 6), min_size=1, max_size=20)
     samplings = st.fixed_dictionaries(
         {"max_tokens": st.integers(1, 24), "temperature": st.sampled_from([0, 0, 0.8])},
-        optional={"repetition_penalty": st.just(1.3), "allowed_token_ids": st.just([3, 4]), "stop_token_ids": st.just([5])},
+        optional={
+            "repetition_penalty": st.just(1.3),
+            "allowed_token_ids": st.just([3, 4]),
+            "stop_token_ids": st.just([5]),
+        },
     )
 
     @settings(max_examples=15, deadline=None)
-    @given(st.lists(st.tuples(tokens, st.sampled_from(requests), samplings), min_size=1, max_size=5))
+    @given(
+        st.lists(st.tuples(tokens, st.sampled_from(requests), samplings), min_size=1, max_size=5)
+    )
     def compare(asked: list[tuple[list[int], LoRARequest | None, dict[str, Any]]]) -> None:
         prompts = [{"prompt_token_ids": prompt} for prompt, _, _ in asked]
-        params = [SamplingParams(seed=4, ignore_eos=True, detokenize=False, **sampling) for _, _, sampling in asked]
+        params = [
+            SamplingParams(seed=4, ignore_eos=True, detokenize=False, **sampling)
+            for _, _, sampling in asked
+        ]
         found, wanted = (
-            llm.generate(prompts, params, lora_request=[lora for _, lora, _ in asked], use_tqdm=False) for llm in (drafts, plain)
+            llm.generate(
+                prompts, params, lora_request=[lora for _, lora, _ in asked], use_tqdm=False
+            )
+            for llm in (drafts, plain)
         )
         for one, other in zip(found, wanted, strict=True):
             assert list(one.outputs[0].token_ids) == list(other.outputs[0].token_ids)
 
     with plain, drafts:
         compare()
-        values = {metric.name: metric.value for metric in drafts.get_metrics() if metric.name.endswith("_num_accepted_tokens")}
+        values = {
+            metric.name: metric.value
+            for metric in drafts.get_metrics()
+            if metric.name.endswith("_num_accepted_tokens")
+        }
         assert values["vllm:spec_decode_num_accepted_tokens"] > 0
         for llm in (plain, drafts):
             stats = llm.llm_engine.engine.stats()

@@ -1,4 +1,5 @@
-"""Configs that lack a value: a model then takes the value that the config class of transformers gives it."""
+"""Configs that lack a value: a model then takes the value that the config class of transformers
+gives it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from test_llama_parity import ARCHITECTURES as LLAMA
 from test_state_parity import ARCHITECTURES as STATES
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from pegboard.errors import PegboardError
 from pegboard.layers import Build
@@ -30,12 +34,26 @@ from pegboard_testing.fake_build import FakeQuantization, FakeWeight, fake_build
 
 Case = tuple[str, dict[str, Any]]
 CASES: dict[str, Case] = {
-    **LLAMA, **DENSE, **EXPERTS, **LATENT, **STATES,
-    "qwen3, windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    **LLAMA,
+    **DENSE,
+    **EXPERTS,
+    **LATENT,
+    **STATES,
+    "qwen3, windows": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    ),
     **{f"gemma3n, {name}": ("gemma3n_text", values) for name, values in GEMMA3N.items()},
     **{name: (name.lower().replace("xlmr", "xlm-r"), values) for name, values in ENCODERS.items()},
-}  # fmt: skip
-UNUSED = {*PretrainedConfig().to_dict(), "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "initializer_range"}
+}
+UNUSED = {
+    *PretrainedConfig().to_dict(),
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "initializer_range",
+}
 UNUSED = UNUSED - {"tie_word_embeddings"} | {"attention_dropout"}
 ELSEWHERE = {("dbrx", "attn_config"), ("dbrx", "rope_parameters"), ("olmo3", "rope_parameters")}
 """Values that the config has in another place, too."""
@@ -49,7 +67,8 @@ def model_class(architecture: str) -> Any:
 
 
 def build(config: Mapping[str, Any], architecture: str) -> Built | None:
-    """Return what decides what the model computes, and what its layers were built with. None: the config is refused."""
+    """Return what decides what the model computes, and what its layers were built with. None: the
+    config is refused."""
     method = FakeQuantization("meta")
     made = fake_build(quantization=method, plain=method)
     try:
@@ -65,7 +84,9 @@ def tensors(build: Build) -> set[tuple[Any, ...]]:
         layer.declare({})
         for item in layer.holders():
             if isinstance(item, FakeWeight):
-                found |= {(name, part.rows, item.weight.shape[1]) for name, part in item.parts.items()}
+                found |= {
+                    (name, part.rows, item.weight.shape[1]) for name, part in item.parts.items()
+                }
             elif isinstance(item, PlainTensor):
                 found |= {(name, rows, *item.data.shape[1:]) for name, rows in item.names.items()}
     return found
@@ -88,11 +109,21 @@ def describe(value: Any) -> Any:
     if isinstance(value, nn.Module):
         parts = vars(value)
         own = {name: part for name, part in parts.items() if name not in MODULE}
-        return type(value).__name__, describe({**own, **parts["_modules"], **parts["_buffers"], **parts["_parameters"]})
+        return type(value).__name__, describe(
+            {**own, **parts["_modules"], **parts["_buffers"], **parts["_parameters"]}
+        )
     if callable(value) and hasattr(value, "__qualname__"):
-        return value.__qualname__, [describe(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())} | {*getattr(value, "__dict__", ())}
-    return (type(value).__name__, describe({name: getattr(value, name) for name in names})) if names else value
+        return value.__qualname__, [
+            describe(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()
+        ]
+    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())} | {
+        *getattr(value, "__dict__", ())
+    }
+    return (
+        (type(value).__name__, describe({name: getattr(value, name) for name in names}))
+        if names
+        else value
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -103,12 +134,15 @@ def memory_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_value_that_the_config_lacks(sizes: dict[str, Any], name: str) -> None:
-    """Each value is removed, one at a time. A wrong size is not looked at if a tensor that the model needs shows it."""
+    """Each value is removed, one at a time. A wrong size is not looked at if a tensor that the
+    model needs shows it."""
     model_type, values = CASES[name]
     chosen = {key: value for key, value in {**sizes, **values}.items() if value is not None}
     whole = AutoConfig.for_model(model_type, **chosen)
     config = whole.to_dict()
-    architecture = str((MODEL_MAPPING_NAMES if name in ENCODERS else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[model_type])
+    architecture = str(
+        (MODEL_MAPPING_NAMES if name in ENCODERS else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[model_type]
+    )
     expected = build(config, architecture)
     assert expected is not None
     for field in sorted({*config} - UNUSED):
@@ -131,12 +165,18 @@ def test_a_value_that_the_config_lacks(sizes: dict[str, Any], name: str) -> None
 def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
     theirs = AutoConfig.for_model(model_type)
     for name, value in config_defaults()[model_type].items():
-        told = theirs.rope_parameters["rope_theta"] if name == "rope_theta" else getattr(type(theirs), name, None)
+        told = (
+            theirs.rope_parameters["rope_theta"]
+            if name == "rope_theta"
+            else getattr(type(theirs), name, None)
+        )
         assert value == (getattr(theirs, name) if told is None else told), name
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2, groups", "deepseek_v3"])
-def test_every_layer_has_experts_if_the_config_does_not_say_which(sizes: dict[str, Any], name: str) -> None:
+def test_every_layer_has_experts_if_the_config_does_not_say_which(
+    sizes: dict[str, Any], name: str
+) -> None:
     """Published configs have `moe_layer_freq`, and the config classes of transformers do not."""
     model_type, values = LATENT[name]
     config = AutoConfig.for_model(model_type, **{**sizes, **values}).to_dict()

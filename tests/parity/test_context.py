@@ -25,7 +25,9 @@ def answer(llm: Any, num_tokens: int) -> list[int]:
 def test_auto_serves_what_fits(write: Any, open_llm: Any, asked: Any) -> None:
     reference = write("llama")
     memory = {"kv_cache_memory_bytes": 9 * BLOCK_BYTES}
-    with pytest.raises(KVCacheTooSmall, match="max_model_len=64 .*at most 32 .-1 takes the largest"):
+    with pytest.raises(
+        KVCacheTooSmall, match="max_model_len=64 .*at most 32 .-1 takes the largest"
+    ):
         open_llm(reference.directory, **memory)
     with open_llm(reference.directory, max_model_len=asked, **memory) as llm:
         assert len(answer(llm, 28)) == 4
@@ -35,20 +37,35 @@ def test_auto_serves_what_fits(write: Any, open_llm: Any, asked: Any) -> None:
         assert len(answer(llm, 60)) == 4
 
 
-def test_a_default_size_grows_until_the_context_fits(write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_size_grows_until_the_context_fits(
+    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pegboard_platform_cpu.platform.KV_CACHE_LIMIT", 9 * BLOCK_BYTES)
     with open_llm(write("llama").directory, kv_cache_memory_bytes=None) as llm:
         assert len(answer(llm, 60)) == 4
         assert llm.llm_engine.engine.stats()["num_blocks"] == 17
 
 
-def test_more_than_the_machine_has_is_refused(write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_machine_has_is_refused(
+    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the checks, the system would kill the process."""
     directory = write("llama").directory
-    for memory in ({"kv_cache_memory_bytes": 1 << 45}, {"num_gpu_blocks_override": (1 << 45) // BLOCK_BYTES}):
-        with pytest.raises(ConfigError, match="KV cache needs 32768.00 GiB.*lower kv_cache_memory_bytes"):
+    for memory in (
+        {"kv_cache_memory_bytes": 1 << 45},
+        {"num_gpu_blocks_override": (1 << 45) // BLOCK_BYTES},
+    ):
+        with pytest.raises(
+            ConfigError, match="KV cache needs 32768.00 GiB.*lower kv_cache_memory_bytes"
+        ):
             open_llm(directory, **memory)
     memory = CPUPlatform.memory
-    monkeypatch.setattr(CPUPlatform, "memory", lambda self, **more: replace(memory(self, **more), free_bytes=1 << 10))
-    with pytest.raises(ConfigError, match="the weights of .*model needs .* GiB of memory.*fewer bits"):
+    monkeypatch.setattr(
+        CPUPlatform,
+        "memory",
+        lambda self, **more: replace(memory(self, **more), free_bytes=1 << 10),
+    )
+    with pytest.raises(
+        ConfigError, match="the weights of .*model needs .* GiB of memory.*fewer bits"
+    ):
         open_llm(directory)

@@ -1,4 +1,5 @@
-"""Models at the type that their checkpoints name, on a CPU that multiplies bfloat16 in hardware (this one may emulate it)."""
+"""Models at the type that their checkpoints name, on a CPU that multiplies bfloat16 in hardware
+(this one may emulate it)."""
 
 from __future__ import annotations
 
@@ -37,16 +38,23 @@ def native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def prompt_logprobs(llm: Any) -> torch.Tensor:
     """[positions of PROMPT but the first, V]"""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
-    rows = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)[0].prompt_logprobs[1:]
+    rows = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)[0].prompt_logprobs[
+        1:
+    ]
     return torch.tensor([[row[token].logprob for token in sorted(row)] for row in rows])
 
 
 @pytest.mark.parametrize(("name", "own"), MODELS)
 def test_bfloat16_is_as_precise_as_in_transformers(
-    write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, own: bool
+    write: Any,
+    open_llm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    own: bool,
 ) -> None:
-    """Both compute in bfloat16 and are compared with float32 on the same weights. A router may choose other experts when its
-    inputs are rounded, so the error of the median position counts."""
+    """Both compute in bfloat16 and are compared with float32 on the same weights. A router may
+    choose other experts when its inputs are rounded, so the error of the median position counts."""
     model_type, config = (OWN if own else FALLBACK)[name]
     more = {} if own else {"hf_overrides": {"architectures": ["UnheardOfForCausalLM"]}}
     reference = write(model_type, **{**config, **NEVER_SPARSE.get(name, {})})
@@ -64,7 +72,8 @@ def test_bfloat16_is_as_precise_as_in_transformers(
 
 
 def test_packed_weights_take_the_type_of_their_kernels(write: Any) -> None:
-    """The reason is in the decision of the platform. Weights that are quantized while they are loaded are packed too."""
+    """The reason is in the decision of the platform. Weights that are quantized while they are
+    loaded are packed too."""
     reference = write("llama", hidden_size=64, intermediate_size=96)
     config = reference.directory / "config.json"
     for is_packed, settings, dtype in (
@@ -76,8 +85,14 @@ def test_packed_weights_take_the_type_of_their_kernels(write: Any) -> None:
         if is_packed and "quantization_config" not in config.read_text():
             quantize(reference, "gptq")
         config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
-        plan, registry = resolve(engine_settings(str(reference.directory), {"skip_tokenizer_init": True, **settings}))
+        plan, registry = resolve(
+            engine_settings(str(reference.directory), {"skip_tokenizer_init": True, **settings})
+        )
         assert with_platform_defaults(registry, plan).dtype == dtype
         notes = registry.decisions["platform", ""].notes
         assert bool(notes) == (dtype == "float32")
-        assert not notes or "float32 instead of bfloat16: the kernels for packed weights take float32" in notes[0]
+        assert (
+            not notes
+            or "float32 instead of bfloat16: the kernels for packed weights take float32"
+            in notes[0]
+        )

@@ -17,29 +17,61 @@ from pegboard.errors import ConfigError, ModelError, PegboardError, RequestError
 from pegboard.interfaces.api import Prompt
 
 VOCAB_SIZE = 60
-SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 DISTIL_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
 ARCHITECTURES = {
     "Bert": SIZES,
     "Roberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
-    "XLMRoberta": {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
+    "XLMRoberta": {
+        **SIZES,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu_new",
+    },
     "DistilBert": DISTIL_SIZES,
 }
-TEXTS = ["w1 w2 w3", "w9", " ".join(f"w{place % 50}" for place in range(61)), "w4 w4", "w7 w8 w9 w10 w11 w12 w13 w14 w15"]
+TEXTS = [
+    "w1 w2 w3",
+    "w9",
+    " ".join(f"w{place % 50}" for place in range(61)),
+    "w4 w4",
+    "w7 w8 w9 w10 w11 w12 w13 w14 w15",
+]
 
 
 def write_tokenizer(folder: Path, *, is_roberta: bool) -> Any:
     """One token per word, with the special tokens of Bert or Roberta."""
-    first, last, padding, unknown = ("<s>", "</s>", "<pad>", "<unk>") if is_roberta else ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
+    first, last, padding, unknown = (
+        ("<s>", "</s>", "<pad>", "<unk>") if is_roberta else ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
+    )
     special = [first, padding, last, unknown] if is_roberta else [padding, unknown, first, last]
-    ids = {word: place for place, word in enumerate([*special, *(f"w{place}" for place in range(VOCAB_SIZE - 4))])}
+    ids = {
+        word: place
+        for place, word in enumerate([*special, *(f"w{place}" for place in range(VOCAB_SIZE - 4))])
+    }
     own = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     own.pre_tokenizer = pre_tokenizers.Whitespace()
-    pair = f"{first} $A {last} {last} $B {last}" if is_roberta else f"{first} $A {last} $B:1 {last}:1"
-    single, tokens = f"{first} $A {last}", [(token, ids[token]) for token in (first, last)]
-    own.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+    pair = (
+        f"{first} $A {last} {last} $B {last}" if is_roberta else f"{first} $A {last} $B:1 {last}:1"
+    )
+    single = f"{first} $A {last}"
+    tokens = [(token, ids[token]) for token in (first, last)]
+    own.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=tokens
+    )
     made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, cls_token=first, sep_token=last, pad_token=padding, unk_token=unknown, model_max_length=64
+        tokenizer_object=own,
+        cls_token=first,
+        sep_token=last,
+        pad_token=padding,
+        unk_token=unknown,
+        model_max_length=64,
     )
     made.save_pretrained(folder)
     return made
@@ -51,21 +83,34 @@ def write_encoder(tmp_path: Path) -> Callable[..., tuple[Path, Any, Any]]:
 
     def make(name: str, head: str = "Model", **values: Any) -> tuple[Path, Any, Any]:
         architecture = name + head
-        sizes = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 66, **ARCHITECTURES[name], **values}
+        sizes = {
+            "vocab_size": VOCAB_SIZE,
+            "max_position_embeddings": 66,
+            **ARCHITECTURES[name],
+            **values,
+        }
         torch.manual_seed(3)
-        model = getattr(transformers, architecture)(getattr(transformers, f"{name}Config")(**sizes)).eval()
+        model = getattr(transformers, architecture)(
+            getattr(transformers, f"{name}Config")(**sizes)
+        ).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape) * 0.2)
         model.save_pretrained(tmp_path / "model")
-        return tmp_path / "model", model, write_tokenizer(tmp_path / "model", is_roberta="oberta" in name)
+        return (
+            tmp_path / "model",
+            model,
+            write_tokenizer(tmp_path / "model", is_roberta="oberta" in name),
+        )
 
     return make
 
 
 @pytest.fixture
 def open_encoder() -> Callable[..., LLM]:
-    return lambda folder, **more: LLM(str(folder), dtype="float32", **{"max_num_batched_tokens": 80, "max_num_seqs": 3, **more})
+    return lambda folder, **more: LLM(
+        str(folder), dtype="float32", **{"max_num_batched_tokens": 80, "max_num_seqs": 3, **more}
+    )
 
 
 def states(model: Any, token_ids: list[int]) -> torch.Tensor:
@@ -76,7 +121,9 @@ def states(model: Any, token_ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("pooling", ["CLS", "MEAN", "LAST"])
-def test_vectors(name: str, pooling: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+def test_vectors(
+    name: str, pooling: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
     """Prompts of mixed lengths, more of them than fit in a step, up to the longest."""
     folder, model, tokenizer = write_encoder(name)
     with open_encoder(folder, pooler_config={"pooling_type": pooling}) as llm:
@@ -92,7 +139,9 @@ def test_vectors(name: str, pooling: str, write_encoder: Callable[..., Any], ope
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_classes(name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+def test_classes(
+    name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
     for values, activation in (
         ({"num_labels": 3}, lambda x: x.softmax(-1)),
         ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.sigmoid),
@@ -101,8 +150,13 @@ def test_classes(name: str, write_encoder: Callable[..., Any], open_encoder: Cal
         folder, model, tokenizer = write_encoder(name, "ForSequenceClassification", **values)
         with open_encoder(folder) as llm:
             outputs = llm.classify(TEXTS, use_tqdm=False)
-            raw = llm.encode(TEXTS, PoolingParams(use_activation=False), pooling_task="classify", use_tqdm=False)
-            with pytest.raises(RequestError, match="this model classifies texts and has no vectors; it cannot embed"):
+            raw = llm.encode(
+                TEXTS, PoolingParams(use_activation=False), pooling_task="classify", use_tqdm=False
+            )
+            with pytest.raises(
+                RequestError,
+                match="this model classifies texts and has no vectors; it cannot embed",
+            ):
                 llm.embed("w1", use_tqdm=False)
         for text, output, plain in zip(TEXTS, outputs, raw, strict=True):
             with torch.no_grad():
@@ -113,15 +167,24 @@ def test_classes(name: str, write_encoder: Callable[..., Any], open_encoder: Cal
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "XLMRoberta"])
-def test_scores_of_pairs(name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
-    """A cross-encoder. The second text of Bert has another token type. The longer text is truncated first."""
+def test_scores_of_pairs(
+    name: str, write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
+    """A cross-encoder. The second text of Bert has another token type. The longer text is truncated
+    first."""
     folder, model, tokenizer = write_encoder(name, "ForSequenceClassification", num_labels=1)
-    pairs = [(first, second) for first in TEXTS for second in ("w20 w21", "w30 w31 w32 w33 w34 w35 w36 w37")]
+    pairs = [
+        (first, second)
+        for first in TEXTS
+        for second in ("w20 w21", "w30 w31 w32 w33 w34 w35 w36 w37")
+    ]
     with open_encoder(folder) as llm:
         for limit in (None, 9, -1):
             params = PoolingParams(truncate_prompt_tokens=limit)
             own = [pair for pair in pairs if limit is not None or len(pair[0].split()) < 40]
-            outputs = llm.score([a for a, _ in own], [b for _, b in own], pooling_params=params, use_tqdm=False)
+            outputs = llm.score(
+                [a for a, _ in own], [b for _, b in own], pooling_params=params, use_tqdm=False
+            )
             for (first, second), output in zip(own, outputs, strict=True):
                 encoded = tokenizer(
                     first,
@@ -130,7 +193,11 @@ def test_scores_of_pairs(name: str, write_encoder: Callable[..., Any], open_enco
                     max_length=64 if limit == -1 else limit,
                     return_token_type_ids=True,
                 )
-                types = {"token_type_ids": torch.tensor([encoded["token_type_ids"]])} if name == "Bert" else {}
+                types = (
+                    {"token_type_ids": torch.tensor([encoded["token_type_ids"]])}
+                    if name == "Bert"
+                    else {}
+                )
                 with torch.no_grad():
                     true = model(torch.tensor([encoded["input_ids"]]), **types).logits[0].sigmoid()
                 assert abs(output.outputs.score - float(true)) < 1e-5
@@ -151,8 +218,12 @@ def test_a_text_keeps_its_beginning_and_its_special_tokens(
     folder, _, tokenizer = write_encoder("Bert")
     with open_encoder(folder) as llm:
         for limit in (2, 3, 10, -1):
-            (output,) = llm.embed(TEXTS[2], pooling_params=PoolingParams(truncate_prompt_tokens=limit), use_tqdm=False)
-            true = tokenizer(TEXTS[2], truncation=True, max_length=64 if limit == -1 else limit)["input_ids"]
+            (output,) = llm.embed(
+                TEXTS[2], pooling_params=PoolingParams(truncate_prompt_tokens=limit), use_tqdm=False
+            )
+            true = tokenizer(TEXTS[2], truncation=True, max_length=64 if limit == -1 else limit)[
+                "input_ids"
+            ]
             assert output.prompt_token_ids == true or limit == 2
 
 
@@ -163,15 +234,22 @@ def test_bfloat16_and_int8_are_close(write_encoder: Callable[..., Any]) -> None:
             outputs = llm.embed(TEXTS, use_tqdm=False)
         for text, output in zip(TEXTS, outputs, strict=True):
             true = states(model, tokenizer(text)["input_ids"])[0]
-            assert torch.cosine_similarity(torch.tensor(output.outputs.embedding), true, dim=0) > 0.995
+            assert (
+                torch.cosine_similarity(torch.tensor(output.outputs.embedding), true, dim=0) > 0.995
+            )
 
 
-def test_what_an_encoder_cannot_do(write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+def test_what_an_encoder_cannot_do(
+    write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
     folder, *_ = write_encoder("Bert")
     for settings, message in (
         ({"runner": "generate"}, "BertModel generates no text; use runner 'auto' or 'pooling'"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching is not possible with this model"),
-        ({"enable_chunked_prefill": True}, "enable_chunked_prefill is not possible with this model"),
+        (
+            {"enable_chunked_prefill": True},
+            "enable_chunked_prefill is not possible with this model",
+        ),
         ({"max_num_batched_tokens": 20}, "max_num_batched_tokens=20 is less than max_model_len=64"),
         ({"kv_connectors": ["offload"]}, "KV connectors have no effect"),
         ({"pooler_config": {"pooling_type": "MAX"}}, "pooler_config: Invalid enum value 'MAX'"),
@@ -180,20 +258,28 @@ def test_what_an_encoder_cannot_do(write_encoder: Callable[..., Any], open_encod
         with pytest.raises(ConfigError, match=message):
             open_encoder(folder, **settings)
     with open_encoder(folder) as llm:
-        with pytest.raises(RequestError, match="this engine makes vectors and does not generate text"):
+        with pytest.raises(
+            RequestError, match="this engine makes vectors and does not generate text"
+        ):
             llm.generate("w1", SamplingParams(max_tokens=1), use_tqdm=False)
-        with pytest.raises(RequestError, match="makes vectors and has no classes; it cannot classify"):
+        with pytest.raises(
+            RequestError, match="makes vectors and has no classes; it cannot classify"
+        ):
             llm.classify("w1", use_tqdm=False)
         with pytest.raises(RequestError, match="out of vocabulary"):
             llm.embed([[VOCAB_SIZE]], use_tqdm=False)
         with pytest.raises(RequestError, match="only a model that classifies reads two texts"):
             llm.embed(Prompt(text="w1", second_text="w2"), use_tqdm=False)
     folder, *_ = write_encoder("Roberta")
-    with pytest.raises(PegboardError, match="positions for 64 tokens; set max_model_len to at most 64"):
+    with pytest.raises(
+        PegboardError, match="positions for 64 tokens; set max_model_len to at most 64"
+    ):
         open_encoder(folder, max_model_len=66)
 
 
-def test_steps_of_sentence_transformers(write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]) -> None:
+def test_steps_of_sentence_transformers(
+    write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
+) -> None:
     folder, model, tokenizer = write_encoder("Bert")
     for mode, steps, pooled in (
         ("mean_tokens", ("Pooling",), lambda hidden: hidden.mean(0)),
@@ -207,14 +293,23 @@ def test_steps_of_sentence_transformers(write_encoder: Callable[..., Any], open_
         true = pooled(states(model, tokenizer(TEXTS[0])["input_ids"]))
         assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-5
     declare(folder, "max_tokens", "Pooling")
-    with pytest.raises(ModelError, match="the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"):
+    with pytest.raises(
+        ModelError, match="the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"
+    ):
         open_encoder(folder)
 
 
-def test_a_decoder_that_pools_by_mean(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
+def test_a_decoder_that_pools_by_mean(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
     reference = write("llama")
     prompts = [[5, 6, 7, 8], list(range(3, 60)), [9]]
-    more = {"runner": "pooling", "max_model_len": 64, "max_num_batched_tokens": 70, "pooler_config": {"pooling_type": "MEAN"}}
+    more = {
+        "runner": "pooling",
+        "max_model_len": 64,
+        "max_num_batched_tokens": 70,
+        "pooler_config": {"pooling_type": "MEAN"},
+    }
     with open_llm(reference.directory, **more) as llm:
         outputs = llm.embed(prompts * 2, use_tqdm=False)
     for prompt, output in zip(prompts * 2, outputs, strict=True):

@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-QWEN = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "intermediate_size": 64}
+QWEN = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+}
 LLAMA4 = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -44,15 +49,27 @@ GROUPS = {
 }
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "intermediate_size": 64}),
-    "mixtral, window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9}),
+    "mixtral, window": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9},
+    ),
     "qwen2_moe": ("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 32}),
     "qwen2_moe, some layers": (
         "qwen2_moe",
-        {**QWEN, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "qkv_bias": False, "norm_topk_prob": True},
+        {
+            **QWEN,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+            "norm_topk_prob": True,
+        },
     ),
     "qwen3_moe": ("qwen3_moe", {**QWEN, "head_dim": 16, "norm_topk_prob": True}),
     "qwen3_moe, some layers": ("qwen3_moe", {**QWEN, "head_dim": 8, "mlp_only_layers": [1]}),
-    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": None}),
+    "olmoe": (
+        "olmoe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": None},
+    ),
     "gpt_oss": (
         "gpt_oss",
         {
@@ -73,13 +90,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama4": ("llama4_text", LLAMA4),
-    "llama4, some layers, no norms": ("llama4_text", {**LLAMA4, "use_qk_norm": False, "interleave_moe_layer_step": 2}),
+    "llama4, some layers, no norms": (
+        "llama4_text",
+        {**LLAMA4, "use_qk_norm": False, "interleave_moe_layer_step": 2},
+    ),
     "granitemoe": ("granitemoe", {**GRANITE, "tie_word_embeddings": True}),
     "granitemoeshared": ("granitemoeshared", {**GRANITE, "shared_intermediate_size": 48}),
     "glm4_moe": ("glm4_moe", {**GROUPS, "use_qk_norm": True, "head_dim": 16}),
-    "glm4_moe, biases": ("glm4_moe", {**GROUPS, "n_group": 1, "topk_group": 1, "attention_bias": True, "norm_topk_prob": False}),
+    "glm4_moe, biases": (
+        "glm4_moe",
+        {**GROUPS, "n_group": 1, "topk_group": 1, "attention_bias": True, "norm_topk_prob": False},
+    ),
     "dots1": ("dots1", {**GROUPS, "sliding_window": 9, "max_window_layers": 2}),
-    "minimax_m2": ("minimax_m2", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8}),
+    "minimax_m2": (
+        "minimax_m2",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
+    ),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         {
@@ -126,7 +152,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "flex_olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "flex_olmo": (
+        "flex_olmo",
+        {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
     "dbrx, limited queries": (
         "dbrx",
         {
@@ -148,13 +177,24 @@ def test_architecture(write: Any, check_parity: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_blocks"), [("mixtral", 19), ("qwen2_moe", 19), ("gpt_oss", 32), ("llama4", 60), ("afmoe", 60)]
+    ("name", "num_blocks"),
+    [("mixtral", 19), ("qwen2_moe", 19), ("gpt_oss", 32), ("llama4", 60), ("afmoe", 60)],
 )
-def test_preemption_and_many_tokens(write: Any, check_parity: Any, name: str, num_blocks: int) -> None:
+def test_preemption_and_many_tokens(
+    write: Any, check_parity: Any, name: str, num_blocks: int
+) -> None:
     model_type, config = ARCHITECTURES[name]
     reference = write(model_type, **config)
-    check_parity(reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=num_blocks, max_model_len=56)
-    check_parity(reference, lengths=(50, 50, 50), block_size=16, max_num_batched_tokens=160, enable_chunked_prefill=False)
+    check_parity(
+        reference, lengths=(3, 20, 40, 33), num_gpu_blocks_override=num_blocks, max_model_len=56
+    )
+    check_parity(
+        reference,
+        lengths=(50, 50, 50),
+        block_size=16,
+        max_num_batched_tokens=160,
+        enable_chunked_prefill=False,
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "llama4", "afmoe"])
@@ -192,7 +232,11 @@ def test_llama4_as_a_part_of_a_checkpoint_with_images(write: Any, check_parity: 
     """The published checkpoints have the text model's config and tensors under other names."""
     reference = write("llama4_text", **LLAMA4)
     path = reference.directory / "model.safetensors"
-    save_file({f"language_model.{name}": tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    save_file(
+        {f"language_model.{name}": tensor for name, tensor in load_file(path).items()},
+        path,
+        {"format": "pt"},
+    )
     path = reference.directory / "config.json"
     config = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"}
     path.write_text(json.dumps({**config, "text_config": json.loads(path.read_text())}))
@@ -200,10 +244,13 @@ def test_llama4_as_a_part_of_a_checkpoint_with_images(write: Any, check_parity: 
 
 
 def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, check_recorded: Any) -> None:
-    """The layout of the published checkpoints: codes and powers of two, [experts, rows, blocks of 32 columns, 16 bytes]."""
+    """The layout of the published checkpoints: codes and powers of two, [experts, rows, blocks of
+    32 columns, 16 bytes]."""
     reference = write("gpt_oss", **{**ARCHITECTURES["gpt_oss"][1], "intermediate_size": 64})
-    path, random = reference.directory / "model.safetensors", torch.Generator().manual_seed(11)
-    tensors, held = load_file(path), reference.model.state_dict()
+    path = reference.directory / "model.safetensors"
+    random = torch.Generator().manual_seed(11)
+    tensors = load_file(path)
+    held = reference.model.state_dict()
     levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     for name in [name for name in held if name.endswith(("gate_up_proj", "down_proj"))]:
         count, columns, rows = held[name].shape
@@ -215,22 +262,32 @@ def test_gpt_oss_with_experts_in_mxfp4(write: Any, check_parity: Any, check_reco
         tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
         tensors[f"{name}_scales"] = scales.to(torch.uint8)
     save_file(tensors, path, {"format": "pt"})
-    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    plain = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
     path = reference.directory / "config.json"
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "quantization_config": quantization})
+    )
     check_parity(reference)
     check_recorded(reference)
 
 
 def test_stacked_tensors_are_the_same_model(write: Any, check_parity: Any) -> None:
-    """transformers writes a module per expert. Its own layout in memory, one tensor for all experts, is read too."""
+    """transformers writes a module per expert. Its own layout in memory, one tensor for all
+    experts, is read too."""
     model_type, config = ARCHITECTURES["qwen3_moe"]
     reference = write(model_type, **config)
     path = reference.directory / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(path).items() if ".experts." not in name}
     held = reference.model.state_dict()
-    tensors |= {name: tensor.contiguous().clone() for name, tensor in held.items() if ".experts." in name}
+    tensors |= {
+        name: tensor.contiguous().clone() for name, tensor in held.items() if ".experts." in name
+    }
     assert any(name.endswith("experts.gate_up_proj") for name in tensors)
     save_file(tensors, path, {"format": "pt"})
     check_parity(reference)

@@ -1,5 +1,5 @@
-"""Architectures without their own package, run through transformers' modules on our KV cache and compared with transformers
-alone."""
+"""Architectures without their own package, run through transformers' modules on our KV cache and
+compared with transformers alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8}),
     "gemma2, capped scores and logits": (
         "gemma2",
-        {"head_dim": 8, "sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
+        {
+            "head_dim": 8,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 7.0,
+        },
     ),
     "gemma3, windows": (
         "gemma3_text",
@@ -31,15 +36,29 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"sliding_window": 9, "num_hidden_layers": 4}),
     "granite, multipliers": (
         "granite",
-        {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2},
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+        },
     ),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "mixtral, experts": ("mixtral", {"num_local_experts": 4}),
     "qwen3_moe, experts": (
         "qwen3_moe",
-        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2},
+        {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "decoder_sparse_step": 2,
+        },
     ),
-    "granitemoe, experts under other names": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe, experts under other names": (
+        "granitemoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "phimoe, its own router": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "deepseek_v2, latent attention": (
         "deepseek_v2",
@@ -65,16 +84,34 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
-    check_parity(write(model_type, **config), hf_overrides={"architectures": ["UnheardOfForCausalLM"]})
+    check_parity(
+        write(model_type, **config), hf_overrides={"architectures": ["UnheardOfForCausalLM"]}
+    )
 
 
 def test_a_known_architecture_under_an_unknown_name(write: Any, check_parity: Any) -> None:
-    check_parity(write("llama", attention_bias=True), hf_overrides={"architectures": ["UnheardOfForCausalLM"]})
+    check_parity(
+        write("llama", attention_bias=True),
+        hf_overrides={"architectures": ["UnheardOfForCausalLM"]},
+    )
 
 
-def test_text_part_of_a_multimodal_checkpoint(write: Any, check_parity: Any, sizes: dict[str, Any]) -> None:
+def test_text_part_of_a_multimodal_checkpoint(
+    write: Any, check_parity: Any, sizes: dict[str, Any]
+) -> None:
     text = {**sizes, "head_dim": 8, "sliding_window": 9}
-    layers = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    layers = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision = {**layers, "image_size": 28, "patch_size": 14}
-    reference = write("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4, **dict.fromkeys(sizes))
+    reference = write(
+        "gemma3",
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        **dict.fromkeys(sizes),
+    )
     check_parity(reference)

@@ -23,7 +23,12 @@ SIZES = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "all features": SIZES,
-    "no shared layers": {**SIZES, "num_kv_shared_layers": 0, "altup_num_inputs": 3, "altup_correct_scale": False},
+    "no shared layers": {
+        **SIZES,
+        "num_kv_shared_layers": 0,
+        "altup_num_inputs": 3,
+        "altup_correct_scale": False,
+    },
     "another stream": {**SIZES, "altup_active_idx": 2, "final_logit_softcapping": 2.0},
 }
 
@@ -40,13 +45,19 @@ def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached:
 
 
 def test_part_of_a_checkpoint_with_images(write: Any, check_parity: Any) -> None:
-    """The published checkpoints have the text model's config and tensors under other names. Tensors of other parts, and of keys
-    that shared layers do not use, stay unread."""
+    """The published checkpoints have the text model's config and tensors under other names. Tensors
+    of other parts, and of keys that shared layers do not use, stay unread."""
     reference = write("gemma3n_text", **SIZES)
     path = reference.directory / "model.safetensors"
-    tensors = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in load_file(path).items()}
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in load_file(path).items()
+    }
     norm = tensors["model.language_model.layers.6.self_attn.q_norm.weight"]
-    unused = {f"model.{name}.weight": norm.clone() for name in ("vision_tower.norm", "language_model.layers.6.self_attn.k_norm")}
+    unused = {
+        f"model.{name}.weight": norm.clone()
+        for name in ("vision_tower.norm", "language_model.layers.6.self_attn.k_norm")
+    }
     save_file(tensors | unused, path, {"format": "pt"})
     path = reference.directory / "config.json"
     config = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}

@@ -1,4 +1,5 @@
-"""KV connectors with real models: engines that load prefixes give the tokens of an engine without a connector."""
+"""KV connectors with real models: engines that load prefixes give the tokens of an engine without a
+connector."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from pegboard import LLM, SamplingParams
 from pegboard.errors import RequestError
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
-WINDOWS = {"num_hidden_layers": 4, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8}
+WINDOWS = {
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 8,
+}
 COUNTERS = ("external_prefix_cache", "prefix_cache")
 PROMPTS = [[*range(3, 40), 70 + number] for number in range(3)] + [[*range(60, 85)], [5, 6]]
 
@@ -25,16 +31,25 @@ def settings(folder: Path) -> dict[str, Any]:
     """vLLM's argument."""
     extra = {"shared_storage_path": str(folder)}
     return {
-        "kv_transfer_config": {"kv_connector": "SharedStorageConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        "kv_transfer_config": {
+            "kv_connector": "SharedStorageConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
     }
 
 
 def generate(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-    """Return the output tokens, and how many tokens of the prompts were not computed, after some of them were loaded."""
+    """Return the output tokens, and how many tokens of the prompts were not computed, after some of
+    them were loaded."""
     stats = llm.llm_engine.engine.stats
     before = stats()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False)
-    loaded, shared = (stats()[f"{name}_hits_total"] - before[f"{name}_hits_total"] for name in COUNTERS)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False
+    )
+    loaded, shared = (
+        stats()[f"{name}_hits_total"] - before[f"{name}_hits_total"] for name in COUNTERS
+    )
     return [list(output.outputs[0].token_ids) for output in outputs], loaded and loaded + shared
 
 
@@ -43,27 +58,41 @@ def generate(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
     [
         ("llama", {}, {}),
         ("llama", {}, {"kv_cache_dtype": "int8", "block_size": 16}),
-        ("llama", {}, {"kv_cache_dtype": "bfloat16", "max_in_flight": 1, "enable_chunked_prefill": False}),
+        (
+            "llama",
+            {},
+            {"kv_cache_dtype": "bfloat16", "max_in_flight": 1, "enable_chunked_prefill": False},
+        ),
         ("gemma3_text", WINDOWS, {}),
         ("gemma3_text", WINDOWS, {"num_gpu_blocks_override": 29}),
     ],
     ids=["float32", "int8", "bfloat16", "windows", "windows, preempted"],
 )
 def test_prefixes_are_loaded_after_a_restart(
-    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, model_type: str, config: Any, engine: Any
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    model_type: str,
+    config: Any,
+    engine: Any,
 ) -> None:
     reference = write(model_type, **config)
     engine = {"max_num_batched_tokens": 64 if "enable_chunked_prefill" in engine else 16, **engine}
 
     def stored(prompts: list[list[int]]) -> int:
         """The last token of a prompt is always computed."""
-        return sum((len(prompt) - 1) // engine.get("block_size", 4) * engine.get("block_size", 4) for prompt in prompts)
+        return sum(
+            (len(prompt) - 1) // engine.get("block_size", 4) * engine.get("block_size", 4)
+            for prompt in prompts
+        )
 
     with open_llm(reference.directory, **engine) as llm:
         expected, _ = generate(llm, PROMPTS)
     with open_llm(reference.directory, **engine, **settings(tmp_path / "kv")) as llm:
         assert generate(llm, PROMPTS)[0] == expected
-        assert bool(llm.llm_engine.engine.stats()["num_preemptions_total"]) == ("num_gpu_blocks_override" in engine)
+        assert bool(llm.llm_engine.engine.stats()["num_preemptions_total"]) == (
+            "num_gpu_blocks_override" in engine
+        )
     files = list((tmp_path / "kv").rglob("*.safetensors"))
     with safe_open(files[0], "pt") as file:  # any reader of safetensors can read it
         assert file.metadata()["format"] == "pegboard-kv-1" and len(file.keys()) > 1
@@ -74,21 +103,33 @@ def test_prefixes_are_loaded_after_a_restart(
         answers = [[*prompt, *output, 7] for prompt, output in zip(PROMPTS, expected, strict=True)]
         assert llm.llm_engine.engine.control("reset_prefix_cache")
         tokens, num_saved = generate(llm, answers)
-        is_whole = "num_gpu_blocks_override" not in engine  # else loaded blocks may be taken back before they are used
-        assert num_saved == stored(answers) or stored(answers) > num_saved > 0 and not is_whole, "outputs are stored too"
+        # else loaded blocks may be taken back before they are used
+        is_whole = "num_gpu_blocks_override" not in engine
+        assert num_saved == stored(answers) or stored(answers) > num_saved > 0 and not is_whole, (
+            "outputs are stored too"
+        )
     with open_llm(reference.directory, **engine) as llm:
         assert generate(llm, answers)[0] == tokens
 
 
 @pytest.mark.parametrize("retains", [{}, WINDOWS], ids=["full", "windows"])
-def test_evicted_blocks_come_back(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, retains: Any) -> None:
-    """Host memory, and behind it a folder (MultiConnector), with a KV cache that holds a quarter of the prompts."""
+def test_evicted_blocks_come_back(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, retains: Any
+) -> None:
+    """Host memory, and behind it a folder (MultiConnector), with a KV cache that holds a quarter of
+    the prompts."""
     reference = write("gemma3_text" if retains else "llama", **retains)
     prompts = [[start, *range(4 + start, 40 + start)] for start in range(8)]
     number = 44 if retains else 22
     few = {"num_gpu_blocks_override": number, "max_num_seqs": 2}
-    offload = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"num_cpu_blocks": 8 * number}}
-    both = [{**offload, "kv_connector_extra_config": {"num_cpu_blocks": number}}, settings(tmp_path)["kv_transfer_config"]]
+    offload = {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {"num_cpu_blocks": 8 * number},
+    }
+    both = [
+        {**offload, "kv_connector_extra_config": {"num_cpu_blocks": number}},
+        settings(tmp_path)["kv_transfer_config"],
+    ]
     chain = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": both}}
     with open_llm(reference.directory) as llm:
         expected, _ = generate(llm, prompts)
@@ -103,24 +144,39 @@ def test_evicted_blocks_come_back(write: Callable[..., Any], open_llm: Callable[
 def test_a_decode_engine_waits_for_what_the_prefill_engine_writes(
     write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """The parameters of vLLM's proxies. The prefill engine's answer is handed on to the decode engine."""
-    folder, prompt, num_tokens = tmp_path / "kv", {"prompt_token_ids": PROMPTS[0]}, 9
+    """The parameters of vLLM's proxies. The prefill engine's answer is handed on to the decode
+    engine."""
+    folder = tmp_path / "kv"
+    prompt = {"prompt_token_ids": PROMPTS[0]}
+    num_tokens = 9
     reference = write("llama")
 
     def ask(llm: LLM, parameters: dict[str, Any] | None, max_tokens: int = num_tokens) -> Any:
         params = SamplingParams(
-            max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False, extra_args={"kv_transfer_params": parameters}
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={"kv_transfer_params": parameters},
         )
         return llm.generate([prompt], params, use_tqdm=False)[0]
 
     with open_llm(reference.directory) as llm:
         expected = ask(llm, None).outputs[0].token_ids
-        with pytest.raises(RequestError, match="no KV connector .* reads 'do_remote_decode'; none is configured"):
+        with pytest.raises(
+            RequestError, match="no KV connector .* reads 'do_remote_decode'; none is configured"
+        ):
             ask(llm, {"do_remote_decode": True})
     with open_llm(reference.directory, **settings(folder)) as prefill:
-        answer = ask(prefill, {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}, max_tokens=1)
+        answer = ask(
+            prefill,
+            {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None},
+            max_tokens=1,
+        )
         assert answer.kv_transfer_params == {"do_remote_prefill": True, "do_remote_decode": False}
-        with pytest.raises(RequestError, match="reads 'remote_host'; known: do_remote_decode, do_remote_prefill"):
+        with pytest.raises(
+            RequestError, match="reads 'remote_host'; known: do_remote_decode, do_remote_prefill"
+        ):
             ask(prefill, {"remote_host": "h"})
         with pytest.raises(RequestError, match="must be an object"):
             ask(prefill, "x")  # type: ignore[arg-type]
@@ -128,7 +184,9 @@ def test_a_decode_engine_waits_for_what_the_prefill_engine_writes(
     folder.mkdir()
     with open_llm(reference.directory, **settings(folder)) as decode:
         missing = next(hidden.iterdir())
-        timer = Timer(0.5, lambda: (rmtree(folder / missing.name), missing.rename(folder / missing.name)))
+        timer = Timer(
+            0.5, lambda: (rmtree(folder / missing.name), missing.rename(folder / missing.name))
+        )
         timer.start()
         started = time.monotonic()
         result = ask(decode, answer.kv_transfer_params)

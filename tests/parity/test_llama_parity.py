@@ -11,10 +11,16 @@ from pegboard import SamplingParams
 
 ARCHITECTURES = {
     "llama": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "llama, biases, odd head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "llama, biases, odd head size": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 12},
+    ),
     "mistral, window": ("mistral", {"sliding_window": 9}),
     "qwen2": ("qwen2", {"rope_theta": 1e6}),
-    "qwen2, windows above layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    "qwen2, windows above layer 1": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
@@ -60,7 +66,8 @@ def test_gritlm_is_a_mistral(write: Any, check_parity: Any) -> None:
 
 
 def test_a_prompt_whose_last_step_is_one_token(write: Any, check_parity: Any) -> None:
-    """16 of its 17 tokens are computed in a step that reports nothing, although all logprobs of the prompt are then known."""
+    """16 of its 17 tokens are computed in a step that reports nothing, although all logprobs of the
+    prompt are then known."""
     check_parity(write("llama"), lengths=(17,))
 
 
@@ -75,16 +82,17 @@ def test_linear_scaling_beyond_the_trained_length(write: Any, check_parity: Any)
 
 
 def test_dynamic_scaling_at_full_length(write: Any, check_parity: Any) -> None:
-    """transformers computes the base from the longest text of a step. Pegboard always computes it from the longest allowed text.
-    They must agree on a text of that length: 2 · 32 tokens, 55 of them prompt and 9 output."""
+    """transformers computes the base from the longest text of a step. Pegboard always computes it
+    from the longest allowed text. They must agree on a text of that length: 2 · 32 tokens, 55 of
+    them prompt and 9 output."""
     rope = {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 2.0}
     check_parity(write("llama", rope_parameters=rope, max_position_embeddings=32), lengths=(55,))
 
 
 @pytest.mark.parametrize("original", [32, 64])
 def test_longrope(write: Any, check_parity: Any, original: int) -> None:
-    """transformers uses the long divisors for texts beyond the original length. Pegboard uses them for models that allow longer
-    texts."""
+    """transformers uses the long divisors for texts beyond the original length. Pegboard uses them
+    for models that allow longer texts."""
     rope = {
         "rope_theta": 500.0,
         "rope_type": "longrope",
@@ -97,7 +105,11 @@ def test_longrope(write: Any, check_parity: Any, original: int) -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one token per block": {"block_size": 1},
-    "prompts whole": {"block_size": 16, "max_num_batched_tokens": 128, "enable_chunked_prefill": False},
+    "prompts whole": {
+        "block_size": 16,
+        "max_num_batched_tokens": 128,
+        "enable_chunked_prefill": False,
+    },
     "one at a time": {"max_num_seqs": 1, "max_num_batched_tokens": 7},
     "memory for one and a half": {"num_gpu_blocks_override": 19, "max_model_len": 56},
 }
@@ -105,13 +117,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_do_not_change_results(write: Any, check_parity: Any, name: str) -> None:
-    check_parity(write("mistral", sliding_window=9, num_hidden_layers=2), lengths=(3, 20, 40, 33), **SETTINGS[name])
+    check_parity(
+        write("mistral", sliding_window=9, num_hidden_layers=2),
+        lengths=(3, 20, 40, 33),
+        **SETTINGS[name],
+    )
 
 
 def test_cached_prefixes_do_not_change_results(write: Any, open_llm: Any) -> None:
     reference = write("llama", num_hidden_layers=2)
     stem = list(range(3, 40))
-    prompts = [{"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 37, 13, 37)]
+    prompts = [
+        {"prompt_token_ids": [*stem[:length], 50 + length]} for length in (37, 30, 37, 13, 37)
+    ]
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, detokenize=False)
     with open_llm(reference.directory) as llm:
         for _ in range(2):
@@ -119,7 +137,9 @@ def test_cached_prefixes_do_not_change_results(write: Any, open_llm: Any) -> Non
             for prompt, output in zip(prompts, outputs, strict=True):
                 found = list(output.outputs[0].token_ids)
                 expected = reference.logprobs([*prompt["prompt_token_ids"], *found])
-                assert found == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+                assert (
+                    found == expected[len(prompt["prompt_token_ids"]) - 1 : -1].argmax(-1).tolist()
+                )
         assert all(output.num_cached_tokens for output in outputs)
 
 
@@ -133,5 +153,11 @@ def test_shards_and_made_up_weights(write: Any, open_llm: Any, check_parity: Any
     texts = []
     for seed in (0, 0, 1):
         with open_llm(reference.directory, load_format="dummy", seed=seed) as llm:
-            texts.append(list(llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)[0].outputs[0].token_ids))
+            texts.append(
+                list(
+                    llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)[0]
+                    .outputs[0]
+                    .token_ids
+                )
+            )
     assert texts[0] == texts[1] != texts[2]

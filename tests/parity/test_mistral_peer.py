@@ -1,5 +1,5 @@
-"""The tokenizer `mistral` compared with vLLM's tokenizer mode of that name: the same token ids for the same chats, in every
-version.
+"""The tokenizer `mistral` compared with vLLM's tokenizer mode of that name: the same token ids for
+the same chats, in every version.
 
 Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU).
 """
@@ -22,14 +22,27 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 
 PEER = os.environ.get("PEGBOARD_PEER_VLLM")
 VOCABULARIES = Path(__file__).parents[2] / "plugins/tokenizer/mistral/tests/conftest.py"
-USER, ANSWER = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "größer"}
+USER = {"role": "user", "content": "hello"}
+ANSWER = {"role": "assistant", "content": "größer"}
 SYSTEM = {"role": "system", "content": "Be brief."}
-PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "日本 [INST]"}]}
-CALL = {"id": "a1B2c3D4e", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+PARTS = {
+    "role": "user",
+    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "日本 [INST]"}],
+}
+CALL = {
+    "id": "a1B2c3D4e",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "a1B2c3D4e", "name": "get_weather", "content": "sunny"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA},
+    }
+]
 CHATS: list[dict[str, Any]] = [
     {"messages": [USER], "tools": None, "continues": False},
     {"messages": [SYSTEM, USER, ANSWER, PARTS], "tools": None, "continues": False},
@@ -51,15 +64,21 @@ def write_tekken() -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
-def test_same_token_ids_as_vllm(tmp_path: Path, write_tekken: Callable[..., Path], version: str) -> None:
+def test_same_token_ids_as_vllm(
+    tmp_path: Path, write_tekken: Callable[..., Path], version: str
+) -> None:
     assert PEER is not None
     write_tekken(tmp_path, version)
     payload = TokenizerPayload("hf", tmp_path)
-    checkpoint = Checkpoint(format="x", path=tmp_path, config={}, architectures=(), tensors={}, tokenizer=payload)
+    checkpoint = Checkpoint(
+        format="x", path=tmp_path, config={}, architectures=(), tensors={}, tokenizer=payload
+    )
     ours = MistralCommonTokenizer(None, TokenizerSetup(checkpoint))
     job = json.dumps({"folder": str(tmp_path), "chats": CHATS, "texts": TEXTS})
     script = Path(__file__).with_name("vllm_mistral.py")
-    done = subprocess.run([PEER, str(script)], input=job, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [PEER, str(script)], input=job, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = json.loads(done.stdout)
     for chat, ids in zip(CHATS, theirs["chats"], strict=True):

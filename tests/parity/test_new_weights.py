@@ -41,11 +41,15 @@ def write_other(path: Path, model_type: str, config: dict[str, Any]) -> Referenc
 
 
 def check(llm: LLM, reference: Reference, prompts: list[list[int]]) -> None:
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], PARAMS, use_tqdm=False
+    )
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = list(output.outputs[0].token_ids)
         want = reference.logprobs([*prompt, *tokens])
-        for place, (token, found) in enumerate(zip(tokens, output.outputs[0].logprobs, strict=True)):
+        for place, (token, found) in enumerate(
+            zip(tokens, output.outputs[0].logprobs, strict=True)
+        ):
             row = want[len(prompt) - 1 + place]
             assert abs(found[token].logprob - float(row[token])) < TOLERANCE, (len(prompt), place)
             assert float(row[token]) > float(row.max()) - 2 * TOLERANCE
@@ -56,7 +60,8 @@ def test_every_weight_is_replaced(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, name: str
 ) -> None:
     model_type, config = CASES[name]
-    old, new = write(model_type, **config), write_other(tmp_path / "new", model_type, config)
+    old = write(model_type, **config)
+    new = write_other(tmp_path / "new", model_type, config)
     with open_llm(old.directory) as llm:
         check(llm, old, PROMPTS)
         for reference in (new, old, new):
@@ -67,9 +72,14 @@ def test_every_weight_is_replaced(
 def test_what_connectors_keep_is_not_found_by_other_weights(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    old, new = write("llama"), write_other(tmp_path / "new", "llama", {})
+    old = write("llama")
+    new = write_other(tmp_path / "new", "llama", {})
     extra = {"shared_storage_path": str(tmp_path / "blocks")}
-    transfer = {"kv_connector": "SharedStorageConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    transfer = {
+        "kv_connector": "SharedStorageConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
     for _ in range(2):
         with open_llm(old.directory, kv_transfer_config=transfer) as llm:
             for reference in (old, new):
@@ -82,7 +92,8 @@ def test_what_connectors_keep_is_not_found_by_other_weights(
 def test_running_requests_go_on_with_the_new_weights(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    old, new = write("llama"), write_other(tmp_path / "new", "llama", {})
+    old = write("llama")
+    new = write_other(tmp_path / "new", "llama", {})
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     with open_llm(old.directory) as llm:
         engine = llm.llm_engine
@@ -99,13 +110,19 @@ def test_running_requests_go_on_with_the_new_weights(
                 tokens = list(output.outputs[0].token_ids)
     assert tokens[: len(before)] == before and len(tokens) == 12
     greedy = new.logprobs([*PROMPTS[1], *tokens])[len(PROMPTS[1]) - 1 : -1].argmax(-1).tolist()
-    assert tokens[len(before) + 2 :] == greedy[len(before) + 2 :], "two steps may have been in flight"
+    assert tokens[len(before) + 2 :] == greedy[len(before) + 2 :], (
+        "two steps may have been in flight"
+    )
 
 
 def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
-    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old, new = write("llama"), write_other(tmp_path / "new", "llama", {})
+    old = write("llama")
+    new = write_other(tmp_path / "new", "llama", {})
     wrong = write_other(tmp_path / "wrong", "llama", {"rope_theta": 5.0, "hidden_act": "gelu"})
     with open_llm(old.directory, enable_sleep_mode=True) as llm:
 
@@ -120,7 +137,10 @@ def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
         tensors = load_file(file)
         shapes = {**tensors, "model.norm.weight": torch.zeros(3)}
         for content, message in (
-            ({name: tensor for name, tensor in tensors.items() if "norm" not in name}, "lacks 7 tensors"),
+            (
+                {name: tensor for name, tensor in tensors.items() if "norm" not in name},
+                "lacks 7 tensors",
+            ),
             (shapes, r"model.norm.weight has shape \[3\]"),
         ):
             save_file(content, file)
@@ -148,11 +168,15 @@ def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
 def test_weights_that_are_not_finite_are_refused_and_the_old_ones_stay(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, value: float
 ) -> None:
-    old, new = write("llama"), write_other(tmp_path / "new", "llama", {})
+    old = write("llama")
+    new = write_other(tmp_path / "new", "llama", {})
     tensors = load_file(new.directory / "model.safetensors")
     tensors["model.layers.2.mlp.down_proj.weight"][3, 5] = value
     save_file(tensors, new.directory / "model.safetensors", {"format": "pt"})
     with open_llm(old.directory) as llm:
-        with pytest.raises((RequestError, ModelError), match="layers.2.mlp.down_proj.weight has values that are NaN"):
+        with pytest.raises(
+            (RequestError, ModelError),
+            match="layers.2.mlp.down_proj.weight has values that are NaN",
+        ):
             llm.update_weights(new.directory)
         check(llm, old, PROMPTS)

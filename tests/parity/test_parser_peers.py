@@ -1,8 +1,9 @@
 """Every output parser compared with vLLM's parser of the same name, on the examples of its package.
 
-Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must give the same as vLLM's
-whole-text or streaming result (these may disagree with each other), or say why not (`Example.differs`). A reason without a
-difference is also an error, so that the lists in the packages' READMEs stay true.
+Opt-in: PEGBOARD_PEER_VLLM names the Python of an environment that has vLLM (CPU). An example must
+give the same as vLLM's whole-text or streaming result (these may disagree with each other), or say
+why not (`Example.differs`). A reason without a difference is also an error, so that the lists in
+the packages' READMEs stay true.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def made(kind: str, name: str, example: Example) -> OutputParser:
     from pegboard.plugins.importing import import_part, import_spec
 
     entry = installed_entry(kind, name)
-    parser: OutputParser = import_part(entry, import_spec(entry).implementation, "implementation")(None, setup_for(example))
+    parser: OutputParser = import_part(entry, import_spec(entry).implementation, "implementation")(
+        None, setup_for(example)
+    )
     return parser
 
 
@@ -57,7 +60,13 @@ def peer() -> Iterator[subprocess.Popen[str]]:
     script = Path(__file__).with_name("vllm_parsers.py")
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen([PEER, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            [PEER, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
     ):
         yield process
         assert process.stdin is not None
@@ -86,8 +95,8 @@ def theirs(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> lis
 
 
 def shape(content: str, reasoning: str, calls: list[tuple[str, str]]) -> tuple[Any, ...]:
-    """The compared values: arguments as JSON values (as text when they are not JSON), and text without white space at its ends
-    and around calls."""
+    """The compared values: arguments as JSON values (as text when they are not JSON), and text
+    without white space at its ends and around calls."""
 
     def value(text: str) -> Any:
         try:
@@ -105,18 +114,28 @@ def shape_of(result: dict[str, Any]) -> tuple[Any, ...] | str:
     return shape(result["content"], result["reasoning"], result["calls"])
 
 
-@pytest.mark.parametrize(("file", "kind", "name"), PARSERS, ids=[f"{kind}:{name}" for _, kind, name in PARSERS])
+@pytest.mark.parametrize(
+    ("file", "kind", "name"), PARSERS, ids=[f"{kind}:{name}" for _, kind, name in PARSERS]
+)
 def test_same_as_vllm(peer: subprocess.Popen[str], file: Path, kind: str, name: str) -> None:
     examples = load_examples(file)[kind, name]
     assert len(examples) >= 60, f"{len(examples)} examples, at least 60 are wanted"
     wrong = []
     for example, result in zip(examples, theirs(peer, file, kind, name), strict=True):
         message = ours(kind, name, example)
-        found = shape(message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls])
-        whole, stream = shape_of(result["whole"]), shape_of(result["stream"])
+        found = shape(
+            message.content,
+            message.reasoning,
+            [(call.name, call.arguments) for call in message.tool_calls],
+        )
+        whole = shape_of(result["whole"])
+        stream = shape_of(result["stream"])
         if found in (whole, stream):
             if example.differs:
                 wrong.append(f"{example.name}: no difference, but one is listed: {example.differs}")
         elif not example.differs:
-            wrong.append(f"{example.name}: {example.text!r}\n  ours   {found}\n  whole  {whole}\n  stream {stream}")
+            wrong.append(
+                f"{example.name}: {example.text!r}\n  ours   {found}\n  whole  {whole}\n  stream "
+                f"{stream}"
+            )
     assert not wrong, f"{len(wrong)} of {len(examples)}\n" + "\n".join(wrong)

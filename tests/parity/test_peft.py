@@ -1,4 +1,5 @@
-"""Adapters that the package peft writes give the logits that it computes. Opt-in, because peft is not a dependency:
+"""Adapters that the package peft writes give the logits that it computes. Opt-in, because peft is
+not a dependency:
 
 PEGBOARD_TEST_PEFT   Python of an environment with torch, transformers, safetensors and peft
 """
@@ -33,7 +34,8 @@ def test_the_logits_of_peft(open_llm: Callable[..., LLM], tmp_path: Path) -> Non
 
 
 def difference(open_llm: Callable[..., LLM], folder: Path) -> str:
-    """Return how far the model in a folder is from peft, with the adapter or without, or "" if it is near."""
+    """Return how far the model in a folder is from peft, with the adapter or without, or "" if it
+    is near."""
     expected = load_file(folder / "expected.safetensors")
     prompt = {"prompt_token_ids": expected["tokens"].tolist()}
     lora = LoRARequest("a", 1, str(folder / "adapter"))
@@ -41,7 +43,11 @@ def difference(open_llm: Callable[..., LLM], folder: Path) -> str:
         outputs = llm.generate([prompt, prompt], PARAMS, lora_request=[None, lora], use_tqdm=False)
     worst: dict[str, Any] = {}
     for name, output in zip(("base", "adapter"), outputs, strict=True):
-        found = torch.tensor([[row[token].logprob for token in sorted(row)] for row in output.prompt_logprobs[1:]])
+        found = torch.tensor(
+            [[row[token].logprob for token in sorted(row)] for row in output.prompt_logprobs[1:]]
+        )
         worst[name] = (found - expected[name][: len(found)]).abs().max().item()
-    assert (expected["base"] - expected["adapter"]).abs().max() > 100 * TOLERANCE, f"{folder.name}: the adapter changes nothing"
+    assert (expected["base"] - expected["adapter"]).abs().max() > 100 * TOLERANCE, (
+        f"{folder.name}: the adapter changes nothing"
+    )
     return f"{folder.name}: off by {worst}" if max(worst.values()) > TOLERANCE else ""

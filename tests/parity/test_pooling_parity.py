@@ -24,14 +24,19 @@ from pegboard_testing.served_app import make_app
 ARCHITECTURES = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {"head_dim": 8}),
-    "gemma3, windows": ("gemma3_text", {"head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 20}),
+    "gemma3, windows": (
+        "gemma3_text",
+        {"head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 20},
+    ),
     "mamba": ("mamba", {"state_size": 4, "intermediate_size": None}),
 }
 LENGTHS = (1, 6, 17, 40, 64)
 LIMITS = {"runner": "pooling", "max_model_len": 64}
 
 
-def expected(reference: Any, prompt: list[int], size: int | None = None, *, normalized: bool = True) -> torch.Tensor:
+def expected(
+    reference: Any, prompt: list[int], size: int | None = None, *, normalized: bool = True
+) -> torch.Tensor:
     with torch.no_grad():
         hidden = reference.model.base_model(torch.tensor([prompt])).last_hidden_state
     vector = hidden[0, -1, :size]
@@ -44,8 +49,11 @@ def prompts_of(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_vectors_equal_the_last_hidden_state(name: str, write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
-    """Prompts of mixed lengths, in chunks, up to max_model_len; a second time from the prefix cache."""
+def test_vectors_equal_the_last_hidden_state(
+    name: str, write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
+    """Prompts of mixed lengths, in chunks, up to max_model_len; a second time from the prefix
+    cache."""
     model_type, values = ARCHITECTURES[name]
     reference = write(model_type, **values)
     prompts = prompts_of()
@@ -54,32 +62,48 @@ def test_vectors_equal_the_last_hidden_state(name: str, write: Callable[..., Any
         for _ in range(2):
             outputs = llm.embed(prompts, pooling_params=params, use_tqdm=False)
             for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-                found, true = torch.tensor(output.outputs.embedding), expected(reference, prompt, normalized=place % 2 == 0)
+                found = torch.tensor(output.outputs.embedding)
+                true = expected(reference, prompt, normalized=place % 2 == 0)
                 assert output.prompt_token_ids == prompt and output.finished
                 assert (found - true).abs().max() < 1e-4
                 assert torch.cosine_similarity(found, true, dim=0) > 0.9999
         assert outputs[-1].num_cached_tokens
 
 
-def test_preempted_prompts_and_a_shared_prefix(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
-    """There are blocks for one long prompt and a half, so prompts lose their blocks and are computed again."""
+def test_preempted_prompts_and_a_shared_prefix(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
+    """There are blocks for one long prompt and a half, so prompts lose their blocks and are
+    computed again."""
     reference = write("llama")
-    prompts = [[*range(3, 3 + shared), *rest] for shared, rest in zip((30, 40, 0, 30), prompts_of((20, 9, 50, 33)), strict=True)]
-    with open_llm(reference.directory, **LIMITS, num_gpu_blocks_override=24, max_num_partial_prefills=3) as llm:
+    prompts = [
+        [*range(3, 3 + shared), *rest]
+        for shared, rest in zip((30, 40, 0, 30), prompts_of((20, 9, 50, 33)), strict=True)
+    ]
+    with open_llm(
+        reference.directory, **LIMITS, num_gpu_blocks_override=24, max_num_partial_prefills=3
+    ) as llm:
         outputs = llm.embed(prompts, use_tqdm=False)
         assert llm.llm_engine.engine.stats()["num_preemptions_total"]
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert (torch.tensor(output.outputs.embedding) - expected(reference, prompt)).abs().max() < 1e-4
+        assert (
+            torch.tensor(output.outputs.embedding) - expected(reference, prompt)
+        ).abs().max() < 1e-4
 
 
-def test_what_a_request_may_ask_for(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
+def test_what_a_request_may_ask_for(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
     reference = write("llama")
     prompt = prompts_of((70,))[0]
     config = {"matryoshka_dimensions": [8, 16]}
     with open_llm(reference.directory, **LIMITS, hf_overrides=config) as llm:
         for params, true in (
             (PoolingParams(truncate_prompt_tokens=-1), expected(reference, prompt[:64])),
-            (PoolingParams(truncate_prompt_tokens=5, dimensions=8), expected(reference, prompt[:5], 8)),
+            (
+                PoolingParams(truncate_prompt_tokens=5, dimensions=8),
+                expected(reference, prompt[:5], 8),
+            ),
         ):
             (output,) = llm.embed(prompt, pooling_params=params, use_tqdm=False)
             assert output.outputs.hidden_size == len(true)
@@ -92,9 +116,14 @@ def test_what_a_request_may_ask_for(write: Callable[..., Any], open_llm: Callabl
         ):
             with pytest.raises(RequestError, match=message):
                 llm.embed(prompt, pooling_params=params, use_tqdm=False)
-        with pytest.raises(RequestError, match="does not generate text; start it with runner 'generate'"):
+        with pytest.raises(
+            RequestError, match="does not generate text; start it with runner 'generate'"
+        ):
             llm.generate([prompt[:5]], use_tqdm=False)
-    with open_llm(reference.directory) as llm, pytest.raises(RequestError, match="start it with runner 'pooling'"):
+    with (
+        open_llm(reference.directory) as llm,
+        pytest.raises(RequestError, match="start it with runner 'pooling'"),
+    ):
         llm.embed([prompt[:5]], use_tqdm=False)
     for field, value in (("dimensions", 0), ("truncate_prompt_tokens", -2), ("use_activation", 1)):
         with pytest.raises(RequestError, match=f"{field} must be"):
@@ -104,14 +133,22 @@ def test_what_a_request_may_ask_for(write: Callable[..., Any], open_llm: Callabl
 def declare(directory: Path, mode: str, *steps: str) -> None:
     """Write the files of sentence-transformers: these steps, and how the step Pooling pools."""
     modules = [{"idx": 0, "type": "sentence_transformers.models.Transformer", "path": ""}]
-    modules += [{"type": f"sentence_transformers.models.{step}", "path": f"1_{step}"} for step in steps]
+    modules += [
+        {"type": f"sentence_transformers.models.{step}", "path": f"1_{step}"} for step in steps
+    ]
     (directory / "modules.json").write_text(json.dumps(modules))
     (directory / "1_Pooling").mkdir(exist_ok=True)
-    modes = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", "lasttoken")}
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
+    modes = {
+        f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", "lasttoken")
+    }
+    (directory / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, **modes})
+    )
 
 
-def test_steps_that_sentence_transformers_declares(write: Callable[..., Any], open_llm: Callable[..., LLM]) -> None:
+def test_steps_that_sentence_transformers_declares(
+    write: Callable[..., Any], open_llm: Callable[..., LLM]
+) -> None:
     reference = write("llama")
     prompt = prompts_of((12,))[0]
     for steps, normalized in ((("Pooling",), False), (("Pooling", "Normalize"), True)):
@@ -121,7 +158,11 @@ def test_steps_that_sentence_transformers_declares(write: Callable[..., Any], op
         true = expected(reference, prompt, normalized=normalized)
         assert (torch.tensor(output.outputs.embedding) - true).abs().max() < 1e-4
     for mode, steps, message in (
-        ("max_tokens", ["Pooling"], "the model pools by nothing; supported: lasttoken, cls_token, mean_tokens"),
+        (
+            "max_tokens",
+            ["Pooling"],
+            "the model pools by nothing; supported: lasttoken, cls_token, mean_tokens",
+        ),
         ("lasttoken", ["Pooling", "Dense"], "the step 'Dense' is not supported"),
     ):
         declare(reference.directory, mode, *steps)
@@ -133,16 +174,27 @@ def test_steps_that_sentence_transformers_declares(write: Callable[..., Any], op
 
 def test_over_http(write: Callable[..., Any]) -> None:
     """The engine runs in its own process. Text is refused."""
-    reference, prompts = write("llama"), prompts_of((3, 12))
-    settings = {**LIMITS, "dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 4 << 20}
+    reference = write("llama")
+    prompts = prompts_of((3, 12))
+    settings = {
+        **LIMITS,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 4 << 20,
+    }
 
     def apis(setup: ApiSetup) -> Any:
-        return [("pooling", PoolingApi(None, setup), POOLING), ("openai", OpenAIApi(None, setup), OPENAI)]
+        return [
+            ("pooling", PoolingApi(None, setup), POOLING),
+            ("openai", OpenAIApi(None, setup), OPENAI),
+        ]
 
     async def ask() -> tuple[httpx.Response, httpx.Response]:
         async with AsyncLLM(str(reference.directory), **settings) as llm:
             transport = httpx.ASGITransport(make_app(apis, llm))
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://test", timeout=60
+            ) as http:
                 text = await http.post("/v1/completions", json={"prompt": prompts[0]})
                 return await http.post("/v1/embeddings", json={"input": prompts}), text
 

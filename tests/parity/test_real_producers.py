@@ -1,7 +1,8 @@
-"""Weights that the producers of checkpoints write mean what these producers dequantize them to. Opt-in, because the producers are
-not dependencies:
+"""Weights that the producers of checkpoints write mean what these producers dequantize them to.
+Opt-in, because the producers are not dependencies:
 
-    PEGBOARD_TEST_PRODUCERS   Python of an environment with torch, safetensors, and any of hqq, bitsandbytes, torchao and
+    PEGBOARD_TEST_PRODUCERS   Python of an environment with torch, safetensors, and any of hqq,
+    bitsandbytes, torchao and
                               compressed-tensors
 """
 
@@ -24,8 +25,8 @@ from pegboard_testing.contract_quantization import load_pieces, stored_pieces
 
 PYTHON = os.environ.get("PEGBOARD_TEST_PRODUCERS")
 ROUNDED_ELSEWHERE = ("hqq", "bitsandbytes int8")
-"""(code − zero) · scale of HQQ is code · scale − zero · scale here, and bitsandbytes multiplies by 1 / 127 last. Both differ by
-the last bits of float32."""
+"""(code − zero) · scale of HQQ is code · scale − zero · scale here, and bitsandbytes multiplies by
+1 / 127 last. Both differ by the last bits of float32."""
 
 
 @pytest.mark.skipif(not PYTHON, reason="set PEGBOARD_TEST_PRODUCERS")
@@ -49,7 +50,10 @@ def is_read_exactly(path: Path) -> bool:
     weight = method(None, QuantizationSetup(config, "float32", "cpu", REFERENCES)).linear(
         LinearLayer("m", columns, rows, (Part("m.weight", (0, rows)),))
     )
-    load_pieces(weight, stored_pieces("m", {name.removeprefix("m."): data for name, data in tensors.items()}))
+    load_pieces(
+        weight,
+        stored_pieces("m", {name.removeprefix("m."): data for name, data in tensors.items()}),
+    )
     found = weight.dequantize().to(true.dtype)
     if path.stem.startswith(ROUNDED_ELSEWHERE):
         return bool(((found - true).abs().max() <= 2e-7 * true.abs().max()).item())

@@ -1,4 +1,5 @@
-"""Models of every sort of layer sleep: all of their weights are released, and the tokens after waking are the same."""
+"""Models of every sort of layer sleep: all of their weights are released, and the tokens after
+waking are the same."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def tokens(llm: LLM, lora: Any = None) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_token_changes(
-    write: Callable[..., Any], open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, name: str
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     model_type, config = CASES[name]
     reference = write(model_type, **config)
@@ -54,7 +58,9 @@ def test_no_token_changes(
         for level in (1, 2):
             layers = llm.llm_engine.engine._executor.worker.build.declared.layers
             released = sum(area.numel() for area in WeightMemory(layers, never, never).tensors())
-            assert released >= stored, f"{stored - released} of {stored} bytes of weights are not released"
+            assert released >= stored, (
+                f"{stored - released} of {stored} bytes of weights are not released"
+            )
             llm.sleep(level=level)
             llm.wake_up()
             assert [tokens(llm, lora) for lora in loras] == before, f"after level {level}"

@@ -1,5 +1,6 @@
-"""Checkpoints of mixtures of experts in the common formats, with the names of tensors that the models have on Hugging Face. Their
-logits and tokens are those of the model with the dequantized weights."""
+"""Checkpoints of mixtures of experts in the common formats, with the names of tensors that the
+models have on Hugging Face. Their logits and tokens are those of the model with the dequantized
+weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from stored_layouts import CASES, FLOATS, quantize, stack_experts
 from pegboard import LLM, SamplingParams
 from pegboard.plugins.discovery import scan_path
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "tie_word_embeddings": False}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": False,
+}
 QWEN = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**SIZES, "num_local_experts": 4}),
@@ -43,27 +49,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITH_ALL = ("awq", "gptq", "fp8 in blocks")
 """Formats that are tried with all models; the others only with Qwen3."""
-ALIKE = {"gptq with 8 bits", "gptq with 3 bits", "gptq with 2 bits", "auto-round", "pack-quantized in act order", "fp_quant",
-         "awq next to plain parts", "modelopt awq", "float-quantized"}  # fmt: skip
+ALIKE = {
+    "gptq with 8 bits",
+    "gptq with 3 bits",
+    "gptq with 2 bits",
+    "auto-round",
+    "pack-quantized in act order",
+    "fp_quant",
+    "awq next to plain parts",
+    "modelopt awq",
+    "float-quantized",
+}
 """Formats whose tensors have the names of another case. `test_stored_formats` has them."""
-PROMPT, NUM_TOKENS = [7, 30, 101, 12, 5, 88, 64, 3], 12
+PROMPT = [7, 30, 101, 12, 5, 88, 64, 3]
+NUM_TOKENS = 12
 
 
 @pytest.fixture
-def check_tokens(open_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], None]:
-    """check_tokens(reference, case): the logprobs and the greedy tokens are those of the model with the dequantized weights. The
-    CPU kernels, which round activations, are left out for integers, because a router may choose another expert after rounding."""
+def check_tokens(
+    open_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any, str], None]:
+    """check_tokens(reference, case): the logprobs and the greedy tokens are those of the model with
+    the dequantized weights. The CPU kernels, which round activations, are left out for integers,
+    because a router may choose another expert after rounding."""
 
     def check(reference: Any, case: str) -> None:
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=-1, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            max_tokens=NUM_TOKENS, temperature=0, logprobs=-1, ignore_eos=True, detokenize=False
+        )
         if case not in FLOATS:
-            names = {entry.distribution for entry in scan_path(sys.path).entries} - {"pegboard-kernel-cpu"}
+            names = {entry.distribution for entry in scan_path(sys.path).entries} - {
+                "pegboard-kernel-cpu"
+            }
             monkeypatch.setenv("PEGBOARD_PLUGINS", ",".join(sorted(names)))
         with open_llm(reference.directory, download_dir=str(tmp_path / "cache")) as llm:
             (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
         tokens = list(output.outputs[0].token_ids)
         expected = reference.logprobs([*PROMPT, *tokens])[len(PROMPT) - 1 : -1]
-        found = torch.tensor([[row[token].logprob for token in sorted(row)] for row in output.outputs[0].logprobs or []])
+        found = torch.tensor(
+            [
+                [row[token].logprob for token in sorted(row)]
+                for row in output.outputs[0].logprobs or []
+            ]
+        )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         assert tokens == expected.argmax(1).tolist()
 
@@ -77,8 +105,11 @@ def check_tokens(open_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pyte
         *((model, case) for model in MODELS for case in WITH_ALL if model != "qwen3_moe"),
     ],
 )
-def test_experts_of_their_own(write: Callable[..., Any], check_tokens: Callable[[Any, str], None], model: str, case: str) -> None:
-    """Routers are plain in these checkpoints, and the gates of shared experts, whether or not the config says it."""
+def test_experts_of_their_own(
+    write: Callable[..., Any], check_tokens: Callable[[Any, str], None], model: str, case: str
+) -> None:
+    """Routers are plain in these checkpoints, and the gates of shared experts, whether or not the
+    config says it."""
     model_type, config = MODELS[model]
     reference = write(model_type, **config)
     quantize(reference, case)
@@ -86,7 +117,9 @@ def test_experts_of_their_own(write: Callable[..., Any], check_tokens: Callable[
 
 
 @pytest.mark.parametrize("case", ["fp8 in blocks", "mxfp4", "float-quantized", "int-quantized"])
-def test_one_tensor_for_all_experts(write: Callable[..., Any], check_tokens: Callable[[Any, str], None], case: str) -> None:
+def test_one_tensor_for_all_experts(
+    write: Callable[..., Any], check_tokens: Callable[[Any, str], None], case: str
+) -> None:
     model_type, config = MODELS["qwen3_moe"]
     reference = write(model_type, **config)
     quantize(reference, case)

@@ -1,5 +1,6 @@
-"""Checkpoints of the common formats, written tensor by tensor as the formats define them, give the logits of the model with the
-dequantized weights, up to the rounding of activations in kernels that multiply integers."""
+"""Checkpoints of the common formats, written tensor by tensor as the formats define them, give the
+logits of the model with the dequantized weights, up to the rounding of activations in kernels that
+multiply integers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from pegboard import LLM, SamplingParams
 PROMPTS = [[7, 30, 101, 12, 5], list(range(3, 60))]
 PARAMS = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}
-OTHER_NAMES = {"gptq with 8 bits": "gptq_marlin", "modelopt_fp4": "modelopt_fp4", "awq": "moe_wna16"}
+OTHER_NAMES = {
+    "gptq with 8 bits": "gptq_marlin",
+    "modelopt_fp4": "modelopt_fp4",
+    "awq": "moe_wna16",
+}
 """Formats that are asked for under another name that reads them."""
 
 
@@ -24,7 +29,9 @@ def check_logits(llm: LLM, reference: Any, limit: float) -> None:
     """limit: of the standard deviation of the errors, relative to that of the logits."""
     expected = torch.cat([reference.logprobs(prompt)[:-1] for prompt in PROMPTS])
     rows = []
-    for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False):
+    for output in llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False
+    ):
         for row in (output.prompt_logprobs or [])[1:]:
             assert row is not None
             rows.append([row[token].logprob for token in sorted(row)])
@@ -33,21 +40,34 @@ def check_logits(llm: LLM, reference: Any, limit: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "case"), [("olmo2", "awq"), ("olmo2", "gptq in act order"), *(("llama", case) for case in CASES)]
+    ("architecture", "case"),
+    [("olmo2", "awq"), ("olmo2", "gptq in act order"), *(("llama", case) for case in CASES)],
 )
 def test_the_logits_of_the_dequantized_model(
-    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path, architecture: str, case: str
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    architecture: str,
+    case: str,
 ) -> None:
     reference = write(architecture, **SIZES)
     quantize(reference, case)
-    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization=OTHER_NAMES.get(case)) as llm:
+    with open_llm(
+        reference.directory,
+        download_dir=str(tmp_path / "cache"),
+        quantization=OTHER_NAMES.get(case),
+    ) as llm:
         check_logits(llm, reference, 1e-4 if case in FLOATS else 0.05)
 
 
-def test_a_plain_checkpoint_is_rounded_to_nf4(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+def test_a_plain_checkpoint_is_rounded_to_nf4(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
     """The values of nf4 are those of bitsandbytes."""
     positive = [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0]
-    table = torch.tensor([-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, *positive])
+    table = torch.tensor(
+        [-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, *positive]
+    )
     reference = write("llama", **SIZES)
     for name, module in reference.model.named_modules():
         if name.endswith(LINEAR):
@@ -55,14 +75,20 @@ def test_a_plain_checkpoint_is_rounded_to_nf4(write: Callable[..., Any], open_ll
             most = blocks.abs().amax(1, keepdim=True)
             codes = ((blocks / most).unsqueeze(-1) - table).abs().argmin(-1)
             module.weight.data.copy_((table[codes] * most).view(module.weight.shape))
-    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization="bitsandbytes") as llm:
+    with open_llm(
+        reference.directory, download_dir=str(tmp_path / "cache"), quantization="bitsandbytes"
+    ) as llm:
         check_logits(llm, reference, 0.02)
 
 
-def test_a_plain_checkpoint_is_rounded_to_fp8(write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path) -> None:
+def test_a_plain_checkpoint_is_rounded_to_fp8(
+    write: Callable[..., Any], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
     reference = write("llama", **SIZES)
     for name, module in reference.model.named_modules():
         if name.endswith(LINEAR):
             module.weight.data.copy_(as_float8(module.weight.data, 8, False)[1])
-    with open_llm(reference.directory, download_dir=str(tmp_path / "cache"), quantization="fp8") as llm:
+    with open_llm(
+        reference.directory, download_dir=str(tmp_path / "cache"), quantization="fp8"
+    ) as llm:
         check_logits(llm, reference, 1e-4)

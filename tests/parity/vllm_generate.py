@@ -25,12 +25,23 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(job["model"], skip_tokenizer_init=True, dtype=job["dtype"], enforce_eager=True)
-    params = SamplingParams(max_tokens=job["max_tokens"], temperature=0, prompt_logprobs=0, detokenize=False, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in job["prompts"]], params, use_tqdm=False)
+    params = SamplingParams(
+        max_tokens=job["max_tokens"],
+        temperature=0,
+        prompt_logprobs=0,
+        detokenize=False,
+        ignore_eos=True,
+    )
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in job["prompts"]], params, use_tqdm=False
+    )
     result = {
         "answers": [list(output.outputs[0].token_ids) for output in outputs],
         "logprobs": [
-            [row[token].logprob for token, row in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)]
+            [
+                row[token].logprob
+                for token, row in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+            ]
             for prompt, output in zip(job["prompts"], outputs, strict=True)
         ],
     }

@@ -1,4 +1,5 @@
-"""Runs vLLM's Mistral tokenizer, in an interpreter that has vLLM: one job as JSON on stdin, the result as JSON on stdout.
+"""Runs vLLM's Mistral tokenizer, in an interpreter that has vLLM: one job as JSON on stdin, the
+result as JSON on stdout.
 
 Job: {"folder", "chats": [{"messages", "tools", "continues"}], "texts"}.
 Result: {"chats": [token ids], "texts": [[token ids, text]]}.
@@ -16,7 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def main() -> None:
-    stdout, sys.stdout = sys.stdout, sys.stderr  # anything printed meanwhile is not a result
+    stdout = sys.stdout
+    sys.stdout = sys.stderr  # anything printed meanwhile is not a result
     from vllm.tokenizers.mistral import MistralTokenizer
 
     job = json.load(sys.stdin)

@@ -1,10 +1,10 @@
-"""Runs vLLM's own output parsers, in an interpreter that has vLLM: jobs as lines of JSON on stdin, results as lines of JSON on
-stdout.
+"""Runs vLLM's own output parsers, in an interpreter that has vLLM: jobs as lines of JSON on stdin,
+results as lines of JSON on stdout.
 
-Job: {"kind", "name", "tokens": [markers that are one token each], "examples": [{"text", "tools", "template_kwargs",
-"prompt_end"}]}.
-Result per example: {"whole": message, "stream": message}, or {"error": text} in place of a message; message = {"content",
-"reasoning", "calls": [[name, arguments text]]}. Not imported by Pegboard.
+Job: {"kind", "name", "tokens": [markers that are one token each], "examples": [{"text", "tools",
+"template_kwargs", "prompt_end"}]}.
+Result per example: {"whole": message, "stream": message}, or {"error": text} in place of a message;
+message = {"content", "reasoning", "calls": [[name, arguments text]]}. Not imported by Pegboard.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ def make_tokenizer(markers: list[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({character: index for index, character in enumerate(alphabet)}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in markers])
+    tokenizer.add_tokens(
+        [AddedToken(marker, normalized=False, special=False) for marker in markers]
+    )
     tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", clean_up_tokenization_spaces=False
+    )
 
 
 def parser_class(kind: str, name: str) -> Any:
@@ -57,7 +63,9 @@ class Job:
             chat_template_kwargs=example["template_kwargs"],
             **tools,
         )
-        parser = self.parser_class(self.tokenizer, request.tools, chat_template_kwargs=example["template_kwargs"])
+        parser = self.parser_class(
+            self.tokenizer, request.tools, chat_template_kwargs=example["template_kwargs"]
+        )
         return parser, parser.adjust_request(request)
 
     def whole(self, example: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +81,8 @@ class Job:
     def stream(self, example: dict[str, Any]) -> dict[str, Any]:
         """Parses token by token, like the server."""
         parser, request = self.parser_and_request(example)
-        ids, prompt = self.ids(example["text"]), self.ids(example["prompt_end"])
+        ids = self.ids(example["text"])
+        prompt = self.ids(example["prompt_end"])
         parser.set_prompt_token_ids(prompt)
         message: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
         pending: list[int] = []
@@ -106,7 +115,8 @@ class Job:
 
 
 class HarmonyJob:
-    """The parsers of gpt-oss: the harmony library, which vLLM's own parsers call, on the model's own token ids."""
+    """The parsers of gpt-oss: the harmony library, which vLLM's own parsers call, on the model's
+    own token ids."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
@@ -117,7 +127,9 @@ class HarmonyJob:
         from openai_harmony import Role
 
         ids = self.encoding.encode(example["text"], allowed_special="all")
-        return self.message(self.encoding.parse_messages_from_completion_tokens(ids, Role.ASSISTANT))
+        return self.message(
+            self.encoding.parse_messages_from_completion_tokens(ids, Role.ASSISTANT)
+        )
 
     def stream(self, example: dict[str, Any]) -> dict[str, Any]:
         from openai_harmony import Author, Message, Role, StreamableParser
@@ -127,8 +139,11 @@ class HarmonyJob:
             parser.process(token)
         messages = list(parser.messages)
         if parser.current_content:
-            open_one = Message.from_author_and_content(Author.new(Role.ASSISTANT, ""), parser.current_content)
-            open_one.channel, open_one.recipient = parser.current_channel, parser.current_recipient
+            open_one = Message.from_author_and_content(
+                Author.new(Role.ASSISTANT, ""), parser.current_content
+            )
+            open_one.channel = parser.current_channel
+            open_one.recipient = parser.current_recipient
             messages.append(open_one)
         return self.message(messages)
 
@@ -154,13 +169,15 @@ def attempt(read: Any, example: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    stdout, sys.stdout = sys.stdout, sys.stderr  # anything printed meanwhile is not a result
+    stdout = sys.stdout
+    sys.stdout = sys.stderr  # anything printed meanwhile is not a result
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         given = json.loads(line)
         job = (HarmonyJob if given["name"] in ("openai", "openai_gptoss") else Job)(given)
         results = [
-            {"whole": attempt(job.whole, example), "stream": attempt(job.stream, example)} for example in given["examples"]
+            {"whole": attempt(job.whole, example), "stream": attempt(job.stream, example)}
+            for example in given["examples"]
         ]
         print(json.dumps(results), file=stdout, flush=True)
 

@@ -1,10 +1,12 @@
-"""Writes quantized weights with the packages that produce such checkpoints, and what these packages dequantize them to.
+"""Writes quantized weights with the packages that produce such checkpoints, and what these packages
+dequantize them to.
 
     python write_with_producers.py FOLDER
 
-It runs in an environment with torch, safetensors and any of hqq, bitsandbytes, torchao and compressed-tensors, without Pegboard.
-Each file has the tensors of a module "m" and "dequantized"; its metadata have the quantization config. What is not installed, or
-cannot quantize here, is told and left out.
+It runs in an environment with torch, safetensors and any of hqq, bitsandbytes, torchao and
+compressed-tensors, without Pegboard. Each file has the tensors of a module "m" and "dequantized";
+its metadata have the quantization config. What is not installed, or cannot quantize here, is told
+and left out.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-ROWS, COLUMNS = 96, 256
+ROWS = 96
+COLUMNS = 256
 Case = tuple[str, dict[str, Any], dict[str, Tensor], Tensor]
 """Name, quantization config, tensors of the module, and the dequantized weight."""
 
 
 def linear(dtype: torch.dtype = torch.float32) -> nn.Linear:
     layer = nn.Linear(COLUMNS, ROWS, bias=False)
-    layer.weight.data = (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) * 0.05).to(dtype)
+    layer.weight.data = (
+        torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) * 0.05
+    ).to(dtype)
     return layer.to(dtype)
 
 
@@ -37,9 +42,22 @@ def of_hqq() -> Iterator[Case]:
         for axis in (0, 1):
             config = BaseQuantizeConfig(nbits=bits, group_size=64, axis=axis)
             layer = HQQLinear(linear(), config, compute_dtype=torch.float32, device="cpu")
-            tensors = {name: value for name, value in layer.state_dict().items() if isinstance(value, Tensor)}
-            kept = {name: value for name, value in config.items() if value is None or isinstance(value, dict)}
-            yield f"hqq {bits} axis {axis}", {"quant_method": "hqq", "quant_config": kept}, tensors, layer.dequantize()
+            tensors = {
+                name: value
+                for name, value in layer.state_dict().items()
+                if isinstance(value, Tensor)
+            }
+            kept = {
+                name: value
+                for name, value in config.items()
+                if value is None or isinstance(value, dict)
+            }
+            yield (
+                f"hqq {bits} axis {axis}",
+                {"quant_method": "hqq", "quant_config": kept},
+                tensors,
+                layer.dequantize(),
+            )
 
 
 def of_bitsandbytes() -> Iterator[Case]:
@@ -48,10 +66,19 @@ def of_bitsandbytes() -> Iterator[Case]:
     weight = linear(torch.float16).weight.data
     for kind in ("nf4", "fp4"):
         for is_nested in (False, True):
-            packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested)
-            tensors = {"weight": packed} | {f"weight.{name}": value for name, value in state.as_dict(packed=True).items()}
+            packed, state = functional.quantize_4bit(
+                weight, quant_type=kind, compress_statistics=is_nested
+            )
+            tensors = {"weight": packed} | {
+                f"weight.{name}": value for name, value in state.as_dict(packed=True).items()
+            }
             config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-            yield f"bitsandbytes {kind} {is_nested}", config, tensors, functional.dequantize_4bit(packed, state)
+            yield (
+                f"bitsandbytes {kind} {is_nested}",
+                config,
+                tensors,
+                functional.dequantize_4bit(packed, state),
+            )
     codes, scales, _ = functional.int8_vectorwise_quant(weight)
     config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     dequantized = functional.int8_vectorwise_dequant(codes, scales)
@@ -62,7 +89,12 @@ def of_torchao() -> Iterator[Case]:
     import torchao.quantization as quantization
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-    cases = ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig", "IntxWeightOnlyConfig")
+    cases = (
+        "Int8WeightOnlyConfig",
+        "Float8WeightOnlyConfig",
+        "Int4WeightOnlyConfig",
+        "IntxWeightOnlyConfig",
+    )
     for name in (*cases, "Int8DynamicActivationIntxWeightConfig"):
         try:
             model = nn.Sequential(linear(torch.bfloat16))
@@ -73,7 +105,12 @@ def of_torchao() -> Iterator[Case]:
         weight = model[0].weight
         flat, _ = flatten_tensor_state_dict({"m.weight": weight})
         config = {"quant_method": "torchao", "quant_type": {"default": {"_type": name}}}
-        yield f"torchao {name}", config, {key.removeprefix("m."): data for key, data in flat.items()}, weight.dequantize()
+        yield (
+            f"torchao {name}",
+            config,
+            {key.removeprefix("m."): data for key, data in flat.items()},
+            weight.dequantize(),
+        )
 
 
 def of_compressed_tensors() -> Iterator[Case]:
@@ -135,7 +172,11 @@ def main(folder: Path) -> None:
     for produce in (of_hqq, of_bitsandbytes, of_torchao, of_compressed_tensors):
         try:
             for name, config, tensors, dequantized in produce():
-                stored = {f"m.{key}": data.detach().contiguous() for key, data in tensors.items() if data is not None}
+                stored = {
+                    f"m.{key}": data.detach().contiguous()
+                    for key, data in tensors.items()
+                    if data is not None
+                }
                 stored["dequantized"] = dequantized.detach().reshape(ROWS, COLUMNS).contiguous()
                 save_file(stored, folder / f"{name}.safetensors", {"config": json.dumps(config)})
         except ImportError as error:

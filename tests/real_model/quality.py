@@ -1,10 +1,11 @@
-"""Measures the effect of computing with quantized weights and activations: perplexity and greedy choices on text, compared with
-float32.
+"""Measures the effect of computing with quantized weights and activations: perplexity and greedy
+choices on text, compared with float32.
 
     python tests/real_model/quality.py [MODEL] [--tokens 20000] [--setting quantization=rtn_int8 …]
 
-Both sides read the same tokens (teacher forcing): the float side uses weights dequantized to float32, the other side uses the
-settings and this machine's kernels. Exit status 1 when a limit is missed.
+Both sides read the same tokens (teacher forcing): the float side uses weights dequantized to
+float32, the other side uses the settings and this machine's kernels. Exit status 1 when a limit is
+missed.
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ MAX_PERPLEXITY_CHANGE = 0.005
 MIN_AGREEMENT = 0.96
 WINDOW = 512
 """Tokens read at once, from an empty context."""
-FLOAT: dict[str, Any] = {"dtype": "float32", "plugin_options": {"quantization.gguf": {"compute": "float"}}}
+FLOAT: dict[str, Any] = {
+    "dtype": "float32",
+    "plugin_options": {"quantization.gguf": {"compute": "float"}},
+}
 MODULES = (
-    "statistics random datetime decimal fractions difflib textwrap string heapq functools pathlib argparse logging subprocess "
-    "threading tempfile shutil zipfile tarfile csv configparser calendar locale gettext inspect doctest pickletools optparse "
-    "imaplib smtplib socketserver selectors typing"
+    "statistics random datetime decimal fractions difflib textwrap string heapq functools pathlib "
+    "argparse logging subprocess threading tempfile shutil zipfile tarfile csv configparser "
+    "calendar locale gettext inspect doctest pickletools optparse imaplib smtplib socketserver "
+    "selectors typing"
 )
 """Modules of the standard library whose docstrings are the text."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Returns, for each scored token, its log-probability and the token that greedy sampling would have chosen."""
+    """Returns, for each scored token, its log-probability and the token that greedy sampling would
+    have chosen."""
 
     logprobs: tuple[float, ...]
     choices: tuple[int, ...]
@@ -49,8 +55,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison: num_tokens scored; both perplexities; the share of positions with equal greedy choice; the standard error
-    of `change` for this number of scored tokens."""
+    """The comparison: num_tokens scored; both perplexities; the share of positions with equal
+    greedy choice; the standard error of `change` for this number of scored tokens."""
 
     num_tokens: int
     exact: float
@@ -70,7 +76,10 @@ class Comparison:
     def may_be_good(self) -> bool:
         """There are too few tokens to show that a limit is missed."""
         slack = math.sqrt(MIN_AGREEMENT * (1 - MIN_AGREEMENT) / self.num_tokens)
-        return abs(self.change) <= MAX_PERPLEXITY_CHANGE + 2 * self.error and self.agreement >= MIN_AGREEMENT - 2 * slack
+        return (
+            abs(self.change) <= MAX_PERPLEXITY_CHANGE + 2 * self.error
+            and self.agreement >= MIN_AGREEMENT - 2 * slack
+        )
 
     def __str__(self) -> str:
         return (
@@ -89,7 +98,9 @@ def docstrings() -> str:
         if found is None or found.origin is None:
             continue  # a module that this version of Python does not have
         tree = ast.parse(Path(found.origin).read_text("utf-8"))
-        texts += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+        texts += [
+            ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
+        ]
     return "\n\n".join(text for text in texts if len(text) > 200)
 
 
@@ -117,7 +128,11 @@ def compare(model: str, num_tokens: int, **settings: Any) -> Comparison:
 
 
 def measure(model: str, num_tokens: int, **settings: Any) -> Scores:
-    base: dict[str, Any] = {"max_model_len": WINDOW + 8, "kv_cache_memory_bytes": 1 << 28, "enable_prefix_caching": False}
+    base: dict[str, Any] = {
+        "max_model_len": WINDOW + 8,
+        "kv_cache_memory_bytes": 1 << 28,
+        "enable_prefix_caching": False,
+    }
     with LLM(model, **{**base, **settings}) as llm:
         return score(windows(llm, num_tokens), llm)
 
@@ -126,14 +141,24 @@ def judge(exact: Scores, other: Scores) -> Comparison:
     count = len(exact.choices)
     same = sum(a == b for a, b in zip(exact.choices, other.choices, strict=True))
     losses = [a - b for a, b in zip(exact.logprobs, other.logprobs, strict=True)]
-    return Comparison(count, exact.perplexity, other.perplexity, same / count, stdev(losses) / math.sqrt(count))
+    return Comparison(
+        count, exact.perplexity, other.perplexity, same / count, stdev(losses) / math.sqrt(count)
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Perplexity and greedy choices, quantized against float32.")
+    parser = argparse.ArgumentParser(
+        description="Perplexity and greedy choices, quantized against float32."
+    )
     parser.add_argument("model", nargs="?", help="model reference (default: the default model)")
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of text")
-    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="setting of the quantized side")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="setting of the quantized side",
+    )
     arguments = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in arguments.setting)
     result = compare(arguments.model, arguments.tokens, **settings)

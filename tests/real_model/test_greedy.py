@@ -1,7 +1,8 @@
-"""The default model gives transformers' greedy tokens in float32, and the same tokens however the work is divided.
+"""The default model gives transformers' greedy tokens in float32, and the same tokens however the
+work is divided.
 
-Equality of tokens needs weights and activations in float32; `test_quality.py` measures the effect of computing with the stored
-integers.
+Equality of tokens needs weights and activations in float32; `test_quality.py` measures the effect
+of computing with the stored integers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ QUESTIONS = [
     "Recommend a book about space. 🚀",
 ]
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
-EXACT: dict[str, Any] = {"dtype": "float32", "plugin_options": {"quantization.gguf": {"compute": "float"}}}
+EXACT: dict[str, Any] = {
+    "dtype": "float32",
+    "plugin_options": {"quantization.gguf": {"compute": "float"}},
+}
 
 
 def conversations() -> list[list[dict[str, str]]]:
@@ -51,18 +55,28 @@ def conversations() -> list[list[dict[str, str]]]:
 
 
 def transformers_model(path: Path) -> Any:
-    """transformers' Llama with the file's weights, read by the `gguf` package. The file holds the rows of Q and K interleaved for
-    rotary pairs, but transformers needs halves. So the rows of each head are put back in that order."""
+    """transformers' Llama with the file's weights, read by the `gguf` package. The file holds the
+    rows of Q and K interleaved for rotary pairs, but transformers needs halves. So the rows of each
+    head are put back in that order."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    heads, kv_heads, size = 9, 3, 576
+    heads = 9
+    kv_heads = 3
+    size = 576
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=size, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True, max_position_embeddings=8192,
-    )  # fmt: skip
+        vocab_size=49152,
+        hidden_size=size,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
     names = {
         "token_embd": "embed_tokens", "output_norm": "norm",
         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -99,18 +113,20 @@ def outputs(llm: LLM) -> list[Any]:
 
 
 def test_same_tokens_as_transformers(smollm2_gguf: Path, outputs: list[Any]) -> None:
-    """Every output token is the most likely one under transformers, given the prompt and the tokens before it. By induction, this
-    is transformers' own greedy output."""
+    """Every output token is the most likely one under transformers, given the prompt and the tokens
+    before it. By induction, this is transformers' own greedy output."""
     reference = transformers_model(smollm2_gguf)
     for output in outputs:
-        prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
+        prompt = output.prompt_token_ids
+        answer = output.outputs[0].token_ids
         with torch.inference_mode():
             logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
         assert logits.argmax(-1).tolist() == answer, output.prompt
 
 
 def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
-    """A request has the same output alone as in the batch. Alone, it also reads the prefix cache that the batch has filled."""
+    """A request has the same output alone as in the batch. Alone, it also reads the prefix cache
+    that the batch has filled."""
     for conversation, together in zip(conversations()[:6], outputs, strict=False):
         alone = llm.chat(conversation, GREEDY, use_tqdm=False)[0]
         assert alone.outputs[0].token_ids == together.outputs[0].token_ids
@@ -121,16 +137,26 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
     "settings",
     [
         {"num_gpu_blocks_override": 40, "block_size": 16, "max_model_len": 256},
-        {"max_num_batched_tokens": 16, "max_num_seqs": 4, "block_size": 8, "max_in_flight": 2, "enable_prefix_caching": False},
+        {
+            "max_num_batched_tokens": 16,
+            "max_num_seqs": 4,
+            "block_size": 8,
+            "max_in_flight": 2,
+            "enable_prefix_caching": False,
+        },
     ],
     ids=["preempted", "short chunks, small blocks, two steps in flight, no cache"],
 )
-def test_same_tokens_however_cut(smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]) -> None:
+def test_same_tokens_however_cut(
+    smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]
+) -> None:
     base: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 29, **EXACT}
     llm = LLM(str(smollm2_gguf), **{**base, **settings})
     try:
         again = llm.chat(conversations()[:10], GREEDY, use_tqdm=False)
-        assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in outputs[:10]]
+        assert [o.outputs[0].token_ids for o in again] == [
+            o.outputs[0].token_ids for o in outputs[:10]
+        ]
     finally:
         llm.shutdown()
 
@@ -153,12 +179,22 @@ def test_an_llm_nobody_refers_to_is_stopped(smollm2_gguf: Path) -> None:
 
 
 def test_attention_backends_and_block_sizes_agree(llm: LLM, smollm2_gguf: Path) -> None:
-    """With 8-bit activations they would differ by tenths of a nat, because these amplify differences of rounding."""
-    prompt, params = ["The capital of France is"], SamplingParams(temperature=0, max_tokens=4, logprobs=5)
-    with LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, block_size=1, **EXACT) as other:
+    """With 8-bit activations they would differ by tenths of a nat, because these amplify
+    differences of rounding."""
+    prompt = ["The capital of France is"]
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=5)
+    with LLM(
+        str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, block_size=1, **EXACT
+    ) as other:
         found = [one.generate(prompt, params, use_tqdm=False)[0].outputs[0] for one in (llm, other)]
     first, second = found
-    assert first.token_ids == second.token_ids and first.logprobs is not None and second.logprobs is not None
+    assert (
+        first.token_ids == second.token_ids
+        and first.logprobs is not None
+        and second.logprobs is not None
+    )
     for left, right in zip(first.logprobs, second.logprobs, strict=True):
         shared = left.keys() & right.keys()
-        assert len(shared) >= 4 and all(abs(left[token].logprob - right[token].logprob) < 1e-3 for token in shared)
+        assert len(shared) >= 4 and all(
+            abs(left[token].logprob - right[token].logprob) < 1e-3 for token in shared
+        )

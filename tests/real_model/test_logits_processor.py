@@ -1,4 +1,5 @@
-"""A third party's logits processor in a whole engine: it checks parameters, reads every new token, and changes the logits."""
+"""A third party's logits processor in a whole engine: it checks parameters, reads every new token,
+and changes the logits."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SPEC = LogitsProcessorSpec(
 def judge(params):
     window = (params.extra_args or {}).get("distinct", 1)
     return None if isinstance(window, int) and window > 0 else f"distinct must be a positive integer, got {window!r}"
-"""
+"""  # noqa: E501
 
 PROCESSOR = """
 class Distinct:
@@ -57,7 +58,7 @@ class Distinct:
     def extend(self, rows, token_ids):
         for row, tokens in zip(rows.tolist(), token_ids):
             self.outputs[row] += tokens
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -75,7 +76,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("installed")
 def test_a_processor_reads_every_new_token(smollm2_gguf: Path) -> None:
-    llm = LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, logits_processors=["distinct"])
+    llm = LLM(
+        str(smollm2_gguf),
+        max_model_len=256,
+        kv_cache_memory_bytes=1 << 27,
+        logits_processors=["distinct"],
+    )
     try:
         params = [
             SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, extra_args=extra)
@@ -84,9 +90,14 @@ def test_a_processor_reads_every_new_token(smollm2_gguf: Path) -> None:
         outputs = llm.generate(["one two one two one two one two"] * 3, params, use_tqdm=False)
         plain, distinct, alternating = (output.outputs[0].token_ids for output in outputs)
         assert len(set(plain)) < len(set(distinct)) == 40
-        assert all(a != b for a, b in zip(alternating, alternating[1:], strict=False)) and len(set(alternating)) < 40
+        assert (
+            all(a != b for a, b in zip(alternating, alternating[1:], strict=False))
+            and len(set(alternating)) < 40
+        )
         assert outputs[1].outputs[0].text == outputs[1].outputs[0].text.lower()
-        with pytest.raises(RequestError, match=r"no logits processor .* reads 'distnct'; known: distinct"):
+        with pytest.raises(
+            RequestError, match=r"no logits processor .* reads 'distnct'; known: distinct"
+        ):
             llm.generate(["a"], SamplingParams(extra_args={"distnct": 1}), use_tqdm=False)
         with pytest.raises(RequestError, match="distinct must be a positive integer, got 0"):
             llm.generate(["a"], SamplingParams(extra_args={"distinct": 0}), use_tqdm=False)

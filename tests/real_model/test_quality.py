@@ -1,4 +1,5 @@
-"""The default model keeps its quality with any choice of kernels. The long measurement is `python quality.py`."""
+"""The default model keeps its quality with any choice of kernels. The long measurement is `python
+quality.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The default model sleeps: its process gives the memory back, and the tokens after waking are the same."""
+"""The default model sleeps: its process gives the memory back, and the tokens after waking are the
+same."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ FORMS: dict[str, dict[str, Any]] = {
 """Where the weights are: in a mapped file, in memory as stored integers, or in memory as floats."""
 
 CASES = [
-    pytest.param(form, level, marks=[] if (form, level) in (("mapped", 1), ("packed", 2)) else [pytest.mark.slow])
+    pytest.param(
+        form,
+        level,
+        marks=[] if (form, level) in (("mapped", 1), ("packed", 2)) else [pytest.mark.slow],
+    )
     for form in FORMS
     for level in (1, 2)
 ]
@@ -33,7 +38,12 @@ PROMPTS = ["The capital of France is", "Once upon a time " * 40]
 
 @pytest.fixture(scope="module")
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    llm = LLM(enable_sleep_mode=True, kv_cache_memory_bytes=64 << 20, max_model_len=1024, **FORMS[request.param])
+    llm = LLM(
+        enable_sleep_mode=True,
+        kv_cache_memory_bytes=64 << 20,
+        max_model_len=1024,
+        **FORMS[request.param],
+    )
     yield llm
     llm.shutdown()
     del llm
@@ -56,17 +66,24 @@ def worker_of(llm: LLM) -> Any:
 @pytest.mark.parametrize(("llm", "level"), CASES, indirect=["llm"])
 def test_sleep_releases_memory_and_changes_no_token(llm: LLM, level: int) -> None:
     before = tokens(llm)
-    worker, views = worker_of(llm), []
+    worker = worker_of(llm)
+    views = []
     for tensors in worker.running.parts.views.values():
         views += tensors.values()
     for view in views:
         view.zero_()  # so that the whole cache is in memory
     llm.reset_prefix_cache()
-    weight_bytes = sum(getattr(layer, "method", None).num_bytes() for layer in worker.declared if getattr(layer, "method", None))
+    weight_bytes = sum(
+        getattr(layer, "method", None).num_bytes()
+        for layer in worker.declared
+        if getattr(layer, "method", None)
+    )
     awake = resident_bytes()
     llm.sleep(level=level)
     released = awake - resident_bytes()
-    assert released >= 0.85 * (weight_bytes + (64 << 20)), f"{released >> 20} of {(weight_bytes >> 20) + 64} MiB were released"
+    assert released >= 0.85 * (weight_bytes + (64 << 20)), (
+        f"{released >> 20} of {(weight_bytes >> 20) + 64} MiB were released"
+    )
     assert llm.is_sleeping()
     with pytest.raises(RequestError, match="wake_up"):
         tokens(llm)
@@ -78,7 +95,11 @@ def test_sleep_releases_memory_and_changes_no_token(llm: LLM, level: int) -> Non
 @pytest.mark.parametrize("llm", ["packed"], indirect=True)
 def test_a_layer_whose_weights_do_not_come_back_is_an_error(llm: LLM) -> None:
     worker = worker_of(llm)
-    tensor = next(layer.weight.data for layer, wanted in worker.declared.items() if wanted and "norm" in wanted[0].name)
+    tensor = next(
+        layer.weight.data
+        for layer, wanted in worker.declared.items()
+        if wanted and "norm" in wanted[0].name
+    )
     tensor += 1  # as if the checkpoint had changed
     llm.sleep(level=2)
     with pytest.raises(ModelError, match="differ"):

@@ -1,5 +1,6 @@
-"""Compares two servers' answers to the same request: status, error, JSON shape, finish reasons, usage, token ids, text, logprobs.
-`KNOWN` lists what may differ, and why. docs/vllm.md lists the same for readers."""
+"""Compares two servers' answers to the same request: status, error, JSON shape, finish reasons,
+usage, token ids, text, logprobs. `KNOWN` lists what may differ, and why. docs/vllm.md lists the
+same for readers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: its status, and its body, which is an object, the list of a stream's events, or text."""
+    """An answer: its status, and its body, which is an object, the list of a stream's events, or
+    text."""
 
     status: int
     body: Any
@@ -28,11 +30,16 @@ class Answer:
 
 
 def ask(url: str, case: Case, client: httpx.Client) -> Answer:
-    response = client.request(case.method, url + case.path, content=case.content, headers=case.headers)
+    response = client.request(
+        case.method, url + case.path, content=case.content, headers=case.headers
+    )
     text = response.text
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
-        return Answer(response.status_code, [event if event == "[DONE]" else json.loads(event) for event in events])
+        return Answer(
+            response.status_code,
+            [event if event == "[DONE]" else json.loads(event) for event in events],
+        )
     try:
         return Answer(response.status_code, response.json())
     except ValueError:
@@ -59,7 +66,11 @@ def _short(value: Any) -> str:
 def differences(case: Case, ours: Answer, theirs: Answer) -> list[Difference]:
     """Returns all differences except the known ones."""
     found = _differences(ours, theirs)
-    return [item for item in found if not any(known.explains(case, item, ours, theirs) for known in KNOWN)]
+    return [
+        item
+        for item in found
+        if not any(known.explains(case, item, ours, theirs) for known in KNOWN)
+    ]
 
 
 def _differences(ours: Answer, theirs: Answer) -> Iterator[Difference]:
@@ -89,16 +100,26 @@ def _errors(ours: Any, theirs: Any) -> Iterator[Difference]:
             yield Difference(f"error.{name}", here.get(name), there.get(name))
 
 
-VOLATILE = ("id", "created", "permission", "owned_by", "root", "version", "system_fingerprint", "created_cache_tokens")
-"""Fields that differ between any two answers, that name the server, or that vLLM added after the version that Pegboard
-follows."""
+VOLATILE = (
+    "id",
+    "created",
+    "permission",
+    "owned_by",
+    "root",
+    "version",
+    "system_fingerprint",
+    "created_cache_tokens",
+)
+"""Fields that differ between any two answers, that name the server, or that vLLM added after the
+version that Pegboard follows."""
 
 
 def _values(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
     """Fields that are null or empty on one side count as absent."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in sorted({*ours, *theirs}):
-            here, there = ours.get(name), theirs.get(name)
+            here = ours.get(name)
+            there = theirs.get(name)
             if name not in VOLATILE and not (_is_nothing(here) and _is_nothing(there)):
                 yield from _values(f"{path}.{name}".lstrip("."), here, there)
     elif isinstance(ours, list) and isinstance(theirs, list):
@@ -124,7 +145,9 @@ def _joined(events: list[Any]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
     for event in events[:-1]:
         for choice in event.get("choices", []):
-            whole = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "role": None})
+            whole = choices.setdefault(
+                choice["index"], {"text": "", "token_ids": [], "logprobs": [], "role": None}
+            )
             delta = choice.get("delta", {})
             whole["text"] += choice.get("text") or delta.get("content") or ""
             whole["token_ids"] += choice.get("token_ids") or []
@@ -138,7 +161,8 @@ def _joined(events: list[Any]) -> dict[str, Any]:
     return {
         "choices": [choices[index] for index in sorted(choices)],
         "usage": usages[-1] if usages else None,
-        "has_usage_in_every_chunk": bool(usages) and all(event.get("usage") for event in events[:-1]),
+        "has_usage_in_every_chunk": bool(usages)
+        and all(event.get("usage") for event in events[:-1]),
         "prompt_token_ids": prompts[0] if prompts else None,
         "objects": sorted({event.get("object", "error") for event in events[:-1]}),
         "errors": [event["error"]["type"] for event in events[:-1] if "error" in event],
@@ -149,7 +173,10 @@ def _joined(events: list[Any]) -> dict[str, Any]:
 def _chosen(logprobs: dict[str, Any]) -> list[Any]:
     if "content" in logprobs:
         return [[entry["token"], entry["logprob"]] for entry in logprobs["content"] or ()]
-    return [list(pair) for pair in zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)]
+    return [
+        list(pair)
+        for pair in zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -168,7 +195,9 @@ def _is_refusal(ours: Answer, *words: str) -> bool:
 def _names_a_field(case: Case, item: Difference, ours: Answer, theirs: Answer) -> bool:
     """Pegboard names a field of the request, or a place inside it, and never "body"."""
     root = str(item.ours).partition("[")[0].partition(".")[0]
-    return item.where == "error.param" and (item.ours is None or root in {*case.changed, "prompt", "messages", "tokens"})
+    return item.where == "error.param" and (
+        item.ours is None or root in {*case.changed, "prompt", "messages", "tokens"}
+    )
 
 
 KNOWN = [
@@ -189,7 +218,9 @@ KNOWN = [
     ),
     Known(
         "a message without content",
-        lambda case, item, ours, theirs: item.where == "status" and _is_refusal(ours, ".content is required"),
+        lambda case, item, ours, theirs: (
+            item.where == "status" and _is_refusal(ours, ".content is required")
+        ),
     ),
     Known("`param` of an error", _names_a_field),
     Known(
@@ -210,23 +241,31 @@ KNOWN = [
     ),
     Known(
         "an unknown path or method, a body that is not text",
-        lambda case, item, ours, theirs: item.where == "error" and isinstance(theirs.body, dict) and "detail" in theirs.body,
+        lambda case, item, ours, theirs: (
+            item.where == "error" and isinstance(theirs.body, dict) and "detail" in theirs.body
+        ),
     ),
     Known(
         "`echo` with `return_token_ids`",
         lambda case, item, ours, theirs: (
-            case.value("echo") is True and item.where.endswith(".text") and str(item.ours).endswith(str(item.theirs))
+            case.value("echo") is True
+            and item.where.endswith(".text")
+            and str(item.ours).endswith(str(item.theirs))
         ),
     ),
     Known(
         "`echo` in a chat",
         lambda case, item, ours, theirs: (
-            case.path == "/v1/chat/completions" and case.value("echo") is True and item.where == "prompt_logprobs"
+            case.path == "/v1/chat/completions"
+            and case.value("echo") is True
+            and item.where == "prompt_logprobs"
         ),
     ),
     Known(
         "text of an incomplete character in `prompt_logprobs`",
-        lambda case, item, ours, theirs: item.where.endswith(".decoded_token") and "\ufffd" in str(item.ours),
+        lambda case, item, ours, theirs: (
+            item.where.endswith(".decoded_token") and "\ufffd" in str(item.ours)
+        ),
     ),
     Known(
         "`cached_tokens`",

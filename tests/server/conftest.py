@@ -1,4 +1,5 @@
-"""One server on the real model for the whole session, and servers for single tests. The tests import `server_process`."""
+"""One server on the real model for the whole session, and servers for single tests. The tests
+import `server_process`."""
 
 from __future__ import annotations
 
@@ -15,11 +16,16 @@ from server_process import Server, install_probe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need the model. They also need /proc, to see which processes a server leaves."""
+    """All tests here need the model. They also need /proc, to see which processes a server
+    leaves."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.real_model)
-            item.add_marker(pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"))
+            item.add_marker(
+                pytest.mark.skipif(
+                    not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"
+                )
+            )
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +35,14 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Server]:
-    """The session's server. Tests leave it idle. It computes with two threads also where the others have one."""
-    with Server(smollm2_gguf, tmp_path_factory.mktemp("server"), "--num-threads", "2", probe=probe) as running:
+def server(
+    smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path
+) -> Iterator[Server]:
+    """The session's server. Tests leave it idle. It computes with two threads also where the others
+    have one."""
+    with Server(
+        smollm2_gguf, tmp_path_factory.mktemp("server"), "--num-threads", "2", probe=probe
+    ) as running:
         yield running.wait_until_ready()
     running.check_nothing_left()
 
@@ -51,7 +62,9 @@ def left_idle(server: Server) -> Iterator[None]:
 
 
 @pytest.fixture
-def start_server(smollm2_gguf: Path, tmp_path: Path, probe: Path) -> Iterator[Callable[..., Server]]:
+def start_server(
+    smollm2_gguf: Path, tmp_path: Path, probe: Path
+) -> Iterator[Callable[..., Server]]:
     """Start a server only for this test (once per test) and wait until it is ready."""
     started: list[Server] = []
 

@@ -1,7 +1,8 @@
 """A distribution with one plugin of every kind that runs in a server. Each of them fails on demand.
 
-`SWITCH` of the installed module `acme_fault` says which call fails and how: ("kind/call", fault), or ("*", fault) for all calls.
-With the environment variable FAULT, the file with that name says it, as "kind/call:fault".
+`SWITCH` of the installed module `acme_fault` says which call fails and how: ("kind/call", fault),
+or ("*", fault) for all calls. With the environment variable FAULT, the file with that name says it,
+as "kind/call:fault".
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ SPECIAL = {
 
     def fill(self, grammars, masks):
         return fault("structured_output/fill", lambda: super(Plugin, self).fill([fork.inner for fork in grammars], masks))
-""",
+""",  # noqa: E501
     "builtin_tool": """
     def session(self, *args):
         return fault("builtin_tool/session", lambda: Session(super(Plugin, self).session(*args)))
@@ -129,7 +130,7 @@ class Fork:
     def accept(self, token_ids): return fault("structured_output/accept", lambda: self.inner.accept(token_ids))
     def rollback(self, num_tokens): self.inner.rollback(num_tokens)
     def fork(self): return Fork(self.inner.fork())
-""",
+""",  # noqa: E501
     "builtin_tool": """
 from pegboard.interfaces.builtin_tool import ToolOutput
 
@@ -270,8 +271,8 @@ class Letters(ByteTokenizer):
     def __init__(self, options, setup): pass
     def encode(self, text, *, add_special_tokens): return [2 + ord(letter) % 59 for letter in text[-40:]]
     def vocabulary(self): return Vocabulary([b"x"] * 61, frozenset(), (1,), 0)
-''',
-    "acme_kernel": '''
+''',  # noqa: E501
+    "acme_kernel": """
 from acme_fault import fault
 from pegboard.interfaces.kernel import KernelSpec
 
@@ -280,8 +281,8 @@ SPEC = KernelSpec(api="1.0", implementation="acme_kernel:op", supports={"dtype":
 def op(*args, **more):
     from pegboard.ops import REFERENCES
     return fault("kernel/an op", lambda: REFERENCES["rms_norm"](*args, **more))
-''',
-    "acme_hooks": '''
+""",
+    "acme_hooks": """
 from acme_fault import fault
 
 def pegboard_amend_config(draft):
@@ -289,18 +290,28 @@ def pegboard_amend_config(draft):
 
 def pegboard_model_loaded(model):
     return fault("hooks/model_loaded")
-''',
-    "acme_api_sink": "from acme_fault import fault\nfrom acme_bases import Sink\n\nclass Plugin(Sink):\n"
+""",
+    (
+        "acme_api_sink"
+    ): "from acme_fault import fault\nfrom acme_bases import Sink\n\nclass Plugin(Sink):\n"
     "    def publish(self, sample):\n        return fault('metrics/publish in the API process')\n",
     PROBE_MODULE: PROBE_SOURCE.replace(
         "        return JSONResponse(",
         "        from acme_fault import fault\n"
-        "        if (wrong := fault('api/a route')) is not None:\n            return wrong\n        return JSONResponse(",
+        "        if (wrong := fault('api/a route')) is not None:\n            return wrong\n      "
+        "  return JSONResponse(",
     ),
-}  # fmt: skip
+}
 
 FIELDS: dict[str, dict[str, object]] = {
-    "attention": {"supports": {"dtype": {"float32"}, "kv_dtype": {"float32"}, "head_dim": True, "block_size": True}},
+    "attention": {
+        "supports": {
+            "dtype": {"float32"},
+            "kv_dtype": {"float32"},
+            "head_dim": True,
+            "block_size": True,
+        }
+    },
     "builtin_tool": {"supports": {"type": frozenset({"mcp"})}},
     "draft": {"supports": {"max_drafts": True}},
     "kv_connector": {"worker": "acme_kv_connector:Worker"},
@@ -316,23 +327,42 @@ NAMES = {"model": "Acme", "quantization": "none"}
 def install(site: Path) -> FakeDistributions:
     """Write the distribution acme-faults 1.0 to a folder, which must be on sys.path."""
     fakes = FakeDistributions(site)
-    modules, entries = dict(MODULES), {}
+    modules = dict(MODULES)
+    entries = {}
     for kind, (base, methods) in BASES.items():
         modules[f"acme_{kind}"] = _plugin(kind, base, methods.split())
-        modules[f"acme_{kind}_spec"] = spec_source(kind, implementation=f"acme_{kind}:Plugin", **FIELDS.get(kind, {}))
+        modules[f"acme_{kind}_spec"] = spec_source(
+            kind, implementation=f"acme_{kind}:Plugin", **FIELDS.get(kind, {})
+        )
         entries[kind] = {NAMES.get(kind, "acme"): f"acme_{kind}_spec:SPEC"}
-    api_sink = spec_source("metrics", "API_SINK", implementation="acme_api_sink:Plugin", process="api")
+    api_sink = spec_source(
+        "metrics", "API_SINK", implementation="acme_api_sink:Plugin", process="api"
+    )
     modules["acme_metrics_spec"] += api_sink
     entries["metrics"]["acme-api"] = "acme_metrics_spec:API_SINK"
-    entries |= {"kernel": {"rms_norm.acme": "acme_kernel:SPEC"}, "api": {"probe": f"{PROBE_MODULE}:SPEC"}}
-    fakes.add("acme-faults", {**entries, "hooks": {"acme": "acme_hooks"}}, modules, requires=["pegboard", "starlette"])
+    entries |= {
+        "kernel": {"rms_norm.acme": "acme_kernel:SPEC"},
+        "api": {"probe": f"{PROBE_MODULE}:SPEC"},
+    }
+    fakes.add(
+        "acme-faults",
+        {**entries, "hooks": {"acme": "acme_hooks"}},
+        modules,
+        requires=["pegboard", "starlette"],
+    )
     return fakes
 
 
 def _plugin(kind: str, base: str, methods: list[str]) -> str:
     """The source of a plugin whose methods fail on demand."""
     module, _, name = base.partition(":")
-    lines = [f"from {module} import {name} as Base", "from acme_fault import fault", "", "", "class Plugin(Base):"]
+    lines = [
+        f"from {module} import {name} as Base",
+        "from acme_fault import fault",
+        "",
+        "",
+        "class Plugin(Base):",
+    ]
     for method in methods:
         if f"def {method}(" in SPECIAL.get(kind, ""):
             continue

@@ -1,4 +1,5 @@
-"""A whole server in this process: the real API application, client, message loop and engine. All its plugins can fail."""
+"""A whole server in this process: the real API application, client, message loop and engine. All
+its plugins can fail."""
 
 from __future__ import annotations
 
@@ -35,11 +36,25 @@ from pegboard_server.watchdog import LoopGuard
 APIS = ("pegboard-api-openai", "pegboard-api-responses")
 WORDS = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0.0}
 ENGINE = EngineConfig(
-    model="acme:tiny", device="acme", dtype="float32", max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=1 << 20,
-    distributed_executor_backend="acme", scheduling_policy="acme", sampler="acme", kv_connectors=["acme"], spec_method="acme",
-    spec_tokens=1, logits_processors=["acme"], tool_call_parser="acme", reasoning_parser="acme", served_model_name=["tiny"],
-    structured_outputs_config={"enable_in_reasoning": True}, max_loras=1,
-)  # fmt: skip
+    model="acme:tiny",
+    device="acme",
+    dtype="float32",
+    max_model_len=64,
+    max_num_seqs=4,
+    kv_cache_memory_bytes=1 << 20,
+    distributed_executor_backend="acme",
+    scheduling_policy="acme",
+    sampler="acme",
+    kv_connectors=["acme"],
+    spec_method="acme",
+    spec_tokens=1,
+    logits_processors=["acme"],
+    tool_call_parser="acme",
+    reasoning_parser="acme",
+    served_model_name=["tiny"],
+    structured_outputs_config={"enable_in_reasoning": True},
+    max_loras=1,
+)
 ENABLED = ["api:probe", "metrics:acme", "metrics:acme-api", "builtin_tool:acme", "hooks:acme"]
 
 
@@ -53,7 +68,8 @@ class Clock:
 
 
 class InProcess(EngineLink):
-    """The client's end of an engine that runs in a thread of this process, with the real message loop."""
+    """The client's end of an engine that runs in a thread of this process, with the real message
+    loop."""
 
     def __init__(self, engine: Any, folder: Path) -> None:
         super().__init__(f"ipc://{folder}/engine", linger_ms=0)
@@ -90,8 +106,12 @@ class InProcess(EngineLink):
 class Served:
     """A server that runs: its client, its application, and the watchdog of its engine."""
 
-    def __init__(self, client: AsyncLLM, link: InProcess, app: Any, watch: EngineWatch, clock: Clock) -> None:
-        self.client, self.link, self.clock = client, link, clock
+    def __init__(
+        self, client: AsyncLLM, link: InProcess, app: Any, watch: EngineWatch, clock: Clock
+    ) -> None:
+        self.client = client
+        self.link = link
+        self.clock = clock
         self.watch = watch
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://x", timeout=20)
@@ -102,7 +122,8 @@ class Served:
         return await self.http.post(path, json={"model": "tiny", **(more or WORDS)})
 
     async def stalled(self) -> str:
-        """What the watchdog says when the present call in the engine takes a minute, "" if there is none."""
+        """What the watchdog says when the present call in the engine takes a minute, "" if there is
+        none."""
         self.watch._thread = self.link.thread.ident
         self.watch.beat()
         await asyncio.sleep(0.03)
@@ -113,15 +134,21 @@ class Served:
 class Faults:
     """Starts servers, and makes their plugins fail."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         site = folder / "site"
         site.mkdir()
-        self.folder, self.caplog, self.num_started = folder, caplog, 0
+        self.folder = folder
+        self.caplog = caplog
+        self.num_started = 0
         monkeypatch.syspath_prepend(str(site))
         apis = [entry for entry in discovery.scan().entries if entry.distribution in APIS]
         fakes = install(site).scan()
         assert not fakes.unusable, fakes.unusable
-        monkeypatch.setattr(discovery, "scan", lambda: Scan(entries=(*fakes.entries, *apis), hooks=fakes.hooks))
+        monkeypatch.setattr(
+            discovery, "scan", lambda: Scan(entries=(*fakes.entries, *apis), hooks=fakes.hooks)
+        )
 
     @property
     def module(self) -> ModuleType:
@@ -148,7 +175,9 @@ class Faults:
         self.num_started += 1
         folder = self.folder / str(self.num_started)
         folder.mkdir()
-        plan, registry = resolve(Settings(ENGINE, ServerConfig(lora_resolvers=["acme"]), PluginConfig(enable=ENABLED)))
+        plan, registry = resolve(
+            Settings(ENGINE, ServerConfig(lora_resolvers=["acme"]), PluginConfig(enable=ENABLED))
+        )
         engine = build_engine(plan)
         engine._grammars.compiler._timeout_s = 0.2
         clock = Clock()
@@ -170,7 +199,9 @@ class Faults:
 
 
 @pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Faults]:
+def faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Faults]:
     yield Faults(tmp_path, monkeypatch, caplog)
     for name in [name for name in sys.modules if name.startswith("acme_")]:
         del sys.modules[name]

@@ -1,5 +1,5 @@
-"""Requests for the comparison with vLLM: every field of every route, alone and together, valid and invalid. The same seed gives
-the same requests."""
+"""Requests for the comparison with vLLM: every field of every route, alone and together, valid and
+invalid. The same seed gives the same requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 MODEL = "smol"
 JSON = {"Content-Type": "application/json"}
 
-# Field → (valid values, invalid values). With these values of sampling fields a greedy request stays greedy, so that texts can be
-# compared.
+# Field → (valid values, invalid values). With these values of sampling fields a greedy request
+# stays greedy, so that texts can be compared.
 COMMON: dict[str, tuple[list[Any], list[Any]]] = {
     "model": ([MODEL, None], ["nope", 5]),
     "temperature": ([0, 0.0], [-1, "hot", [0]]),
@@ -45,7 +45,10 @@ COMMON: dict[str, tuple[list[Any], list[Any]]] = {
     "return_tokens_as_token_ids": ([True, False], ["x"]),
     "vllm_xargs": ([{}], ["x"]),
     "stream": ([True, False], ["x"]),
-    "stream_options": ([{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}], ["x", 5]),
+    "stream_options": (
+        [{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}],
+        ["x", 5],
+    ),
     "use_beam_search": ([True, False], ["x"]),
     "length_penalty": ([1.0], ["x"]),
     "no_such_field": ([], [1]),
@@ -56,7 +59,11 @@ COMPLETION = {
     **COMMON,
     "prompt": (
         [
-            "Hello", "The capital of France is", ["One", "Two and"], [504, 3575, 282], [[504, 3575], [504]],
+            "Hello",
+            "The capital of France is",
+            ["One", "Two and"],
+            [504, 3575, 282],
+            [[504, 3575], [504]],
             "Once upon a time " * 8,
         ],
         ["", [], [[]], 5, {"a": 1}, ["a", 1], [999999], [-1], None, "word " * 700],
@@ -65,22 +72,41 @@ COMPLETION = {
     "logprobs": ([0, 1, 3], [-2, 25, "x"]),
     "add_special_tokens": ([True, False], ["x"]),
     "suffix": ([], ["end"]),
-}  # fmt: skip
+}
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = {
     **COMMON,
     "messages": (
         [
             HELLO,
-            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}],
-            [{"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": "hi"}]}],
-            [*HELLO, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "Count to three."}],
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is the capital of France?"},
+            ],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": "hi"}],
+                }
+            ],
+            [
+                *HELLO,
+                {"role": "assistant", "content": "Hi!"},
+                {"role": "user", "content": "Count to three."},
+            ],
             [*HELLO, {"role": "assistant", "content": "I"}],
         ],
         [
-            [], "x", [5], [{"role": "user"}], [{"role": "user", "content": 5}], [{"content": "x"}], None,
+            [],
+            "x",
+            [5],
+            [{"role": "user"}],
+            [{"role": "user", "content": 5}],
+            [{"content": "x"}],
+            None,
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            [{"role": "user", "content": [{"type": "nonsense"}]}], [{"role": "user", "content": "word " * 700}],
+            [{"role": "user", "content": [{"type": "nonsense"}]}],
+            [{"role": "user", "content": "word " * 700}],
         ],
     ),
     "max_tokens": ([1, 2, 8], [0, -1, "x"]),
@@ -93,15 +119,21 @@ CHAT = {
     "documents": ([[{"title": "a", "text": "b"}]], ["x", [5]]),
     "chat_template": ([], ["{{ messages }}", 5]),
     "chat_template_kwargs": ([{}, {"unused": True}], ["x"]),
-}  # fmt: skip
+}
 TOKENIZE = {
     "prompt": (["Hello", "", "two words", "<|im_start|>é🌍"], [5, ["x"]]),
     "model": ([MODEL, None], ["nope"]),
     "add_special_tokens": ([True, False], ["x"]),
     "return_token_strs": ([False], ["x"]),
 }
-TOKENIZE_CHAT = {name: CHAT[name] for name in ("messages", "model", "add_generation_prompt", "add_special_tokens")}
-DETOKENIZE = {"tokens": ([[504, 3575], [], [1, 2], [28]], [["x"], "x", [-1], 5]), "model": ([MODEL, None], ["nope"])}
+TOKENIZE_CHAT = {
+    name: CHAT[name]
+    for name in ("messages", "model", "add_generation_prompt", "add_special_tokens")
+}
+DETOKENIZE = {
+    "tokens": ([[504, 3575], [], [1, 2], [28]], [["x"], "x", [-1], 5]),
+    "model": ([MODEL, None], ["nope"]),
+}
 
 SHORT = {"temperature": 0, "max_tokens": 6, "return_token_ids": True}
 ROUTES: list[tuple[str, int, dict[str, Any], dict[str, tuple[list[Any], list[Any]]]]] = [
@@ -116,7 +148,8 @@ ROUTES: list[tuple[str, int, dict[str, Any], dict[str, tuple[list[Any], list[Any
 
 @dataclass(frozen=True)
 class Case:
-    """One request. body: an object, or bytes that are sent as they are. changed: the fields that were drawn."""
+    """One request. body: an object, or bytes that are sent as they are. changed: the fields that
+    were drawn."""
 
     method: str
     path: str
@@ -136,8 +169,8 @@ class Case:
 
 
 def generate(number: int, seed: int = 0) -> list[Case]:
-    """Returns `number` requests: first the unusual ones, then every value of every field once (if there is room), then
-    mixtures."""
+    """Returns `number` requests: first the unusual ones, then every value of every field once (if
+    there is room), then mixtures."""
     chance = random.Random(seed)
     single = [
         Case("POST", path, {**base, name: value}, changed=(name,))

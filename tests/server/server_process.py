@@ -1,5 +1,5 @@
-"""A separate `pegboard serve` for tests: starts it, reads its numbers through a probe, stops it, and checks that it leaves
-nothing."""
+"""A separate `pegboard serve` for tests: starts it, reads its numbers through a probe, stops it,
+and checks that it leaves nothing."""
 
 from __future__ import annotations
 
@@ -62,12 +62,17 @@ def install_probe(folder: Path) -> Path:
     """Write a third-party api plugin to `folder`, which must then be on the server's PYTHONPATH."""
     folder.mkdir(exist_ok=True)
     FakeDistributions(folder).add(
-        "acme-probe", {"api": {"probe": f"{PROBE_MODULE}:SPEC"}}, {PROBE_MODULE: PROBE_SOURCE}, requires=["pegboard", "starlette"]
+        "acme-probe",
+        {"api": {"probe": f"{PROBE_MODULE}:SPEC"}},
+        {PROBE_MODULE: PROBE_SOURCE},
+        requires=["pegboard", "starlette"],
     )
     return folder
 
 
-HTTP = httpx.Client(timeout=PATIENCE_S, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+HTTP = httpx.Client(
+    timeout=PATIENCE_S, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+)
 """A client for simple requests, each on its own connection."""
 
 
@@ -78,7 +83,8 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    """Returns the first true result of `condition`. Fails naming `what` when there is none for a long time."""
+    """Returns the first true result of `condition`. Fails naming `what` when there is none for a
+    long time."""
     deadline = time.monotonic() + PATIENCE_S
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
@@ -87,9 +93,12 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def short_folder(folder: Path) -> Path:
-    """Make a folder that belongs to `folder`. Its path is short: a server puts sockets there, whose paths have at most 107 bytes,
-    and pytest's may be longer."""
-    made = Path(tempfile.gettempdir()) / f"server-{hashlib.blake2s(str(folder).encode(), digest_size=6).hexdigest()}"
+    """Make a folder that belongs to `folder`. Its path is short: a server puts sockets there, whose
+    paths have at most 107 bytes, and pytest's may be longer."""
+    made = (
+        Path(tempfile.gettempdir())
+        / f"server-{hashlib.blake2s(str(folder).encode(), digest_size=6).hexdigest()}"
+    )
     made.mkdir(exist_ok=True)
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
@@ -98,39 +107,64 @@ def short_folder(folder: Path) -> Path:
 def cli(*words: str, timeout: float = PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `pegboard WORDS` to its end."""
     command = [sys.executable, "-m", "pegboard.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env}
+    )
 
 
 class Server:
-    """A running server in its own process group. log: a file for its output, in `folder`. temp: for its temporary files, the same
-    for all servers with the same `folder`. port: default any free one."""
+    """A running server in its own process group. log: a file for its output, in `folder`. temp: for
+    its temporary files, the same for all servers with the same `folder`. port: default any free
+    one."""
 
     def __init__(
-        self, model: Path | str, folder: Path, *flags: str, probe: Path | None = None, port: int | None = None, **env: str
+        self,
+        model: Path | str,
+        folder: Path,
+        *flags: str,
+        probe: Path | None = None,
+        port: int | None = None,
+        **env: str,
     ) -> None:
         self.folder = folder
         self.temp = short_folder(folder)
         self.log = folder / "log"
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        words = ["serve", str(model), "--port", str(self.port), "--served-model-name", MODEL, "--disable-access-log"]
+        words = [
+            "serve",
+            str(model),
+            "--port",
+            str(self.port),
+            "--served-model-name",
+            MODEL,
+            "--disable-access-log",
+        ]
         words += [*SIZES, *flags]
         more = {"TMPDIR": str(self.temp), **env}
         if probe is not None:
             words += ["--plugins-enable", "api:probe"]
-            more["PYTHONPATH"] = os.pathsep.join(filter(None, [str(probe), os.environ.get("PYTHONPATH")]))
+            more["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(probe), os.environ.get("PYTHONPATH")])
+            )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pegboard.cli.main", *words],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **more}, start_new_session=True,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **more},
+                start_new_session=True,
+            )
 
     def wait_until_ready(self) -> "Server":
         wait_until(self._is_ready_or_gone, "the server is healthy")
         return self
 
     def _is_ready_or_gone(self) -> bool:
-        assert self.process.poll() is None, f"the server exited with {self.process.returncode}:\n{self.log.read_text()}"
+        assert self.process.poll() is None, (
+            f"the server exited with {self.process.returncode}:\n{self.log.read_text()}"
+        )
         return self.status("/health") == 200
 
     def status(self, path: str) -> int | None:
@@ -141,31 +175,45 @@ class Server:
             return None
 
     def client(self, api_key: str = "any") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S
+        )
 
     def async_client(self) -> openai.AsyncOpenAI:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         http = httpx.AsyncClient(limits=limits, timeout=PATIENCE_S)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=http
+        )
 
     def stats(self) -> dict[str, Any]:
         """Returns the engine's current numbers. This needs the probe."""
         return dict(HTTP.get(f"{self.url}/probe/stats").raise_for_status().json())
 
     def wait_until_idle(self) -> None:
-        """Wait until the engine is idle and no request holds a block. A request that its client has left may still arrive, so
-        all numbers are read at once."""
+        """Wait until the engine is idle and no request holds a block. A request that its client has
+        left may still arrive, so all numbers are read at once."""
         wait_until(lambda: not any(self._load()), "no request runs and no block is held")
 
     def _load(self) -> list[object]:
-        held = ("num_requests_running", "num_requests_waiting", "num_steps_in_flight", "kv_cache_usage_perc", "blocks_of")
+        held = (
+            "num_requests_running",
+            "num_requests_waiting",
+            "num_steps_in_flight",
+            "kv_cache_usage_perc",
+            "blocks_of",
+        )
         stats = self.stats()
         return [stats[name] for name in held]
 
     def engine_pid(self) -> int:
         """Returns the engine's process, which is one of the server's children."""
         children = [pid for pid, parent, _ in processes() if parent == self.process.pid]
-        engines = [pid for pid in children if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        engines = [
+            pid
+            for pid in children
+            if b"pegboard.engine.boundary.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         assert len(engines) == 1, f"children {children}, of which engines {engines}"
         return engines[0]
 

@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 from server_process import MODEL, SIZES, Server, cli, processes, wait_until
 
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4, "temperature": 0}
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Say hi."}],
+    "max_tokens": 4,
+    "temperature": 0,
+}
 TEXT = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
 
 
@@ -59,15 +64,25 @@ def check_answers(text: str) -> None:
 
 
 def test_a_batch_file(smollm2_gguf: Path, tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out" / "answers.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out" / "answers.jsonl"
     source.write_text("\n".join(asked for asked, _ in LINES))
     ended = cli(
-        "run-batch", str(smollm2_gguf), "-i", str(source), "-o", str(target), "--served-model-name", MODEL, *SIZES,
+        "run-batch",
+        str(smollm2_gguf),
+        "-i",
+        str(source),
+        "-o",
+        str(target),
+        "--served-model-name",
+        MODEL,
+        *SIZES,
         TMPDIR=str(tmp_path),
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr
     check_answers(target.read_text())
-    assert "14 requests, 11 of them failed" in ended.stderr and "14/14" in ended.stderr  # the summary, and the bar
+    # the summary, and the bar
+    assert "14 requests, 11 of them failed" in ended.stderr and "14/14" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert [path.name for path in target.parent.iterdir()] == ["answers.jsonl"]
 
@@ -82,7 +97,7 @@ class Store(BaseHTTPRequestHandler):
         self._answer("\n".join(asked for asked, _ in LINES).encode())
 
     def do_PUT(self) -> None:
-        self.server.stored = self.rfile.read(int(self.headers["Content-Length"])).decode()  # type: ignore[attr-defined]
+        self.server.stored = self.rfile.read(int(self.headers[("Content-Length")])).decode()  # type: ignore[attr-defined]
         self._answer(b"")
 
     def _answer(self, payload: bytes) -> None:
@@ -103,9 +118,21 @@ def store() -> Iterator[HTTPServer]:
     httpd.server_close()
 
 
-def test_a_batch_by_url_needs_the_users_word(store: HTTPServer, smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_a_batch_by_url_needs_the_users_word(
+    store: HTTPServer, smollm2_gguf: Path, tmp_path: Path
+) -> None:
     url = f"http://127.0.0.1:{store.server_port}"
-    words = ["run-batch", str(smollm2_gguf), "-i", f"{url}/in", "-o", f"{url}/out", "--served-model-name", MODEL, *SIZES]
+    words = [
+        "run-batch",
+        str(smollm2_gguf),
+        "-i",
+        f"{url}/in",
+        "-o",
+        f"{url}/out",
+        "--served-model-name",
+        MODEL,
+        *SIZES,
+    ]
     ended = cli(*words, TMPDIR=str(tmp_path))
     assert ended.returncode == 2 and "--allow-urls" in ended.stderr
     ended = cli(*words, "--allow-urls", "--disable-tqdm", TMPDIR=str(tmp_path))
@@ -130,21 +157,59 @@ def test_batches_that_cannot_be(words: list[str], told: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_bench_serve(server: Server, tmp_path: Path, backend: str) -> None:
     custom = tmp_path / "prompts.jsonl"
-    custom.write_text("\n".join(json.dumps({"prompt": f"Count to {n}:", "output_tokens": 5}) for n in range(4)))
+    custom.write_text(
+        "\n".join(json.dumps({"prompt": f"Count to {n}:", "output_tokens": 5}) for n in range(4))
+    )
     ended = cli(
-        "bench", "serve", "--port", str(server.port), "--backend", backend, "--num-prompts", "6", "--dataset-name", "custom",
-        "--dataset-path", str(custom), "--ignore-eos", "--save-result", "--save-detailed", "--result-dir", str(tmp_path),
-        "--result-filename", "result.json", "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99.9",
-        "--goodput", "e2el:600000", "--max-concurrency", "2", "--request-rate", "50", "--metadata", "who=test",
-    )  # fmt: skip
+        "bench",
+        "serve",
+        "--port",
+        str(server.port),
+        "--backend",
+        backend,
+        "--num-prompts",
+        "6",
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(custom),
+        "--ignore-eos",
+        "--save-result",
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "result.json",
+        "--percentile-metrics",
+        "ttft,tpot,itl,e2el",
+        "--metric-percentiles",
+        "50,99.9",
+        "--goodput",
+        "e2el:600000",
+        "--max-concurrency",
+        "2",
+        "--request-rate",
+        "50",
+        "--metadata",
+        "who=test",
+    )
     assert ended.returncode == 0, ended.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["failed"], result["total_output_tokens"]) == (6, 0, 30)
-    assert result["output_lens"] == [5] * 6 and result["who"] == "test" and result["model_id"] == MODEL
+    assert (
+        result["output_lens"] == [5] * 6 and result["who"] == "test" and result["model_id"] == MODEL
+    )
     assert result["request_goodput"] == pytest.approx(result["request_throughput"])
-    assert result["backend"] == result["endpoint_type"] == backend and result["max_concurrency"] == 2
+    assert (
+        result["backend"] == result["endpoint_type"] == backend and result["max_concurrency"] == 2
+    )
     for metric in ("ttft", "tpot", "itl", "e2el"):
-        assert 0 < result[f"median_{metric}_ms"] == result[f"p50_{metric}_ms"] <= result[f"p99.9_{metric}_ms"]
+        assert (
+            0
+            < result[f"median_{metric}_ms"]
+            == result[f"p50_{metric}_ms"]
+            <= result[f"p99.9_{metric}_ms"]
+        )
     assert 1 <= result["max_concurrent_requests"] <= 6  # per second, as vLLM counts
     assert "Mean TTFT (ms):" in ended.stdout and "6/6" in ended.stderr
 
@@ -158,26 +223,63 @@ def test_bench_of_nothing(tmp_path: Path) -> None:
 
 def test_bench_offline(smollm2_gguf: Path, tmp_path: Path) -> None:
     """Latency and throughput in short runs give the fields that dashboards and scripts read."""
-    sizes = [str(smollm2_gguf), *SIZES, "--disable-tqdm", "--output-json", str(tmp_path / "result.json")]
-    words = ["--num-iters", "2", "--num-iters-warmup", "1", "--batch-size", "2", "--input-len", "8", "--output-len", "3"]
+    sizes = [
+        str(smollm2_gguf),
+        *SIZES,
+        "--disable-tqdm",
+        "--output-json",
+        str(tmp_path / "result.json"),
+    ]
+    words = [
+        "--num-iters",
+        "2",
+        "--num-iters-warmup",
+        "1",
+        "--batch-size",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "3",
+    ]
     ended = cli("bench", "latency", *sizes, *words)
     assert ended.returncode == 0, ended.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    assert set(result) == {"avg_latency", "latencies", "percentiles"} and len(result["latencies"]) == 2
+    assert (
+        set(result) == {"avg_latency", "latencies", "percentiles"} and len(result["latencies"]) == 2
+    )
     assert list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     sharegpt = [
-        {"conversations": [{"from": "human", "value": "How are you today, friend?"}, {"from": "gpt", "value": "Fine. " * 9}]}
+        {
+            "conversations": [
+                {"from": "human", "value": "How are you today, friend?"},
+                {"from": "gpt", "value": "Fine. " * 9},
+            ]
+        }
     ]
     (tmp_path / "sharegpt.json").write_text(json.dumps([*sharegpt, {"conversations": []}]))
-    words = ["--dataset-name", "sharegpt", "--dataset-path", str(tmp_path / "sharegpt.json"), "--num-prompts", "3"]
+    words = [
+        "--dataset-name",
+        "sharegpt",
+        "--dataset-path",
+        str(tmp_path / "sharegpt.json"),
+        "--num-prompts",
+        "3",
+    ]
     ended = cli("bench", "throughput", *sizes, *words, "--output-len", "4")
     assert ended.returncode == 0, ended.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    assert set(result) == {"elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second"}
+    assert set(result) == {
+        "elapsed_time",
+        "num_requests",
+        "total_num_tokens",
+        "requests_per_second",
+        "tokens_per_second",
+    }
     assert result["num_requests"] == 3 and "Total num output tokens:  12" in ended.stdout
 
 
-# --- several API processes ----------------------------------------------------------------------------------------------------
+# --- several API processes ------------------------------------------------------------------------
 
 StartServer = Callable[..., Server]
 
@@ -185,7 +287,11 @@ StartServer = Callable[..., Server]
 def api_processes(server: Server) -> list[int]:
     """Returns the children of the server that are API processes."""
     children = [pid for pid, parent, _ in processes() if parent == server.process.pid]
-    return sorted(pid for pid in children if b"pegboard_server.api_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(
+        pid
+        for pid in children
+        if b"pegboard_server.api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 def test_two_api_processes_answer_alike_and_end_together(start_server: StartServer) -> None:
@@ -193,7 +299,9 @@ def test_two_api_processes_answer_alike_and_end_together(start_server: StartServ
     spawned = api_processes(server)
     assert len(spawned) == 2
     with server.client() as client, ThreadPoolExecutor(16) as pool:
-        texts = list(pool.map(lambda _: client.completions.create(**TEXT).choices[0].text, range(16)))
+        texts = list(
+            pool.map(lambda _: client.completions.create(**TEXT).choices[0].text, range(16))
+        )
     assert len(set(texts)) == 1 and "Paris" in texts[0]
     wait_until(lambda: server.stats()["num_requests_running"] == 0, "no request runs")
     server.process.send_signal(signal.SIGTERM)

@@ -35,7 +35,9 @@ def tool_server() -> Iterator[str]:
         return x + y
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = uvicorn.Server(uvicorn.Config(server.sse_app(), log_level="critical", lifespan="off"))
+        running = uvicorn.Server(
+            uvicorn.Config(server.sse_app(), log_level="critical", lifespan="off")
+        )
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
@@ -50,16 +52,34 @@ def test_the_official_client(start_server: StartServer, tool_server: str) -> Non
         with client.responses.stream(input=QUESTION, **FORCED) as stream:
             events = list(stream)
         streamed = stream.get_final_response()
-        later = client.responses.create(model=MODEL, input="And twice that?", previous_response_id=whole.id, max_output_tokens=8)
-        by_hand: Any = [{"role": "user", "content": QUESTION}, *whole.output, {"role": "user", "content": "And twice that?"}]
-        again = client.responses.create(model=MODEL, input=by_hand, max_output_tokens=8, tools=[TOOL], tool_choice="none")  # type: ignore[list-item]
-    call, message = whole.output[0], whole.output[-1]
-    assert call.type == "mcp_call" and call.status == "completed" and (call.server_label, call.name) == ("calculator", "add")
+        later = client.responses.create(
+            model=MODEL, input="And twice that?", previous_response_id=whole.id, max_output_tokens=8
+        )
+        by_hand: Any = [
+            {"role": "user", "content": QUESTION},
+            *whole.output,
+            {"role": "user", "content": "And twice that?"},
+        ]
+        again = client.responses.create(
+            model=MODEL, input=by_hand, max_output_tokens=8, tools=[TOOL], tool_choice="none"
+        )  # type: ignore[list-item]
+    call = whole.output[0]
+    message = whole.output[-1]
+    assert (
+        call.type == "mcp_call"
+        and call.status == "completed"
+        and (call.server_label, call.name) == ("calculator", "add")
+    )
     assert call.output == "42" and call.arguments == '{"x": 20, "y": 22}'
     assert message.type == "message" and "42" in whole.output_text
     assert [item.type for item in streamed.output] == [item.type for item in whole.output]
     assert streamed.output_text == whole.output_text
-    assert "".join(event.delta for event in events if event.type == "response.mcp_call_arguments.delta") == call.arguments
+    assert (
+        "".join(
+            event.delta for event in events if event.type == "response.mcp_call_arguments.delta"
+        )
+        == call.arguments
+    )
     assert {later.status, again.status} <= {"completed", "incomplete"} and later.usage is not None
     assert later.usage.input_tokens > whole.usage.input_tokens / 2  # type: ignore[union-attr]
     server.wait_until_idle()

@@ -1,4 +1,5 @@
-"""`pegboard` as users type it: with a running server, and with mistakes. A mistake gives one line, never a traceback."""
+"""`pegboard` as users type it: with a running server, and with mistakes. A mistake gives one line,
+never a traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +32,15 @@ def check_one_line(stderr: str) -> str:
 def test_chat_and_complete(server: Server) -> None:
     ended = cli("complete", "--url", f"{server.url}/v1", "--quick", "2, 4, 6,", "--max-tokens", "6")
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
-    ended = cli("chat", "--url", f"{server.url}/v1", "--quick", "What is the capital of France?", "--max-tokens", "16")
+    ended = cli(
+        "chat",
+        "--url",
+        f"{server.url}/v1",
+        "--quick",
+        "What is the capital of France?",
+        "--max-tokens",
+        "16",
+    )
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()
 
 
@@ -44,11 +53,19 @@ def test_no_server_there(command: str) -> None:
 
 def test_refused_by_the_server(server: Server) -> None:
     ended = cli("chat", "--url", f"{server.url}/v1", "--model-name", "nope", "--quick", "Hello")
-    assert ended.returncode == 1 and "404" in check_one_line(ended.stderr) and "`nope` does not exist" in ended.stderr
+    assert (
+        ended.returncode == 1
+        and "404" in check_one_line(ended.stderr)
+        and "`nope` does not exist" in ended.stderr
+    )
 
 
-APIS = (AdminApi(AdminOptions(profile_directory=Path()), ApiSetup(None)), LoRAApi(LoRAOptions(), ApiSetup(None)),
-        WorkersApi(WorkerOptions(), ApiSetup(None)), TokenizerInfoApi(None, ApiSetup(None)))  # fmt: skip
+APIS = (
+    AdminApi(AdminOptions(profile_directory=Path()), ApiSetup(None)),
+    LoRAApi(LoRAOptions(), ApiSetup(None)),
+    WorkersApi(WorkerOptions(), ApiSetup(None)),
+    TokenizerInfoApi(None, ApiSetup(None)),
+)
 SPECS = (ADMIN, LORA, WORKERS, TOKENIZER_INFO)
 
 
@@ -58,14 +75,20 @@ def test_a_route_that_is_off_says_what_turns_it_on(server: Server) -> None:
         for path, flags in spec.switches.items():
             told = HTTP.get(server.url + path)
             assert told.status_code == 404
-            assert told.json()["error"]["message"] == f"Not Found: {path} is off; the server's flag {flags} turns it on"
+            assert (
+                told.json()["error"]["message"]
+                == f"Not Found: {path} is off; the server's flag {flags} turns it on"
+            )
             assert make_parser(command_setup("serve")).parse_settings(flags.split(), {})
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["serve", "--max-num-sequences", "3"], "unknown flag --max-num-sequences, did you mean '--max-num-seqs'?"),
+        (
+            ["serve", "--max-num-sequences", "3"],
+            "unknown flag --max-num-sequences, did you mean '--max-num-seqs'?",
+        ),
         (["serve", "--max-model-len", "many"], "'many' is not a number"),
         (["serve", "a", "b"], "unexpected argument 'b'"),
         (["serve", "--tool-call-parser", "hermis"], "did you mean 'hermes'?"),
@@ -94,20 +117,40 @@ def test_wrong_usage(words: list[str], told: str) -> None:
         (["GOOD"], {"PEGBOARD_PLUGINS": "ALL BUT THE SAMPLER"}, "sampler"),
         (["GOOD"], {"PEGBOARD_LOG_LEVEL": "loud"}, "PEGBOARD_LOG_LEVEL"),
     ],
-    ids=["no model", "long context", "port", "sampler", "option", "small cache", "no plugins", "no sampler", "log level"],
+    ids=[
+        "no model",
+        "long context",
+        "port",
+        "sampler",
+        "option",
+        "small cache",
+        "no plugins",
+        "no sampler",
+        "log level",
+    ],
 )
 def test_what_stops_the_start_is_told(
     smollm2_gguf: Path, tmp_path: Path, words: list[str], env: dict[str, str], told: str
 ) -> None:
-    """Exit status 2 for a mistake in the settings, else 1, and one line that names the cause. No process and no file remains."""
+    """Exit status 2 for a mistake in the settings, else 1, and one line that names the cause. No
+    process and no file remains."""
     env = dict(env)
     if env.get("PEGBOARD_PLUGINS") == "ALL BUT THE SAMPLER":
-        names = {entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"}
+        names = {
+            entry.distribution for entry in scan_path(sys.path).entries if entry.kind != "sampler"
+        }
         env["PEGBOARD_PLUGINS"] = ",".join(sorted(names))
     words = [str(smollm2_gguf) if word == "GOOD" else word for word in words]
     flags = [] if "--port" in words else ["--port", "0"]
     ended = cli("serve", *words, *flags, TMPDIR=str(tmp_path), **env)
-    is_setting = told in ("max_model_len", "port", "torhc", "nothing", "kv_cache_memory_bytes", "PEGBOARD_LOG_LEVEL")
+    is_setting = told in (
+        "max_model_len",
+        "port",
+        "torhc",
+        "nothing",
+        "kv_cache_memory_bytes",
+        "PEGBOARD_LOG_LEVEL",
+    )
     assert ended.returncode == (2 if is_setting else 1), ended.stderr
     assert told in check_one_line(ended.stderr)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,5 @@
-"""Clients that disconnect: the engine drops their requests, gives the blocks back, and continues to serve other clients."""
+"""Clients that disconnect: the engine drops their requests, gives the blocks back, and continues to
+serve other clients."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ import openai
 import pytest
 from server_process import MODEL, Server, wait_until
 
-ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Once upon a time",
+    "max_tokens": 900,
+    "ignore_eos": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +30,18 @@ def still_answers(server: Server) -> Iterator[None]:
     yield
     server.wait_until_idle()
     with server.client() as client:
-        answer = client.completions.create(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4)
+        answer = client.completions.create(
+            model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4
+        )
     assert "Paris" in answer.choices[0].text
 
 
 def request_bytes(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     payload = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(payload)}\r\n\r\n"
+    )
     return head.encode() + payload
 
 
@@ -56,8 +67,12 @@ def running(server: Server) -> int:
 
 
 @pytest.mark.parametrize("leave", [close, reset])
-@pytest.mark.parametrize("more", [{}, {"n": 3}, {"prompt": ["a b c", "d e f"]}], ids=["one", "n", "prompts"])
-def test_leaving_mid_stream(server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"n": 3}, {"prompt": ["a b c", "d e f"]}], ids=["one", "n", "prompts"]
+)
+def test_leaving_mid_stream(
+    server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]
+) -> None:
     connection = connect(server, request_bytes({**ENDLESS, "stream": True, **more}))
     received = b""
     while b"data: " not in received:
@@ -68,23 +83,32 @@ def test_leaving_mid_stream(server: Server, leave: Callable[[socket.socket], Non
 
 @pytest.mark.parametrize("leave", [close, reset])
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=["one", "n", "stream"])
-def test_leaving_while_waiting(server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]) -> None:
-    """The clients disconnect before the answer begins: it is not streamed, or the first token of the stream is still to come."""
+def test_leaving_while_waiting(
+    server: Server, leave: Callable[[socket.socket], None], more: dict[str, Any]
+) -> None:
+    """The clients disconnect before the answer begins: it is not streamed, or the first token of
+    the stream is still to come."""
     connection = connect(server, request_bytes({**ENDLESS, **more}))
     wait_until(lambda: running(server) > 0, "the request runs")
     leave(connection)
 
 
 def test_leaving_from_the_queue(server: Server) -> None:
-    """More requests are sent than may run at once, so that some have never been scheduled when their clients disconnect."""
+    """More requests are sent than may run at once, so that some have never been scheduled when
+    their clients disconnect."""
     with contextlib.ExitStack() as connections:
         for number in range(80):
             body = {**ENDLESS, "prompt": f"Story {number}:", "stream": bool(number % 2)}
             connections.callback(connect(server, request_bytes(body)).close)
-        wait_until(lambda: server.stats()["num_requests_waiting"] > 0 < running(server), "some run and some wait")
+        wait_until(
+            lambda: server.stats()["num_requests_waiting"] > 0 < running(server),
+            "some run and some wait",
+        )
 
 
-@pytest.mark.parametrize("keep", [10, 60, -30, -1], ids=["request line", "headers", "body", "last byte"])
+@pytest.mark.parametrize(
+    "keep", [10, 60, -30, -1], ids=["request line", "headers", "body", "last byte"]
+)
 def test_leaving_before_the_request_is_complete(server: Server, keep: int) -> None:
     connect(server, request_bytes(ENDLESS)[:keep]).close()
     reset(connect(server, request_bytes(ENDLESS)[:keep]))
@@ -99,19 +123,28 @@ def test_leaving_right_after_the_request(server: Server) -> None:
 
 def test_others_are_not_disturbed(server: Server) -> None:
     with server.client() as client:
-        fields: dict[str, Any] = {"model": MODEL, "prompt": "A paged KV cache is", "temperature": 0, "max_tokens": 24}
+        fields: dict[str, Any] = {
+            "model": MODEL,
+            "prompt": "A paged KV cache is",
+            "temperature": 0,
+            "max_tokens": 24,
+        }
         alone = client.completions.create(**fields).choices[0].text
 
     async def leave() -> None:
         async with httpx.AsyncClient(timeout=60) as http:
-            request = http.stream("POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True})
+            request = http.stream(
+                "POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True}
+            )
             async with request as response:
                 async for _ in response.aiter_lines():
                     return
 
     async def give_up(http: openai.AsyncOpenAI) -> None:
         body = {name: value for name, value in ENDLESS.items() if name != "ignore_eos"}
-        task = asyncio.ensure_future(http.completions.create(**body, extra_body={"ignore_eos": True}))
+        task = asyncio.ensure_future(
+            http.completions.create(**body, extra_body={"ignore_eos": True})
+        )
         await asyncio.to_thread(wait_until, lambda: running(server), "a request runs")
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,7 +1,9 @@
-"""Plugins that fail in a running server: what the client sees, what the log says, and that the plugin is named.
+"""Plugins that fail in a running server: what the client sees, what the log says, and that the
+plugin is named.
 
-ROWS is the table of docs/reliability.md, which a test compares with it. Its cells are measured in this process, with a model of
-two layers. What ends or stops a process is tested with real ones: "exit" and what follows a stall depend only on the process.
+ROWS is the table of docs/reliability.md, which a test compares with it. Its cells are measured in
+this process, with a model of two layers. What ends or stops a process is tested with real ones:
+"exit" and what follows a stall depend only on the process.
 """
 
 from __future__ import annotations
@@ -30,10 +32,16 @@ from pegboard.interfaces.executor import WorkerDeath
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 FAULTS = ("raise", "wrong type", "slow", "hang", "exit")
 
-REQUEST, OFF, ENGINE, OK = "the request fails", "the sink is switched off", "the engine ends", "no effect"
-STALL, SERVER, START = "/health is 503, then the engine ends", "the server ends", "the server does not start"
+REQUEST = "the request fails"
+OFF = "the sink is switched off"
+ENGINE = "the engine ends"
+OK = "no effect"
+STALL = "/health is 503, then the engine ends"
+SERVER = "the server ends"
+START = "the server does not start"
 WAIT = "the server does not become ready"
-LEFT, TOLD = "the plugin is left out", "the model reads the error"
+LEFT = "the plugin is left out"
+TOLD = "the model reads the error"
 
 IN_ENGINE = (ENGINE, ENGINE, OK, STALL, ENGINE)
 IN_API = (REQUEST, REQUEST, OK, REQUEST, SERVER)
@@ -88,10 +96,18 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("api", "a route"): IN_API,
 }
 
-BLAMED_FOR = {("attention", "the bound call"), ("quantization", "the bound call"), ("kernel", "an op")}
-"""What these return goes into other plugins, which fail. PEGBOARD_CHECK=1 names the right one (test_check_mode.py)."""
+BLAMED_FOR = {
+    ("attention", "the bound call"),
+    ("quantization", "the bound call"),
+    ("kernel", "an op"),
+}
+"""What these return goes into other plugins, which fail. PEGBOARD_CHECK=1 names the right one
+(test_check_mode.py)."""
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = '<call calc_add>{"x": 1, "y": 2}</call>'
 REQUESTS: dict[str, dict[str, Any]] = {
     "tool_parser": {**WORDS, "tools": [TOOL]},
@@ -111,7 +127,8 @@ def is_at_start(row: tuple[str, ...]) -> bool:
 
 
 def request_of(place: str) -> dict[str, Any]:
-    """The request that reaches a call. Every constraint and adapter is a new one, because what was compiled or found is kept."""
+    """The request that reaches a call. Every constraint and adapter is a new one, because what was
+    compiled or found is kept."""
     kind = place.partition("/")[0]
     if kind == "lora_resolver":
         return {**WORDS, "model": f"adapter{time.time_ns()}"}
@@ -126,9 +143,10 @@ def named(text: str, place: str) -> bool:
 
 
 async def outcome(served: Served, faults: Faults, place: str, fault: str) -> str:  # noqa: F811
-    """Make a call fail in one request, and return what comes of it. Everything but "no effect" must name the plugin in the
-    answer, and in the log with a traceback."""
-    seen, stall = faults.module.SEEN, ""
+    """Make a call fail in one request, and return what comes of it. Everything but "no effect" must
+    name the plugin in the answer, and in the log with a traceback."""
+    seen = faults.module.SEEN
+    stall = ""
     if place == "builtin_tool/run":
         faults.module.SAYS.append(CALL)
     with faults.failing(place, fault):
@@ -143,21 +161,34 @@ async def outcome(served: Served, faults: Faults, place: str, fault: str) -> str
                 faults.module.RELEASE.set()
         answer = await asked
         if place == "metrics/publish in the API process":
-            await until(lambda: "is off for" in faults.told() or fault == "wrong type", "the sink is off")
+            await until(
+                lambda: "is off for" in faults.told() or fault == "wrong type", "the sink is off"
+            )
         told = faults.told()
     if stall:
         assert f"plugin {place.partition('/')[0]}:" in stall and named(stall, place), (place, stall)
         return STALL
     if served.client.errored or answer.status_code != 200:
         assert answer.status_code in (500, 400), answer.text
-        if (place, fault) != ("structured_output/compile", "hang"):  # the constraint is to blame: it takes too long
+        # the constraint is to blame: it takes too long
+        if (place, fault) != ("structured_output/compile", "hang"):
             if fault != "wrong type" or tuple(place.split("/")) not in BLAMED_FOR:
-                assert named(answer.text, place) and named(told, place), (place, fault, answer.text, told)
+                assert named(answer.text, place) and named(told, place), (
+                    place,
+                    fault,
+                    answer.text,
+                    told,
+                )
             assert "File " in told, (place, fault, told)
     if served.client.errored:
         return ENGINE
     if "calc_add failed" in answer.text:
-        assert answer.status_code == 200 and named(answer.text, place) and named(told, place) and "File " in told, told
+        assert (
+            answer.status_code == 200
+            and named(answer.text, place)
+            and named(told, place)
+            and "File " in told
+        ), told
         return TOLD
     if "is off for the rest" in told:
         assert named(told, place) and answer.status_code == 200, told
@@ -196,7 +227,8 @@ def test_every_call_that_fails_while_serving(faults: Faults) -> None:  # noqa: F
 
 
 def test_everything_slow_is_only_slow(faults: Faults) -> None:  # noqa: F811
-    """One request of each form, with all calls slow at once. All of them were made, in the process that the table says."""
+    """One request of each form, with all calls slow at once. All of them were made, in the process
+    that the table says."""
 
     async def serve() -> set[tuple[str, bool]]:
         async with faults.server() as served:
@@ -209,7 +241,11 @@ def test_everything_slow_is_only_slow(faults: Faults) -> None:  # noqa: F811
                     "tokenizer/encode",
                     "lora_resolver/resolve",
                 ):
-                    more = {"structured_outputs": {"grammar": "3:0:3"}} if place.startswith("structured") else {}
+                    more = (
+                        {"structured_outputs": {"grammar": "3:0:3"}}
+                        if place.startswith("structured")
+                        else {}
+                    )
                     answer = await served.ask(**{**request_of(place), **more})
                     assert answer.status_code == 200, (place, answer.text)
                 assert (await served.ask("/probe/stats")).status_code == 200
@@ -235,7 +271,11 @@ def test_what_fails_at_the_start_is_named(faults: Faults) -> None:  # noqa: F811
                     wrong.extend([] if is_named else [(kind, call, fault, repr(error))])
                 else:
                     told = faults.told()
-                    found = LEFT if "is left out" in told and named(told, kind) and "File " in told else OK
+                    found = (
+                        LEFT
+                        if "is left out" in told and named(told, kind) and "File " in told
+                        else OK
+                    )
                 wrong.extend([] if faults.module.SEEN else [(kind, call, "was not called")])
             wrong.extend([(kind, call, fault, found)] if found != expected else [])
     assert not wrong, "\n".join(map(str, wrong))
@@ -246,14 +286,38 @@ async def _start(faults: Faults) -> None:  # noqa: F811
         pass
 
 
-# --- real processes -----------------------------------------------------------------------------------------------------------
+# --- real processes -------------------------------------------------------------------------------
 
 FLAGS = (
-    "--engine-stall-s", "2", "--engine-end-s", "6", "--plugin-call-s", "1", "--max-model-len", "64", "--max-num-seqs", "4",
-    "--kv-cache-memory-bytes", "1048576", "--device", "acme", "--dtype", "float32", "--distributed-executor-backend", "acme",
-    "--scheduling-policy", "acme", "--sampler", "acme", "--attention-backend", "acme",
-    "--plugins-enable", "api:probe", "--plugins-deny", "pegboard-quantization-integer",
-)  # fmt: skip
+    "--engine-stall-s",
+    "2",
+    "--engine-end-s",
+    "6",
+    "--plugin-call-s",
+    "1",
+    "--max-model-len",
+    "64",
+    "--max-num-seqs",
+    "4",
+    "--kv-cache-memory-bytes",
+    "1048576",
+    "--device",
+    "acme",
+    "--dtype",
+    "float32",
+    "--distributed-executor-backend",
+    "acme",
+    "--scheduling-policy",
+    "acme",
+    "--sampler",
+    "acme",
+    "--attention-backend",
+    "acme",
+    "--plugins-enable",
+    "api:probe",
+    "--plugins-deny",
+    "pegboard-quantization-integer",
+)
 
 
 class Faulty:
@@ -281,7 +345,9 @@ class Faulty:
         try:
             if path.startswith("/probe"):
                 return httpx.get(self.server.url + path, timeout=PATIENCE_S)
-            return httpx.post(self.server.url + path, json={"model": MODEL, **WORDS}, timeout=PATIENCE_S)
+            return httpx.post(
+                self.server.url + path, json={"model": MODEL, **WORDS}, timeout=PATIENCE_S
+            )
         except httpx.TransportError:
             return None
 
@@ -294,9 +360,13 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
     made.server.stop()
 
 
-@pytest.mark.parametrize(("place", "fault"), [("model/forward", "raise"), ("model/forward", "exit"), ("api/a route", "exit")])
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [("model/forward", "raise"), ("model/forward", "exit"), ("api/a route", "exit")],
+)
 def test_faults_that_end_the_server(faulty: Faulty, place: str, fault: str) -> None:
-    """The request gets an error that names the plugin, or says how the process ended. The server exits and leaves nothing."""
+    """The request gets an error that names the plugin, or says how the process ended. The server
+    exits and leaves nothing."""
     with faulty.failing(place, fault):
         answer = faulty.ask("/probe/stats" if place.startswith("api") else "/v1/chat/completions")
         code = faulty.server.wait()
@@ -309,12 +379,16 @@ def test_faults_that_end_the_server(faulty: Faulty, place: str, fault: str) -> N
     if fault == "exit":
         assert "the engine process exited (code 7)" in answer.text
     else:
-        assert named(answer.text, place) and named(told, place) and "File " in told, (answer.text, told)
+        assert named(answer.text, place) and named(told, place) and "File " in told, (
+            answer.text,
+            told,
+        )
 
 
 def test_an_engine_that_does_not_run_is_noticed_and_ended(faulty: Faulty) -> None:
-    """SIGSTOP: /health answers 503 after the limit, and 200 again when the process runs again. New requests get 503. A plugin
-    that hangs: the same, then the engine is ended, and the request gets an error that names the plugin."""
+    """SIGSTOP: /health answers 503 after the limit, and 200 again when the process runs again. New
+    requests get 503. A plugin that hangs: the same, then the engine is ended, and the request gets
+    an error that names the plugin."""
     server = faulty.server
     engine = server.engine_pid()
     os.kill(engine, signal.SIGSTOP)
@@ -330,8 +404,15 @@ def test_an_engine_that_does_not_run_is_noticed_and_ended(faulty: Faulty) -> Non
         assert server.wait() == 1
     told = server.log.read_text()
     server.check_nothing_left()
-    assert answer is not None and answer.status_code == 500 and named(answer.text, "model/forward"), (answer, told)
-    assert "the engine is stalled" in told and "the engine was ended" in told and named(told, "model/forward") and "File " in told
+    assert (
+        answer is not None and answer.status_code == 500 and named(answer.text, "model/forward")
+    ), (answer, told)
+    assert (
+        "the engine is stalled" in told
+        and "the engine was ended" in told
+        and named(told, "model/forward")
+        and "File " in told
+    )
 
 
 def table() -> str:
@@ -346,7 +427,8 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_the_table_has_every_kind() -> None:
-    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not servers."""
+    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not
+    servers."""
     assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command"} | {"hooks"}
 
 
@@ -356,8 +438,12 @@ def test_an_executor_that_reports_a_dead_worker_ends_an_idle_engine(faults: Faul
             await served.ask()
             death = WorkerDeath(0, "out of memory")
             threading.Thread(target=served.link.engine._on_death, args=(death,)).start()
-            await until(lambda: not served.client.health().is_alive, "the client hears of the death")
+            await until(
+                lambda: not served.client.health().is_alive, "the client hears of the death"
+            )
             told = "executor:acme (acme-faults 1.0) reports that worker 0 died: out of memory"
-            assert told in (served.client.health().reason or "") and "the engine died" in faults.told()
+            assert (
+                told in (served.client.health().reason or "") and "the engine died" in faults.told()
+            )
 
     asyncio.run(serve())

@@ -1,4 +1,5 @@
-"""The resolver `hub` of a real server, with huggingface_hub and a small hub that speaks its protocol."""
+"""The resolver `hub` of a real server, with huggingface_hub and a small hub that speaks its
+protocol."""
 
 from __future__ import annotations
 
@@ -27,13 +28,34 @@ ALLOWED = "org/poet@v2, org/many, org/private, org/gone, org/slow, org/pickled, 
 
 
 class Hub:
-    """Repositories by name and revision: folders. asked: how often each path was asked for. open: slow files are sent once it is
-    set. Private repositories are only there for requests with the token."""
+    """Repositories by name and revision: folders. asked: how often each path was asked for. open:
+    slow files are sent once it is set. Private repositories are only there for requests with the
+    token."""
 
     def __init__(self, root: Path) -> None:
         self.folders: dict[tuple[str, str], Path] = {}
         for seed, (name, revision) in enumerate(
-            [("org/poet", "main"), ("org/poet", "v2"), ("org/many", "main"), ("org/private", "main"), ("org/slow", "main"),
+            [((
+                "org/poet"
+            ), (
+                "main"
+            )), ((
+                "org/poet"
+            ), (
+                "v2"
+            )), ((
+                "org/many"
+            ), (
+                "main"
+            )), ((
+                "org/private"
+            ), (
+                "main"
+            )), ((
+                "org/slow"
+            ), (
+                "main"
+            )),
              ("org/pickled", "main"), ("org/broken", "main"), ("org/other", "main")], 50
         ):  # fmt: skip
             folder = self.folders[name, revision] = root / name / revision
@@ -78,20 +100,33 @@ class Hub:
                 api = re.fullmatch(r"/api/models/(\w+/\w+)/(?:revision|tree)/(.+)", path)
                 file = re.fullmatch(r"/(\w+/\w+)/resolve/([^/]+)/(.+)", path)
                 match = api or file
-                folder = hub.folder(match[1], match[2], self.headers["Authorization"]) if match else None
+                folder = (
+                    hub.folder(match[1], match[2], self.headers["Authorization"]) if match else None
+                )
                 if folder is None:
-                    return self.send(401, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+                    return self.send(
+                        401, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}
+                    )
                 if api:
-                    told = files_of(folder) if "/tree/" in path else {"id": match[1], "sha": commit_of(folder)}
+                    told = (
+                        files_of(folder)
+                        if "/tree/" in path
+                        else {"id": match[1], "sha": commit_of(folder)}
+                    )
                     return self.send(200, json.dumps(told).encode())
                 assert file is not None
                 content = (folder / file[3]).read_bytes()
-                headers = {"X-Repo-Commit": commit_of(folder), "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+                headers = {
+                    "X-Repo-Commit": commit_of(folder),
+                    "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+                }
                 if match[1] == "org/slow" and self.command == "GET":
                     assert hub.open.wait(PATIENCE_S)
                 self.send(200, content, headers)
 
-            def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+            def send(
+                self, status: int, content: bytes, headers: dict[str, str] | None = None
+            ) -> None:
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
                     self.send_header(name, value)
@@ -105,7 +140,12 @@ class Hub:
 def files_of(folder: Path) -> list[dict[str, Any]]:
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     return [
-        {"type": "file", "path": file.relative_to(folder).as_posix(), "size": file.stat().st_size, "oid": commit_of(file)}
+        {
+            "type": "file",
+            "path": file.relative_to(folder).as_posix(),
+            "size": file.stat().st_size,
+            "oid": commit_of(file),
+        }
         for file in files
     ]
 
@@ -127,11 +167,31 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path, hub: Hub) -> Iterator[Server]:
+def server(
+    smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory, probe: Path, hub: Hub
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    flags = ["--enable-lora", "--max-lora-rank", "8", "--max-cpu-loras", "8", "--lora_resolver.hub.repositories", ALLOWED,
-             "--lora-base-models", BASE, "--lora-resolver-wait-s", "1", "--hf-token", TOKEN]  # fmt: skip
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    flags = [
+        "--enable-lora",
+        "--max-lora-rank",
+        "8",
+        "--max-cpu-loras",
+        "8",
+        "--lora_resolver.hub.repositories",
+        ALLOWED,
+        "--lora-base-models",
+        BASE,
+        "--lora-resolver-wait-s",
+        "1",
+        "--hf-token",
+        TOKEN,
+    ]
+    env = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+    }
     with Server(smollm2_gguf, folder, *flags, probe=probe, **env) as running:
         yield running.wait_until_ready()
 
@@ -144,7 +204,10 @@ def ask_once(server: Server, model: str) -> httpx.Response:
 def ask(server: Server, model: str) -> httpx.Response:
     """Ask again while the adapter is still being fetched, as the server's answer advises."""
     answers: list[httpx.Response] = []
-    wait_until(lambda: answers.append(ask_once(server, model)) or answers[-1].status_code != 503, f"{model} is fetched")
+    wait_until(
+        lambda: answers.append(ask_once(server, model)) or answers[-1].status_code != 503,
+        f"{model} is fetched",
+    )
     return answers[-1]
 
 
@@ -165,13 +228,18 @@ def test_requests_at_once_fetch_one_revision_once(server: Server, hub: Hub) -> N
     commit = commit_of(hub.folders["org/poet", "v2"])
     for name in ADAPTER:
         assert hub.asked[f"/org/poet/resolve/{commit}/{name}"] == 1
-    assert hub.num_asked("/org/poet/revision/v2") == 1 and not hub.num_asked("/org/poet/revision/main")
+    assert hub.num_asked("/org/poet/revision/v2") == 1 and not hub.num_asked(
+        "/org/poet/revision/main"
+    )
 
 
 def test_a_folder_of_a_repository(server: Server, hub: Hub) -> None:
     assert differs_from_base(server, "org/many/fr")
     answer = ask(server, "org/many/de")
-    assert answer.status_code == 400 and "no file 'de/adapter_model.safetensors'" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400
+        and "no file 'de/adapter_model.safetensors'" in answer.json()["error"]["message"]
+    )
 
 
 def test_the_token_opens_a_private_repository(server: Server, hub: Hub) -> None:
@@ -196,14 +264,18 @@ def test_what_is_not_allowed_is_never_asked_for(client: openai.OpenAI, hub: Hub,
         ("org/broken", "not a safetensors file"),
     ],
 )
-def test_what_cannot_be_had_is_a_400_with_the_reason(server: Server, hub: Hub, name: str, words: str) -> None:
+def test_what_cannot_be_had_is_a_400_with_the_reason(
+    server: Server, hub: Hub, name: str, words: str
+) -> None:
     answer = ask(server, name)
     assert answer.status_code == 400, answer.text
     told = answer.json()["error"]["message"]
     assert f"`{name}` was found but could not be loaded" in told and words in told
     assert not hub.num_asked("adapter_model.bin"), "a pickle was fetched"
     asked = hub.asked.total()
-    assert ask(server, name).status_code == 400 and hub.asked.total() == asked, "the reason was remembered"
+    assert ask(server, name).status_code == 400 and hub.asked.total() == asked, (
+        "the reason was remembered"
+    )
 
 
 def test_a_request_waits_only_so_long(server: Server, hub: Hub) -> None:

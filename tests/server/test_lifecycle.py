@@ -1,4 +1,5 @@
-"""How a server ends: on request, when its engine is killed, and when it is killed itself. Nothing may remain."""
+"""How a server ends: on request, when its engine is killed, and when it is killed itself. Nothing
+may remain."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ import httpx
 import pytest
 from server_process import MODEL, SIZES, Server, cli, processes, wait_until
 
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Once upon a time",
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "stream": True,
+}
 
 StartServer = Callable[..., Server]
 
@@ -22,7 +29,10 @@ StartServer = Callable[..., Server]
 @contextmanager
 def running_stream(server: Server, body: dict[str, Any] = LONG) -> Iterator[Iterator[str]]:
     """Yields the lines of a stream that has begun."""
-    with httpx.Client(timeout=120) as http, http.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+    with (
+        httpx.Client(timeout=120) as http,
+        http.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+    ):
         assert response.status_code == 200
         lines = response.iter_lines()
         assert json.loads(next(lines).removeprefix("data: "))["choices"]
@@ -34,12 +44,18 @@ def events_of(lines: Iterator[str]) -> list[str]:
 
 
 def test_killed_engine(start_server: StartServer) -> None:
-    """Streams end with an error event, waiting clients get an error, and /health reports the failure. The server then exits at
-    once with an error, because there is nothing to wait for."""
+    """Streams end with an error event, waiting clients get an error, and /health reports the
+    failure. The server then exits at once with an error, because there is nothing to wait for."""
     server = start_server("--shutdown-timeout-s", "600")
     engine = server.engine_pid()
-    with running_stream(server) as lines, running_stream(server, {**LONG, "n": 3}) as others, ThreadPoolExecutor() as pool:
-        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json={**LONG, "stream": False}, timeout=120)
+    with (
+        running_stream(server) as lines,
+        running_stream(server, {**LONG, "n": 3}) as others,
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(
+            httpx.post, f"{server.url}/v1/completions", json={**LONG, "stream": False}, timeout=120
+        )
         wait_until(lambda: server.stats()["num_requests_running"] == 5, "all requests run")
         os.kill(engine, signal.SIGKILL)
         for events in (events_of(lines), events_of(others)):
@@ -56,13 +72,20 @@ def test_killed_engine(start_server: StartServer) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_while_streaming(start_server: StartServer, number: signal.Signals) -> None:
-    """Short requests finish, long ones end with an error event after the timeout, and the exit code is 0. The signal is sent to
-    the whole process group, including the engine, as a terminal and service managers do."""
+    """Short requests finish, long ones end with an error event after the timeout, and the exit code
+    is 0. The signal is sent to the whole process group, including the engine, as a terminal and
+    service managers do."""
     server = start_server("--shutdown-timeout-s", "4")
-    with running_stream(server, {**LONG, "n": 16}) as long, running_stream(server, {**LONG, "max_tokens": 6}) as short:
+    with (
+        running_stream(server, {**LONG, "n": 16}) as long,
+        running_stream(server, {**LONG, "max_tokens": 6}) as short,
+    ):
         server.signal_group(number)
         events = events_of(short)
-        assert events[-1] == "[DONE]" and json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        assert (
+            events[-1] == "[DONE]"
+            and json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        )
         *_, error, end = events_of(long)
         assert end == "[DONE]" and "the server is stopping" in json.loads(error)["error"]["message"]
     assert server.wait() == 0
@@ -91,14 +114,18 @@ def test_killed_server_takes_its_engine_along(start_server: StartServer) -> None
 
 STAGES: dict[str, Callable[[Server], object]] = {
     "folder made": lambda server: list(server.temp.iterdir()),
-    "child spawned": lambda server: [1 for _, parent, _ in processes() if parent == server.process.pid],
+    "child spawned": lambda server: [
+        1 for _, parent, _ in processes() if parent == server.process.pid
+    ],
     "engine listening": lambda server: list(server.temp.glob("*/engine")),
 }
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal.Signals, stage: str) -> None:
+def test_stopped_while_starting(
+    smollm2_gguf: Any, tmp_path: Any, number: signal.Signals, stage: str
+) -> None:
     with Server(smollm2_gguf, tmp_path) as server:
         wait_until(lambda: STAGES[stage](server), stage)
         server.signal_group(number)
@@ -110,24 +137,39 @@ def test_stopped_while_starting(smollm2_gguf: Any, tmp_path: Any, number: signal
 
 def test_taken_port(server: Server, smollm2_gguf: Any, tmp_path: Any) -> None:
     """The second server prints one clear line. The server that has the port continues."""
-    ended = cli("serve", str(smollm2_gguf), *SIZES, "--port", str(server.port), TMPDIR=str(tmp_path))
-    assert ended.returncode == 1 and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
+    ended = cli(
+        "serve", str(smollm2_gguf), *SIZES, "--port", str(server.port), TMPDIR=str(tmp_path)
+    )
+    assert (
+        ended.returncode == 1
+        and f"port {server.port} on 127.0.0.1 is already in use" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr and list(tmp_path.iterdir()) == []
     assert server.status("/health") == 200
 
 
 def test_start_up_prints_five_lines(start_server: StartServer) -> None:
-    """The server prints the model, the device, the KV cache, the address, and a hint for when it is slow. A flag prints the table
-    of choices."""
+    """The server prints the model, the device, the KV cache, the address, and a hint for when it is
+    slow. A flag prints the table of choices."""
     server = start_server()
     wait_until(lambda: server.log.read_text().count("\n") >= 5, "everything is printed")
     model, device, cache, address, advice = server.log.read_text().splitlines()
-    assert ": LlamaForCausalLM, loaded in " in model and "device cpu" in device and "KV cache: " in cache
+    assert (
+        ": LlamaForCausalLM, loaded in " in model
+        and "device cpu" in device
+        and "KV cache: " in cache
+    )
     assert address.endswith(f" on {server.url}") and "pegboard plugins why --model " in advice
     assert server.stop() == 0 and len(server.log.read_text().splitlines()) == 5
 
 
 def test_verbose_start_up_tells_every_choice(start_server: StartServer) -> None:
     shown = start_server("-v").log.read_text()
-    for choice in ("weight_loader →", "model LlamaForCausalLM →", "platform →", "attention ", "api →"):
+    for choice in (
+        "weight_loader →",
+        "model LlamaForCausalLM →",
+        "platform →",
+        "attention ",
+        "api →",
+    ):
         assert choice in shown, choice

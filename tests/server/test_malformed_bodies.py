@@ -1,5 +1,5 @@
-"""A thousand bodies that are wrong in some way. Each is refused with an error object, or it is valid after all and answered. None
-has a lasting effect."""
+"""A thousand bodies that are wrong in some way. Each is refused with an error object, or it is
+valid after all and answered. None has a lasting effect."""
 
 from __future__ import annotations
 
@@ -28,20 +28,59 @@ CHAT: dict[str, Any] = {
     "model": MODEL,
     "messages": [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": 1}"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call-1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"at": 1}'},
+                }
+            ],
+        },
         {"role": "tool", "tool_call_id": "call-1", "content": "nothing"},
     ],
-    "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "stop": ["x", "y"], "logit_bias": {"17": 1.5}, "logprobs": True,
-    "top_logprobs": 2, "seed": 3, "stream": False, "metadata": {"a": "b"},
-    "tools": [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}],
-}  # fmt: skip
+    "max_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "stop": ["x", "y"],
+    "logit_bias": {"17": 1.5},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "seed": 3,
+    "stream": False,
+    "metadata": {"a": "b"},
+    "tools": [
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+        }
+    ],
+}
 COMPLETION: dict[str, Any] = {
-    "model": MODEL, "prompt": ["One", "Two"], "max_tokens": 2, "temperature": 0, "n": 1, "logprobs": 1, "echo": True,
-    "stop_token_ids": [5, 6], "bad_words": ["three"], "min_tokens": 1, "frequency_penalty": 0.5, "stream": True,
-    "stream_options": {"include_usage": True}, "top_k": 4, "min_p": 0.1, "request_id": "r-1", "ignore_eos": True,
-}  # fmt: skip
+    "model": MODEL,
+    "prompt": ["One", "Two"],
+    "max_tokens": 2,
+    "temperature": 0,
+    "n": 1,
+    "logprobs": 1,
+    "echo": True,
+    "stop_token_ids": [5, 6],
+    "bad_words": ["three"],
+    "min_tokens": 1,
+    "frequency_penalty": 0.5,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "top_k": 4,
+    "min_p": 0.1,
+    "request_id": "r-1",
+    "ignore_eos": True,
+}
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 
 
@@ -75,7 +114,9 @@ def check_answer(response: httpx.Response, path: str, body: bytes) -> int:
         return 200
     assert 400 <= response.status_code < 500, told
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["code"] == response.status_code, told
+    assert (
+        set(error) == {"message", "type", "param", "code"} and error["code"] == response.status_code
+    ), told
     assert isinstance(error["message"], str) and 0 < len(error["message"]) < 2000, told
     return response.status_code
 
@@ -105,24 +146,33 @@ def test_a_thousand_malformed_bodies(server: Server) -> None:
 
     asyncio.run(main())
     assert not wrong, f"{len(wrong)} bodies were answered wrongly:\n" + "\n".join(wrong[:5])
-    assert statuses[400] > NUM_BODIES // 2 and statuses[200] > 10, statuses  # both valid and invalid bodies were tried
+    # both valid and invalid bodies were tried
+    assert statuses[400] > NUM_BODIES // 2 and statuses[200] > 10, statuses
     server.wait_until_idle()
     assert server.status("/health") == 200
     with server.client() as client:
-        answer = client.completions.create(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4)
+        answer = client.completions.create(
+            model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4
+        )
         assert "Paris" in answer.choices[0].text
 
 
 def test_wrong_media_types_are_refused(server: Server) -> None:
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = httpx.post(
-            server.url + "/v1/completions", content=json.dumps(COMPLETION), headers={"Content-Type": content_type}, timeout=60
+            server.url + "/v1/completions",
+            content=json.dumps(COMPLETION),
+            headers={"Content-Type": content_type},
+            timeout=60,
         )
         assert check_answer(response, "/v1/completions", content_type.encode()) == 400
 
 
 def test_body_over_the_limit_is_refused_unread(server: Server) -> None:
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        "application/json\r\nContent-Length: 999999999999\r\n\r\n"
+    )
     assert answer_to(server, head.encode()).startswith(b"HTTP/1.1 413")
 
 
@@ -135,11 +185,23 @@ def test_body_over_the_limit_is_refused_unread(server: Server) -> None:
         b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 1_000_000,
         b"GET /health\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: "
+            b"3\r\n\r\n{}"
+        ),
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}",
     ],
-    ids=["tls", "http2", "no http", "long header", "zero byte", "negative length", "two lengths", "bad chunk"],
+    ids=[
+        "tls",
+        "http2",
+        "no http",
+        "long header",
+        "zero byte",
+        "negative length",
+        "two lengths",
+        "bad chunk",
+    ],
 )
 def test_what_is_no_http(server: Server, data: bytes) -> None:
     """The request is refused, or the connection is closed. The next client gets its answer."""
@@ -149,9 +211,13 @@ def test_what_is_no_http(server: Server, data: bytes) -> None:
 
 
 def answer_to(server: Server, data: bytes) -> bytes:
-    """Returns everything that arrives until the answer is complete or the server closes the connection."""
+    """Returns everything that arrives until the answer is complete or the server closes the
+    connection."""
     received = b""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection, contextlib.suppress(ConnectionError):
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
         connection.sendall(data)
         while b"\r\n\r\n" not in received and (more := connection.recv(65536)):
             received += more

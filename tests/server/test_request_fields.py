@@ -28,7 +28,13 @@ def complete(server: Server) -> Complete:
     """Returns the first choice of a greedy completion, or the whole answer with `whole=True`."""
 
     def ask(*, whole: bool = False, status: int = 200, **fields: Any) -> dict[str, Any]:
-        body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "return_token_ids": True, **fields}
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 8,
+            "temperature": 0,
+            "return_token_ids": True,
+            **fields,
+        }
         answer = post(server, "/v1/completions", body, status)
         return answer if whole or status != 200 else dict(answer["choices"][0])
 
@@ -40,13 +46,18 @@ def greedy(complete: Complete) -> dict[str, Any]:
     return complete()
 
 
-def test_fields_that_leave_only_the_likeliest_token(complete: Complete, greedy: dict[str, Any]) -> None:
+def test_fields_that_leave_only_the_likeliest_token(
+    complete: Complete, greedy: dict[str, Any]
+) -> None:
     for fields in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}):
         assert complete(temperature=1.5, **fields)["token_ids"] == greedy["token_ids"], fields
 
 
-def test_tokens_can_be_forced_allowed_and_banned(complete: Complete, greedy: dict[str, Any]) -> None:
-    first, allowed = greedy["token_ids"][0], [28, 30, 198]
+def test_tokens_can_be_forced_allowed_and_banned(
+    complete: Complete, greedy: dict[str, Any]
+) -> None:
+    first = greedy["token_ids"][0]
+    allowed = [28, 30, 198]
     assert complete(logit_bias={"30": 100})["token_ids"] == [30] * 8
     assert first not in complete(logit_bias={str(first): -100})["token_ids"]
     assert set(complete(allowed_token_ids=allowed)["token_ids"]) <= set(allowed)
@@ -55,7 +66,11 @@ def test_tokens_can_be_forced_allowed_and_banned(complete: Complete, greedy: dic
 
 def test_penalties_change_what_comes_again(complete: Complete) -> None:
     again = complete(prompt="la la la la la la", max_tokens=16)["token_ids"]
-    for fields in ({"repetition_penalty": 1.8}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
+    for fields in (
+        {"repetition_penalty": 1.8},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+    ):
         other = complete(prompt="la la la la la la", max_tokens=16, **fields)["token_ids"]
         assert len(set(other)) > len(set(again)), fields
 
@@ -69,8 +84,15 @@ def test_where_an_output_ends(server: Server, complete: Complete, greedy: dict[s
     assert len(late["token_ids"]) >= 6
     end = post(server, "/tokenize", {"prompt": "<|im_end|>"})["tokens"]
     ended = complete(allowed_token_ids=end)
-    assert (ended["text"], ended["token_ids"], ended["finish_reason"], ended["stop_reason"]) == ("", end, "stop", None)
-    shown = complete(allowed_token_ids=end, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert (ended["text"], ended["token_ids"], ended["finish_reason"], ended["stop_reason"]) == (
+        "",
+        end,
+        "stop",
+        None,
+    )
+    shown = complete(
+        allowed_token_ids=end, skip_special_tokens=False, include_stop_str_in_output=True
+    )
     assert shown["text"] == "<|im_end|>"
     on = complete(allowed_token_ids=end, ignore_eos=True, skip_special_tokens=False)
     assert on["finish_reason"] == "length" and on["text"] == "<|im_end|>" * 8
@@ -86,7 +108,9 @@ def test_seeds_and_n(complete: Complete) -> None:
     assert len(set(three)) == 3 and three == texts(seed=5, n=3)
 
 
-def test_prompts_as_they_come_and_cut(server: Server, complete: Complete, greedy: dict[str, Any]) -> None:
+def test_prompts_as_they_come_and_cut(
+    server: Server, complete: Complete, greedy: dict[str, Any]
+) -> None:
     ids = post(server, "/tokenize", {"prompt": PROMPT})["tokens"]
     assert greedy["prompt_token_ids"] == ids
     assert complete(prompt=ids)["token_ids"] == greedy["token_ids"]
@@ -96,7 +120,9 @@ def test_prompts_as_they_come_and_cut(server: Server, complete: Complete, greedy
     assert post(server, "/detokenize", {"tokens": ids}) == {"prompt": PROMPT}
 
 
-def test_prompt_logprobs_are_those_of_the_same_tokens_as_output(complete: Complete, greedy: dict[str, Any]) -> None:
+def test_prompt_logprobs_are_those_of_the_same_tokens_as_output(
+    complete: Complete, greedy: dict[str, Any]
+) -> None:
     ids = greedy["prompt_token_ids"] + greedy["token_ids"]
     scored = complete(prompt=ids, max_tokens=1, prompt_logprobs=1)["prompt_logprobs"]
     own = complete(logprobs=1)["logprobs"]["token_logprobs"]
@@ -110,7 +136,9 @@ def test_beams_find_at_least_what_greedy_finds(complete: Complete) -> None:
         return float(sum(choice["logprobs"]["token_logprobs"]))
 
     alone = complete(logprobs=0, max_tokens=5, ignore_eos=True)
-    beams = complete(whole=True, use_beam_search=True, n=4, logprobs=0, max_tokens=5, ignore_eos=True)["choices"]
+    beams = complete(
+        whole=True, use_beam_search=True, n=4, logprobs=0, max_tokens=5, ignore_eos=True
+    )["choices"]
     assert [len(beam["token_ids"]) for beam in beams] == [5] * 4
     assert len({tuple(beam["token_ids"]) for beam in beams}) == 4
     scores = [score(beam) for beam in beams]
@@ -122,10 +150,18 @@ def test_conversations(server: Server) -> None:
         return list(post(server, "/tokenize", {"messages": CHAT, **fields})["tokens"])
 
     plain = ids()
-    assert ids(add_generation_prompt=False) == plain[: len(ids(add_generation_prompt=False))] != plain
+    assert (
+        ids(add_generation_prompt=False) == plain[: len(ids(add_generation_prompt=False))] != plain
+    )
     assert ids(add_special_tokens=True)[-len(plain) :] == plain
     opened = [*CHAT, {"role": "assistant", "content": "The color is"}]
-    body = {"messages": opened, "continue_final_message": True, "echo": True, "max_tokens": 4, "temperature": 0}
+    body = {
+        "messages": opened,
+        "continue_final_message": True,
+        "echo": True,
+        "max_tokens": 4,
+        "temperature": 0,
+    }
     answer = post(server, "/v1/chat/completions", {**body, "return_token_ids": True})
     assert answer["choices"][0]["message"]["content"].startswith("The color is")
     assert answer["prompt_token_ids"] == ids(messages=opened, continue_final_message=True)
@@ -144,11 +180,17 @@ def test_refusals_on_the_real_engine(complete: Complete) -> None:
 
 
 def test_cached_tokens_and_salt(start_server: Callable[..., Server]) -> None:
-    server = start_server("--enable-prompt-tokens-details", "--max-num-seqs", "1", "--max-num-queued-reqs", "1")
+    server = start_server(
+        "--enable-prompt-tokens-details", "--max-num-seqs", "1", "--max-num-queued-reqs", "1"
+    )
     prompt = "A long enough prompt to fill several blocks of the cache. " * 8
 
     def cached(**fields: Any) -> int:
-        usage = post(server, "/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0, **fields})["usage"]
+        usage = post(
+            server,
+            "/v1/completions",
+            {"prompt": prompt, "max_tokens": 1, "temperature": 0, **fields},
+        )["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert cached() == 0

@@ -1,4 +1,5 @@
-"""Extreme clients of a server: thousands of connections, readers that do not read, bodies that are too large."""
+"""Extreme clients of a server: thousands of connections, readers that do not read, bodies that are
+too large."""
 
 from __future__ import annotations
 
@@ -14,11 +15,20 @@ from server_process import MODEL, Server, wait_until
 NUM_CONNECTIONS = 2000
 NUM_AT_ONCE = 200
 
-BODY: dict[str, Any] = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 4}
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "The capital of France is",
+    "temperature": 0,
+    "max_tokens": 4,
+}
 
 
 def answer_of(server: Server) -> str:
-    return str(httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).raise_for_status().json()["choices"][0]["text"])
+    return str(
+        httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
+        .raise_for_status()
+        .json()["choices"][0]["text"]
+    )
 
 
 def num_sockets(server: Server) -> int:
@@ -29,14 +39,22 @@ def num_sockets(server: Server) -> int:
 
 
 def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
-    """Some clients send nothing, some send half a request, some send a whole one; some close, some reset. Nothing remains of
-    them."""
+    """Some clients send nothing, some send half a request, some send a whole one; some close, some
+    reset. Nothing remains of them."""
     before = num_sockets(server)
     whole = json.dumps({**BODY, "stream": True, "max_tokens": 900, "ignore_eos": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-        whole
-    )
-    sent = [b"", b"GET /hea", head, head + whole[:20], b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head + whole]
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"application/json\r\nContent-Length: %d\r\n\r\n"
+    ) % len(whole)
+    sent = [
+        b"",
+        b"GET /hea",
+        head,
+        head + whole[:20],
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        head + whole,
+    ]
 
     async def one(number: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -61,9 +79,18 @@ def test_two_thousand_connections_opened_and_dropped(server: Server) -> None:
 
 
 def test_slow_readers_do_not_stall_others(server: Server) -> None:
-    """Eight clients request long streams and read nothing. Another client still gets correct answers."""
+    """Eight clients request long streams and read nothing. Another client still gets correct
+    answers."""
     alone = answer_of(server)
-    long = {**BODY, "stream": True, "max_tokens": 300, "ignore_eos": True, "n": 2, "temperature": 1, "logprobs": 5}
+    long = {
+        **BODY,
+        "stream": True,
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "n": 2,
+        "temperature": 1,
+        "logprobs": 5,
+    }
     payload = json.dumps(long).encode()
     clients = []
     for _ in range(8):
@@ -73,7 +100,9 @@ def test_slow_readers_do_not_stall_others(server: Server) -> None:
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
         clients.append(client)
-    wait_until(lambda: server.stats()["num_requests_running"] >= 8, "the slow readers' requests run")
+    wait_until(
+        lambda: server.stats()["num_requests_running"] >= 8, "the slow readers' requests run"
+    )
     assert [answer_of(server) for _ in range(3)] == [alone] * 3
     assert server.status("/health") == 200
     for client in clients:
@@ -82,8 +111,8 @@ def test_slow_readers_do_not_stall_others(server: Server) -> None:
 
 
 def test_ten_megabytes_are_refused_early(server: Server) -> None:
-    """A body with a length is refused before it is sent. A body without one is refused as soon as it exceeds the limit of 8
-    MiB."""
+    """A body with a length is refused before it is sent. A body without one is refused as soon as
+    it exceeds the limit of 8 MiB."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(head + b"Content-Length: 10000000\r\n\r\n")
@@ -99,7 +128,10 @@ def test_ten_megabytes_are_refused_early(server: Server) -> None:
             pass
     assert sent < 50_000_000, "the server went on reading"
     answer = httpx.post(
-        f"{server.url}/v1/completions", content=b" " * 10_000_000, headers={"Content-Type": "application/json"}, timeout=60
+        f"{server.url}/v1/completions",
+        content=b" " * 10_000_000,
+        headers={"Content-Type": "application/json"},
+        timeout=60,
     )
     assert answer.status_code == 413 and "max_body_bytes" in answer.json()["error"]["message"]
     assert server.status("/health") == 200

@@ -1,5 +1,5 @@
-"""The short version of tests/soak: mixed load with aborts, and nothing is left afterwards. Only the long version finds small
-leaks."""
+"""The short version of tests/soak: mixed load with aborts, and nothing is left afterwards. Only the
+long version finds small leaks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from soak import SHORT, put_under_load
 
 SECONDS = 8
 SHORT_GROWTH = 1.6
-"""Within seconds, memory still grows to its normal size: blocks of the KV cache become resident when they are used first, so a
-faster machine grows faster. The server here takes about 600 MiB when it starts, and about 1,050 MiB after a minute of load."""
+"""Within seconds, memory still grows to its normal size: blocks of the KV cache become resident
+when they are used first, so a faster machine grows faster. The server here takes about 600 MiB when
+it starts, and about 1,050 MiB after a minute of load."""
 
 
 def test_mixed_load_with_aborts_leaves_nothing(server: Server) -> None:

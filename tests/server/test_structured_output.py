@@ -1,5 +1,5 @@
-"""Structured output over HTTP: the openai client's `.parse()`, vLLM's `structured_outputs`, and the answer to a bad
-constraint."""
+"""Structured output over HTTP: the openai client's `.parse()`, vLLM's `structured_outputs`, and the
+answer to a bad constraint."""
 
 from __future__ import annotations
 
@@ -48,18 +48,31 @@ pytestmark = pytest.mark.usefixtures("left_idle")
 
 
 def test_parse_gives_pydantic_models(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY)
+    answer = client.chat.completions.parse(
+        messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY
+    )
     order = answer.choices[0].message.parsed
-    assert isinstance(order, Order) and isinstance(order.main.size, Size) and answer.choices[0].finish_reason == "stop"
+    assert (
+        isinstance(order, Order)
+        and isinstance(order.main.size, Size)
+        and answer.choices[0].finish_reason == "stop"
+    )
 
 
 def test_parse_of_a_stream(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY) as stream:
+    with client.chat.completions.stream(
+        messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY
+    ) as stream:
         for _ in stream:
             pass
         streamed = stream.get_final_completion().choices[0].message
-    whole = client.chat.completions.parse(messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY)
-    assert streamed.content == whole.choices[0].message.content and streamed.parsed == whole.choices[0].message.parsed
+    whole = client.chat.completions.parse(
+        messages=MESSAGES, response_format=Order, max_completion_tokens=300, **GREEDY
+    )
+    assert (
+        streamed.content == whole.choices[0].message.content
+        and streamed.parsed == whole.choices[0].message.parsed
+    )
 
 
 def test_json_object(client: openai.OpenAI) -> None:
@@ -79,14 +92,21 @@ def test_json_object(client: openai.OpenAI) -> None:
     [
         ({"choice": ["positive", "negative"]}, lambda text: text in ("positive", "negative")),
         ({"regex": r"\d{4}-\d{2}"}, lambda text: re.fullmatch(r"\d{4}-\d{2}", text)),
-        ({"grammar": 'root ::= "SELECT " ("a" | "b") " FROM t"'}, lambda text: re.fullmatch("SELECT [ab] FROM t", text)),
+        (
+            {"grammar": 'root ::= "SELECT " ("a" | "b") " FROM t"'},
+            lambda text: re.fullmatch("SELECT [ab] FROM t", text),
+        ),
         ({"grammar": 'start: "x" | "y"'}, lambda text: text in ("x", "y")),
         ({"json": PERSON, "disable_any_whitespace": True}, lambda text: json_judge(PERSON)(text)),
     ],
 )
-def test_structured_outputs_in_both_routes(client: openai.OpenAI, structure: dict[str, Any], judge: Any) -> None:
+def test_structured_outputs_in_both_routes(
+    client: openai.OpenAI, structure: dict[str, Any], judge: Any
+) -> None:
     body = {"structured_outputs": structure}
-    chat = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=250, extra_body=body, **GREEDY)
+    chat = client.chat.completions.create(
+        messages=MESSAGES, max_completion_tokens=250, extra_body=body, **GREEDY
+    )
     text = client.completions.create(prompt="Answer:", max_tokens=250, extra_body=body, **GREEDY)
     for reason, content in (
         (chat.choices[0].finish_reason, chat.choices[0].message.content),
@@ -111,27 +131,60 @@ def test_structural_tag(client: openai.OpenAI) -> None:
         max_completion_tokens=60,
         **GREEDY,
     )
-    assert re.fullmatch(r"<n>-?\d+</n>", answer.choices[0].message.content or "") or answer.choices[0].finish_reason == "length"
+    assert (
+        re.fullmatch(r"<n>-?\d+</n>", answer.choices[0].message.content or "")
+        or answer.choices[0].finish_reason == "length"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "regex"),
-        ({"structured_outputs": {"grammar": 'root ::= "a" missing'}}, "structured_outputs", "missing"),
-        ({"structured_outputs": {"json": {"type": "nonsense"}}}, "structured_outputs", "nonsense"),
-        ({"structured_outputs": {"json": {"$ref": "#/$defs/none"}}}, "structured_outputs", "#/$defs/none"),
-        ({"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}}, "structured_outputs", "format"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}},
+            {"structured_outputs": {"grammar": 'root ::= "a" missing'}},
+            "structured_outputs",
+            "missing",
+        ),
+        ({"structured_outputs": {"json": {"type": "nonsense"}}}, "structured_outputs", "nonsense"),
+        (
+            {"structured_outputs": {"json": {"$ref": "#/$defs/none"}}},
+            "structured_outputs",
+            "#/$defs/none",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}},
+            "structured_outputs",
+            "format",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "exactly one",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "nonsense"}},
+                }
+            },
             "response_format",
             "nonsense",
         ),
-        ({"response_format": {"type": "structural_tag", "structures": 7, "triggers": []}}, "response_format", "structural_tag"),
+        (
+            {"response_format": {"type": "structural_tag", "structures": 7, "triggers": []}},
+            "response_format",
+            "structural_tag",
+        ),
         (
             {
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "nonsense"}},
+                    }
+                ],
                 "tool_choice": "required",
             },
             "tools",
@@ -144,17 +197,28 @@ def test_a_bad_constraint_is_that_request_s_400(
     client: openai.OpenAI, fields: dict[str, Any], param: str, words: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(messages=MESSAGES, max_completion_tokens=5, stream=stream, extra_body=fields, **GREEDY)
+        client.chat.completions.create(
+            messages=MESSAGES, max_completion_tokens=5, stream=stream, extra_body=fields, **GREEDY
+        )
     body: Any = caught.value.body
     assert body["param"] == param and words in body["message"] and body["code"] == 400
 
 
 def test_many_at_once_with_n_and_free_ones_between(client: openai.OpenAI) -> None:
-    schemas = [{"type": "object", "properties": {f"k{i}": {"type": "boolean"}}, "required": [f"k{i}"]} for i in range(6)]
+    schemas = [
+        {"type": "object", "properties": {f"k{i}": {"type": "boolean"}}, "required": [f"k{i}"]}
+        for i in range(6)
+    ]
 
     def ask(i: int) -> list[str]:
-        body = {"structured_outputs": {"json": schemas[i], "disable_any_whitespace": True}} if i < 6 else {}
-        answer = client.completions.create(model=MODEL, prompt="Answer:", max_tokens=40, n=2, temperature=1, extra_body=body)
+        body = (
+            {"structured_outputs": {"json": schemas[i], "disable_any_whitespace": True}}
+            if i < 6
+            else {}
+        )
+        answer = client.completions.create(
+            model=MODEL, prompt="Answer:", max_tokens=40, n=2, temperature=1, extra_body=body
+        )
         return [choice.text for choice in answer.choices]
 
     with ThreadPoolExecutor(9) as threads:

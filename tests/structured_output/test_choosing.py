@@ -41,7 +41,9 @@ def test_the_chain(smollm2_gguf: Path, config: dict[str, Any], expected: list[st
 
 
 def test_what_cannot_be_is_said_at_the_start(smollm2_gguf: Path) -> None:
-    with pytest.raises(PluginUnsuitable, match="'outlines' was asked for but is unsuitable: compact=True"):
+    with pytest.raises(
+        PluginUnsuitable, match="'outlines' was asked for but is unsuitable: compact=True"
+    ):
         grammars(smollm2_gguf, backend="outlines", disable_any_whitespace=True)
     with pytest.raises(PluginNotFound, match="xgramar"):
         grammars(smollm2_gguf, backend="xgramar")
@@ -49,11 +51,17 @@ def test_what_cannot_be_is_said_at_the_start(smollm2_gguf: Path) -> None:
         grammars(smollm2_gguf, backend=["auto", "outlines"])
 
 
-def test_a_constraint_only_others_enforce_is_refused_by_a_single_backend(smollm2_gguf: Path) -> None:
-    unique = StructuredOutputsParams(json={"type": "array", "items": {"type": "boolean"}, "uniqueItems": True})
+def test_a_constraint_only_others_enforce_is_refused_by_a_single_backend(
+    smollm2_gguf: Path,
+) -> None:
+    unique = StructuredOutputsParams(
+        json={"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}
+    )
     every = grammars(smollm2_gguf)
     every.check(StructuredOutputsParams(json={"type": "string", "format": "ipv4"}))
-    with pytest.raises(RequestError, match="the json constraint cannot be enforced .outlines: uniqueItems"):
+    with pytest.raises(
+        RequestError, match="the json constraint cannot be enforced .outlines: uniqueItems"
+    ):
         grammars(smollm2_gguf, backend="outlines").check(unique)
 
 
@@ -61,7 +69,11 @@ def why(*needs: str) -> dict[str, Any]:
     words = [sys.executable, "-m", "pegboard", "plugins", "why", "structured_output", "--json"]
     for need in needs:
         words += ["--need", need]
-    return dict(json.loads(subprocess.run(words, capture_output=True, text=True, check=False, timeout=120).stdout))
+    return dict(
+        json.loads(
+            subprocess.run(words, capture_output=True, text=True, check=False, timeout=120).stdout
+        )
+    )
 
 
 def test_why_explains_by_constraint() -> None:

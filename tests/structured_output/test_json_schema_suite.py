@@ -1,10 +1,12 @@
-"""The JSON Schema Test Suite with every backend: a backend enforces every schema that it accepts. Opt-in, because the suite is
-not ours:
+"""The JSON Schema Test Suite with every backend: a backend enforces every schema that it accepts.
+Opt-in, because the suite is not ours:
 
-    PEGBOARD_TEST_JSON_SCHEMA_SUITE   directory of the suite (https://github.com/json-schema-org/JSON-Schema-Test-Suite)
+    PEGBOARD_TEST_JSON_SCHEMA_SUITE   directory of the suite
+    (https://github.com/json-schema-org/JSON-Schema-Test-Suite)
 
-A text that a schema forbids must not be possible. Most texts that it allows must be possible: a backend may be narrower than a
-schema, require properties in the order of the schema, or allow only those that are named.
+A text that a schema forbids must not be possible. Most texts that it allows must be possible: a
+backend may be narrower than a schema, require properties in the order of the schema, or allow only
+those that are named.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from typing import Any
 
 import pytest
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.plugins.registry import Registry
 from pegboard_testing.contract_structured_output import compile_or_none, mask_of, small_setup
 
@@ -40,14 +46,20 @@ def groups() -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
 
 def spellings(value: Any) -> list[str]:
     """Returns the ways in which models may write a JSON text."""
-    return [json.dumps(value, ensure_ascii=False), json.dumps(value, ensure_ascii=False, separators=(",", ":"))]
+    return [
+        json.dumps(value, ensure_ascii=False),
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+    ]
 
 
 @needs_suite
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_is_taken_is_enforced(registry_and_setup: tuple[Registry, StructuredOutputSetup], name: str) -> None:
-    registry, setup = registry_and_setup[0], small_setup()
+def test_what_is_taken_is_enforced(
+    registry_and_setup: tuple[Registry, StructuredOutputSetup], name: str
+) -> None:
+    registry = registry_and_setup[0]
+    setup = small_setup()
     backend: StructuredOutput = registry.build(registry.find("structured_output", name), setup)
     (stop,) = setup.stop_token_ids
     wrong: list[str] = []
@@ -59,8 +71,11 @@ def test_what_is_taken_is_enforced(registry_and_setup: tuple[Registry, Structure
             continue
 
         def accepts(text: str) -> bool:
-            state, data = grammar.fork(), list(text.encode())  # noqa: B023  called in this turn of the loop only
-            return state.accept(data) == len(data) and bool(mask_of(backend, state, setup.vocab_size)[stop])
+            state = grammar.fork()  # noqa: B023  called in this turn of the loop only
+            data = list(text.encode())
+            return state.accept(data) == len(data) and bool(
+                mask_of(backend, state, setup.vocab_size)[stop]
+            )
 
         num_taken += 1
         for test in tests:
@@ -70,8 +85,13 @@ def test_what_is_taken_is_enforced(registry_and_setup: tuple[Registry, Structure
                 continue
             num_forbidden += 1
             if is_possible:
-                wrong.append(f"{title}: {test['description']}: {json.dumps(test['data'])} is possible")
-    counts = f"{sum(allowed)} of {len(allowed)} allowed texts and {len(wrong)} of {num_forbidden} forbidden ones are possible"
+                wrong.append(
+                    f"{title}: {test['description']}: {json.dumps(test['data'])} is possible"
+                )
+    counts = (
+        f"{sum(allowed)} of {len(allowed)} allowed texts and {len(wrong)} of {num_forbidden} "
+        "forbidden ones are possible"
+    )
     print(f"{name} takes {num_taken} schemas; {counts}")
     assert not wrong, "\n".join(wrong)
     assert num_taken > 20 and sum(allowed) > len(allowed) / 2

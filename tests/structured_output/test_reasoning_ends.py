@@ -1,5 +1,5 @@
-"""The effect of the chat template's switches on the answer: whether it begins with reasoning, and whether a grammar waits for the
-end of reasoning. The effect is the same as in vLLM."""
+"""The effect of the chat template's switches on the answer: whether it begins with reasoning, and
+whether a grammar waits for the end of reasoning. The effect is the same as in vLLM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ EXPECTED = {
     "step3": "Rw Rw Rw Rw Rw",
 }
 CLOSED = {
-    "<think>\n\n</think>\n\n": ["deepseek_v3", "glm45", "holo2", "hunyuan_a13b", "kimi_k2", "qwen3"],
+    "<think>\n\n</think>\n\n": [
+        "deepseek_v3",
+        "glm45",
+        "holo2",
+        "hunyuan_a13b",
+        "kimi_k2",
+        "qwen3",
+    ],
     "<seed:think></seed:think>": ["seed_oss"],
 }
 """Prompts in which the template has closed the reasoning."""
@@ -60,14 +67,23 @@ def found(registry: Registry, name: str, switches: Mapping[str, bool], prompt_en
 
 
 def test_every_parser_is_listed() -> None:
-    assert {point.name for point in entry_points(group="pegboard.reasoning_parser.v1")} == set(EXPECTED)
+    assert {point.name for point in entry_points(group="pegboard.reasoning_parser.v1")} == set(
+        EXPECTED
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_switches(registry: Registry, name: str) -> None:
-    assert " ".join(found(registry, name, switches, "<|assistant|>") for switches in SWITCHES) == EXPECTED[name]
+    assert (
+        " ".join(found(registry, name, switches, "<|assistant|>") for switches in SWITCHES)
+        == EXPECTED[name]
+    )
 
 
-@pytest.mark.parametrize(("end", "name"), [(end, name) for end, names in CLOSED.items() for name in names])
-def test_a_prompt_that_closes_the_reasoning_goes_before_every_switch(registry: Registry, end: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "name"), [(end, name) for end, names in CLOSED.items() for name in names]
+)
+def test_a_prompt_that_closes_the_reasoning_goes_before_every_switch(
+    registry: Registry, end: str, name: str
+) -> None:
     assert {found(registry, name, switches, end) for switches in SWITCHES} == {"C-"}

@@ -1,4 +1,5 @@
-"""200 texts per backend, drawn from random logits over the real vocabulary at temperature 1: all satisfy their constraint."""
+"""200 texts per backend, drawn from random logits over the real vocabulary at temperature 1: all
+satisfy their constraint."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.plugins.registry import Registry
 from pegboard_testing import structured_output_cases as cases
 from pegboard_testing.contract_structured_output import draw, json_judge
@@ -29,7 +34,10 @@ ORDER: dict[str, Any] = {
             "maxItems": 2,
             "items": {
                 "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}},
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "count": {"type": "integer"},
+                },
                 "required": ["name", "count"],
             },
         },
@@ -47,7 +55,8 @@ name ::= "users" | "orders" | "items"
 number ::= [0-9]+
 """
 SELECT = re.compile(
-    r"SELECT (\*|(users|orders|items)(, (users|orders|items))*) FROM (users|orders|items)( WHERE (users|orders|items) = [0-9]+)?"
+    r"SELECT (\*|(users|orders|items)(, (users|orders|items))*) FROM (users|orders|items)( WHERE "
+    r"(users|orders|items) = [0-9]+)?"
 )
 
 CONSTRAINTS: dict[str, tuple[Constraint, Callable[[str], bool]]] = {
@@ -60,9 +69,13 @@ CONSTRAINTS: dict[str, tuple[Constraint, Callable[[str], bool]]] = {
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, registry_and_setup: tuple[Registry, StructuredOutputSetup]) -> StructuredOutput:
+def backend(
+    request: pytest.FixtureRequest, registry_and_setup: tuple[Registry, StructuredOutputSetup]
+) -> StructuredOutput:
     registry, setup = registry_and_setup
-    made: StructuredOutput = registry.build(registry.find("structured_output", request.param), setup)
+    made: StructuredOutput = registry.build(
+        registry.find("structured_output", request.param), setup
+    )
     return made
 
 
@@ -82,19 +95,28 @@ def test_all_samples_obey(backend: StructuredOutput, setup_: StructuredOutputSet
     assert num_complete >= NUM_SAMPLES
 
 
-def test_masks_agree_where_constraints_are_simple(registry_and_setup: tuple[Registry, StructuredOutputSetup]) -> None:
-    """Four implementations give the same answer: at every place of a walk they allow the same tokens, except tokens with parts of
-    characters, which one backend never allows."""
+def test_masks_agree_where_constraints_are_simple(
+    registry_and_setup: tuple[Registry, StructuredOutputSetup],
+) -> None:
+    """Four implementations give the same answer: at every place of a walk they allow the same
+    tokens, except tokens with parts of characters, which one backend never allows."""
     registry, setup = registry_and_setup
-    backends = [registry.build(registry.find("structured_output", name), setup) for name in BACKENDS]
+    backends = [
+        registry.build(registry.find("structured_output", name), setup) for name in BACKENDS
+    ]
     rng = np.random.default_rng(3)
-    for constraint in (Constraint("choice", json.dumps(CHOICES)), Constraint("regex", r"[a-f]{2,9}[0-9]?")):
+    for constraint in (
+        Constraint("choice", json.dumps(CHOICES)),
+        Constraint("regex", r"[a-f]{2,9}[0-9]?"),
+    ):
         grammars = [backend.compile(constraint).fork() for backend in backends]
         for _ in range(6):
             bits = np.zeros((len(backends), -(-setup.vocab_size // 32)), np.uint32)
             for i, (backend, grammar) in enumerate(zip(backends, grammars, strict=True)):
                 backend.fill([grammar], bits[i : i + 1])
-            masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : setup.vocab_size]
+            masks = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[
+                :, : setup.vocab_size
+            ]
             for name, mask in zip(BACKENDS, masks, strict=True):
                 assert (mask == masks[0]).all(), (
                     name,

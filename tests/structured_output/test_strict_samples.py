@@ -1,5 +1,5 @@
-"""Strict calls are drawn at random from each parser's grammar and read by the parser. The arguments always fit the tool's
-schema."""
+"""Strict calls are drawn at random from each parser's grammar and read by the parser. The arguments
+always fit the tool's schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import RequestOptions
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    Grammar,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.interfaces.tokenizer import Chat, Vocabulary
 from pegboard.plugins.registry import Registry
 from pegboard_chat.chats import ChatRequest, Chats
@@ -33,10 +38,39 @@ from pegboard_testing.parser_examples import CASES, TOOLS, Example, load_example
 ROOT = Path(__file__).parents[2]
 END = 256
 WORDS = (
-    b"</", b"<", b">", b"</parameter>", b"</parameter>\n</function>", b"</arg", b"_value>", b"\n</", b'">', b'"}', b'"}]',
-    b'", "', b'": ', b", ", b"(", b"='", b'="', b"')", b"<escape>", b"<escape>,", b"{}", b"null", b"True", b"true\n", b"12",
-    b"-1", b" a", b"city", b"\n\n", "é".encode(), b"\xf0\x9f", b"<b>",
-)  # fmt: skip
+    b"</",
+    b"<",
+    b">",
+    b"</parameter>",
+    b"</parameter>\n</function>",
+    b"</arg",
+    b"_value>",
+    b"\n</",
+    b'">',
+    b'"}',
+    b'"}]',
+    b'", "',
+    b'": ',
+    b", ",
+    b"(",
+    b"='",
+    b'="',
+    b"')",
+    b"<escape>",
+    b"<escape>,",
+    b"{}",
+    b"null",
+    b"True",
+    b"true\n",
+    b"12",
+    b"-1",
+    b" a",
+    b"city",
+    b"\n\n",
+    "é".encode(),
+    b"\xf0\x9f",
+    b"<b>",
+)
 SIZE = 257 + len(WORDS)
 """A vocabulary of every byte, the end of an output, and some longer tokens."""
 BACKENDS = ("xgrammar", "guidance")
@@ -75,11 +109,20 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "properties": {
             "where": {
                 "type": "object",
-                "properties": {"street": {"type": "string"}, "number": {"type": "integer"}, "is_home": {"type": "boolean"}},
+                "properties": {
+                    "street": {"type": "string"},
+                    "number": {"type": "integer"},
+                    "is_home": {"type": "boolean"},
+                },
                 "required": ["street"],
                 "additionalProperties": False,
             },
-            "tags": {"type": "array", "items": {"enum": ["x", "</y>"]}, "minItems": 1, "maxItems": 3},
+            "tags": {
+                "type": "array",
+                "items": {"enum": ["x", "</y>"]},
+                "minItems": 1,
+                "maxItems": 3,
+            },
             "words": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
             "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}},
         },
@@ -87,13 +130,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "$defs": {
             "Point": {
                 "type": "object",
-                "properties": {"x": {"type": "number"}, "label": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+                "properties": {
+                    "x": {"type": "number"},
+                    "label": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                },
                 "required": ["x", "label"],
                 "additionalProperties": False,
             }
         },
     },
-    "all optional": {"properties": {"a": {"type": "boolean"}, "b": {"type": "string"}, "c": {"type": "integer"}}},
+    "all optional": {
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "string"}, "c": {"type": "integer"}}
+    },
     "numbers with limits": {
         "properties": {
             "hour": {"type": "integer", "minimum": 0, "maximum": 23},
@@ -112,7 +160,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["code", "plate", "word", "day"],
     },
     "nothing": {"properties": {}},
-}  # fmt: skip
+}
 for each in SCHEMAS.values():
     each |= {"type": "object", "additionalProperties": False}
 
@@ -124,15 +172,21 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest, registry: Registry) -> StructuredOutput:
-    vocabulary = Vocabulary([bytes([value]) for value in range(256)] + [b"", *WORDS], frozenset({END}), (END,))
+    vocabulary = Vocabulary(
+        [bytes([value]) for value in range(256)] + [b"", *WORDS], frozenset({END}), (END,)
+    )
     setup = StructuredOutputSetup(SIZE, lambda: vocabulary, (END,))
-    made: StructuredOutput = registry.build(registry.find("structured_output", request.param), setup)
+    made: StructuredOutput = registry.build(
+        registry.find("structured_output", request.param), setup
+    )
     return made
 
 
 def parser_of(registry: Registry, name: str, tools: list[dict[str, Any]]) -> Any:
     vocabulary = Vocabulary([bytes([value]) for value in range(256)], frozenset(), ())
-    return registry.build(registry.find("tool_parser", name), OutputParserSetup(vocabulary, tuple(tools)))
+    return registry.build(
+        registry.find("tool_parser", name), OutputParserSetup(vocabulary, tuple(tools))
+    )
 
 
 def read(parser: Any, text: str) -> Message:
@@ -140,14 +194,19 @@ def read(parser: Any, text: str) -> Message:
 
 
 def strict(name: str, schema: dict[str, Any], is_strict: bool = True) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "strict": is_strict, "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "strict": is_strict, "parameters": schema},
+    }
 
 
 def ways_out(form: Any) -> Iterator[bytes]:
-    """The texts that end a value: words that it must not contain, with the newline that may belong to them, and the texts that
-    end JSON values. "ab" matches the pattern in the schemas."""
+    """The texts that end a value: words that it must not contain, with the newline that may belong
+    to them, and the texts that end JSON values. "ab" matches the pattern in the schemas."""
     yield from (b'"', b"'", b"}", b"]", b")", b"ab")
-    for inner in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
+    for inner in (
+        form.values() if isinstance(form, dict) else form if isinstance(form, list) else ()
+    ):
         yield from ways_out(inner)
     if isinstance(form, dict):
         for word in form.get("excludes", ()):
@@ -155,9 +214,15 @@ def ways_out(form: Any) -> Iterator[bytes]:
 
 
 def drawn(
-    backend: StructuredOutput, grammar: Grammar, start: list[int], ways: list[bytes], seed: int, size: int = SIZE
+    backend: StructuredOutput,
+    grammar: Grammar,
+    start: list[int],
+    ways: list[bytes],
+    seed: int,
+    size: int = SIZE,
 ) -> list[int]:
-    """Returns token ids that begin with `start` and continue from random logits under the masks, until the text may end."""
+    """Returns token ids that begin with `start` and continue from random logits under the masks,
+    until the text may end."""
     rng = np.random.default_rng(seed)
     ids = list(start)
     assert grammar.accept(ids) == len(ids)
@@ -175,7 +240,15 @@ def drawn(
                 continue
         tokens = np.flatnonzero(allowed)
         endless = np.isin(tokens, list(b" \t\r\n0123456789"))
-        token = int(tokens[np.argmax(rng.gumbel(size=len(tokens)) * 2 - 3 * endless * (step > PATIENCE) + 2 * (tokens > END))])
+        token = int(
+            tokens[
+                np.argmax(
+                    rng.gumbel(size=len(tokens)) * 2
+                    - 3 * endless * (step > PATIENCE)
+                    + 2 * (tokens > END)
+                )
+            ]
+        )
         assert grammar.accept([token]) == 1, f"{token} was allowed after {ids}"
         ids.append(token)
     raise AssertionError(f"no end of {ids}")
@@ -183,7 +256,9 @@ def drawn(
 
 def decoded(ids: list[int], texts: Sequence[bytes] = (b"", *WORDS)) -> str:
     """texts: the texts of the tokens that are not single bytes."""
-    return b"".join(bytes([id]) if id < END else texts[id - END] for id in ids).decode(errors="replace")
+    return b"".join(bytes([id]) if id < END else texts[id - END] for id in ids).decode(
+        errors="replace"
+    )
 
 
 def starts(constraint: Constraint) -> list[str]:
@@ -193,7 +268,9 @@ def starts(constraint: Constraint) -> list[str]:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("name", PARSERS)
-def test_random_calls_fit_the_schema(registry: Registry, backend: StructuredOutput, name: str, schema: str) -> None:
+def test_random_calls_fit_the_schema(
+    registry: Registry, backend: StructuredOutput, name: str, schema: str
+) -> None:
     tools = [strict("first-one", SCHEMAS[schema]), strict("second", SCHEMAS["nothing"])]
     if "python" in name or name == "olmo3":
         tools[0]["function"]["name"] = "first_one"
@@ -217,7 +294,10 @@ def test_random_calls_fit_the_schema(registry: Registry, backend: StructuredOutp
             for call in message.tool_calls:
                 names.add(call.name)
                 is_first = call.name == tools[0]["function"]["name"]
-                assert judge(call.arguments) if is_first else json.loads(call.arguments) == {}, (text, call.arguments)
+                assert judge(call.arguments) if is_first else json.loads(call.arguments) == {}, (
+                    text,
+                    call.arguments,
+                )
     assert names <= {tool["function"]["name"] for tool in tools}
 
 
@@ -232,10 +312,15 @@ def examples(name: str) -> list[Example]:
 
 
 def is_held_otherwise(name: str, example: Example) -> bool:
-    """Formats of Python calls require free lists and objects in JSON's notation, and nothing after a list of calls."""
+    """Formats of Python calls require free lists and objects in JSON's notation, and nothing after
+    a list of calls."""
     if name not in ("pythonic", "llama4_pythonic", "olmo3"):
         return False
-    is_behind = name != "olmo3" and bool(example.calls) and not example.text.rstrip().endswith(("]", "<|python_end|>"))
+    is_behind = (
+        name != "olmo3"
+        and bool(example.calls)
+        and not example.text.rstrip().endswith(("]", "<|python_end|>"))
+    )
     return is_behind or re.search(r"""=(\{'|\[(\[|'.*")|\[\{)""", example.text) is not None
 
 
@@ -246,12 +331,21 @@ def is_taken(backend: StructuredOutput, grammar: Grammar, text: str) -> bool:
 
 @pytest.mark.parametrize("is_strict", [True, False])
 @pytest.mark.parametrize("name", PARSERS)
-def test_what_models_write_is_taken(registry: Registry, backend: StructuredOutput, name: str, is_strict: bool) -> None:
+def test_what_models_write_is_taken(
+    registry: Registry, backend: StructuredOutput, name: str, is_strict: bool
+) -> None:
     tools: list[dict[str, Any]] = []
     for tool in TOOLS:
-        has_any = any(word in json.dumps(tool) for word in ('"filters"', '"people"'))  # values of any type
+        # values of any type
+        has_any = any(word in json.dumps(tool) for word in ('"filters"', '"people"'))
         function = tool["function"]
-        tools.append(strict(function["name"], function["parameters"], is_strict and not (name == "functiongemma" and has_any)))
+        tools.append(
+            strict(
+                function["name"],
+                function["parameters"],
+                is_strict and not (name == "functiongemma" and has_any),
+            )
+        )
     constraint = parser_of(registry, name, tools).constraint(tools, "auto")
     if constraint is None or "format" not in json.loads(constraint.text):
         pytest.skip("calls are JSON, or not described")
@@ -263,7 +357,9 @@ def test_what_models_write_is_taken(registry: Registry, backend: StructuredOutpu
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_only_calls_of_strict_tools_are_held(registry: Registry, backend: StructuredOutput, name: str) -> None:
+def test_only_calls_of_strict_tools_are_held(
+    registry: Registry, backend: StructuredOutput, name: str
+) -> None:
     paris = next((example.text for example in examples(name) if example.name == "one string"), "")
     for is_strict in (True, False):
         tools = [strict("get_weather", CITY, is_strict)]
@@ -279,7 +375,9 @@ def test_only_calls_of_strict_tools_are_held(registry: Registry, backend: Struct
             (paris.replace("get_weather", "get_wether"), None),
             ('No call: <b>x</b> {"a": [1, 2]}', True),
         ):
-            assert is_taken(backend, grammar.fork(), text) == (fits is True or not is_strict and fits is not None), text
+            assert is_taken(backend, grammar.fork(), text) == (
+                fits is True or not is_strict and fits is not None
+            ), text
 
 
 def special_tokens(name: str) -> list[str]:
@@ -292,26 +390,40 @@ def special_tokens(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
-    """Grammars of guidance support special tokens by their ids. xgrammar reports that it does not."""
+    """Grammars of guidance support special tokens by their ids. xgrammar reports that it does
+    not."""
     texts = special_tokens(name)
     token_ids = {text: END + 1 + i for i, text in enumerate(texts)}
     size = END + 1 + len(texts)
-    vocabulary = Vocabulary([bytes([i]) for i in range(256)] + [b""] * (1 + len(texts)), frozenset(range(END, size)), (END,))
+    vocabulary = Vocabulary(
+        [bytes([i]) for i in range(256)] + [b""] * (1 + len(texts)),
+        frozenset(range(END, size)),
+        (END,),
+    )
     setup = StructuredOutputSetup(size, lambda: vocabulary, (END,))
-    guidance: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
+    guidance: StructuredOutput = registry.build(
+        registry.find("structured_output", "guidance"), setup
+    )
     tools = [strict("get_weather", CITY)]
     described = parser_of(registry, name, tools).constraint(tools, "auto")
     if described is None:
         pytest.skip("the format is not described")
     constraint = with_special_tokens(described, token_ids)
-    if constraint == described or name == "olmo3":  # parts of their tags are single, ordinary tokens
+    # parts of their tags are single, ordinary tokens
+    if constraint == described or name == "olmo3":
         pytest.skip("the format has no special tokens")
-    xgrammar: StructuredOutput = registry.build(registry.find("structured_output", "xgrammar"), setup)
+    xgrammar: StructuredOutput = registry.build(
+        registry.find("structured_output", "xgrammar"), setup
+    )
     assert "special tokens" in (xgrammar.reject(constraint) or "")
     split = re.compile(f"({'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})")
 
     def tokens(text: str) -> list[int]:
-        return [id for part in split.split(text) for id in ([token_ids[part]] if part in token_ids else part.encode())]
+        return [
+            id
+            for part in split.split(text)
+            for id in ([token_ids[part]] if part in token_ids else part.encode())
+        ]
 
     grammar = guidance.compile(constraint)
     written = [example.text for example in examples(name) if example.name == "one string"]
@@ -325,13 +437,17 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
         (paris.replace("Paris", "Par<|x|>is"), False),
         (paris.replace("city", "town"), False),
     ):
-        state, ids = grammar.fork(), tokens(text)
-        assert (state.accept(ids) == len(ids) and bool(mask_of(guidance, state, size)[END])) == fits, text
+        state = grammar.fork()
+        ids = tokens(text)
+        assert (
+            state.accept(ids) == len(ids) and bool(mask_of(guidance, state, size)[END])
+        ) == fits, text
     start = tokens(paris[: paris.index("get_weather")])
     while start[-1] < END:  # the last marker before the name
         start.pop()
     ways = sorted(set(ways_out(json.loads(constraint.text))))
-    judge, by_id = json_judge(CITY), [b"", *(text.encode() for text in texts)]
+    judge = json_judge(CITY)
+    by_id = [b"", *(text.encode() for text in texts)]
     for seed in range(3):
         ids = drawn(guidance, grammar.fork(), start, ways, seed, size)
         text = decoded(ids, by_id)
@@ -350,29 +466,41 @@ def test_markers_that_are_special_tokens(registry: Registry, name: str) -> None:
         ("mistral", "mistral", "[THINK]hm"),
     ],
 )
-def test_calls_made_out_of_the_reasoning_are_held(registry: Registry, name: str, reasoning: str, thought: str) -> None:
+def test_calls_made_out_of_the_reasoning_are_held(
+    registry: Registry, name: str, reasoning: str, thought: str
+) -> None:
     def maker(kind: str, chosen: str) -> Any:
         return lambda setup: registry.build(registry.find(kind, chosen), setup)
 
-    client = FakeEngineClient(tool_parser=maker("tool_parser", name), reasoning_parser=maker("reasoning_parser", reasoning))
+    client = FakeEngineClient(
+        tool_parser=maker("tool_parser", name),
+        reasoning_parser=maker("reasoning_parser", reasoning),
+    )
     tools = [strict("get_weather", CITY)]
     chat = Chat(messages=[{"role": "user", "content": "h"}], tools=tools)
 
     async def ask() -> None:
         options = RequestOptions(request_id="r")
-        async for _ in await Chats(client).answer(ChatRequest(chat=chat), SamplingParams(max_tokens=1), options):
+        async for _ in await Chats(client).answer(
+            ChatRequest(chat=chat), SamplingParams(max_tokens=1), options
+        ):
             pass
 
     asyncio.run(ask())
     prompt, params, _ = client.requests[0]
-    wanted, vocabulary = params.structured_outputs, client.tokenizer().vocabulary()
+    wanted = params.structured_outputs
+    vocabulary = client.tokenizer().vocabulary()
     assert wanted is not None
     setup = StructuredOutputSetup(vocabulary.size, lambda: vocabulary, vocabulary.eos_token_ids)
-    backend: StructuredOutput = registry.build(registry.find("structured_output", "guidance"), setup)
+    backend: StructuredOutput = registry.build(
+        registry.find("structured_output", "guidance"), setup
+    )
     grammar = backend.compile(Constraint("structural_tag", wanted.structural_tag or ""))
     ends = wanted.reasoning_end_token_ids
     if ends is None:  # then core finds them
-        made = maker("reasoning_parser", reasoning)(OutputParserSetup.after_prompt(client.tokenizer(), prompt.token_ids or ()))
+        made = maker("reasoning_parser", reasoning)(
+            OutputParserSetup.after_prompt(client.tokenizer(), prompt.token_ids or ())
+        )
         ends = [list(end.encode()) for end in made.reasoning_end()]
     paris = next(example.text for example in examples(name) if example.name == "one string")
     for text, fits in ((paris, True), (paris.replace("Paris", "Berlin"), False)):
@@ -397,13 +525,17 @@ NOT_EXPRESSED: dict[str, Any] = {
     "number of properties": {"properties": {"a": {"type": "string"}}, "minProperties": 1},
     "unknown required": {"properties": {}, "required": ["a"]},
     "strange name": {"properties": {"a<b": {"type": "string"}}},
-    "limited integer or string": {"properties": {"a": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "string"}]}}},
+    "limited integer or string": {
+        "properties": {"a": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "string"}]}}
+    },
     "no type": {"properties": {"a": {"minLength": 3}}},
 }
 
 
 @pytest.mark.parametrize("schema", NOT_EXPRESSED)
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v32", "pythonic", "functiongemma"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_coder", "glm45", "deepseek_v32", "pythonic", "functiongemma"]
+)
 def test_what_cannot_be_kept_is_refused_or_kept(registry: Registry, name: str, schema: str) -> None:
     """Some formats support only some of these."""
     tools = [strict("f", {"type": "object", **NOT_EXPRESSED[schema]})]

@@ -1,5 +1,5 @@
-"""Calls that the model chooses to make must follow their tools' schemas. Each parser's constraint is tested on the backends that
-accept it."""
+"""Calls that the model chooses to make must follow their tools' schemas. Each parser's constraint
+is tested on the backends that accept it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from pegboard.interfaces.output_parser import OutputParserSetup
-from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    Grammar,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import fold
@@ -45,17 +50,22 @@ def backend(request: pytest.FixtureRequest, registry: Registry) -> StructuredOut
     tokens = [bytes([value]) for value in range(256)] + [b""]
     vocabulary = Vocabulary(tokens, frozenset({END_TOKEN}), (END_TOKEN,))
     setup = StructuredOutputSetup(len(tokens), lambda: vocabulary, (END_TOKEN,))
-    made: StructuredOutput = registry.build(registry.find("structured_output", request.param), setup)
+    made: StructuredOutput = registry.build(
+        registry.find("structured_output", request.param), setup
+    )
     return made
 
 
 def made_parser(registry: Registry, name: str) -> Any:
     vocabulary = Vocabulary([bytes([value]) for value in range(256)], frozenset(), ())
-    return registry.build(registry.find("tool_parser", name), OutputParserSetup(vocabulary, tuple(TOOLS)))
+    return registry.build(
+        registry.find("tool_parser", name), OutputParserSetup(vocabulary, tuple(TOOLS))
+    )
 
 
 def taken(backend: StructuredOutput, grammar: Grammar, text: str) -> int:
-    """Returns the number of bytes of `text` that the grammar accepts, plus one when the text may end there."""
+    """Returns the number of bytes of `text` that the grammar accepts, plus one when the text may
+    end there."""
     data = text.encode()
     accepted = grammar.accept(list(data))
     if accepted < len(data):
@@ -71,7 +81,9 @@ def written(constraint: Constraint, index: int, arguments: dict[str, Any]) -> It
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_calls_keep_to_the_schema_and_text_is_free(registry: Registry, backend: StructuredOutput, name: str) -> None:
+def test_calls_keep_to_the_schema_and_text_is_free(
+    registry: Registry, backend: StructuredOutput, name: str
+) -> None:
     constraint = made_parser(registry, name).constraint(TOOLS, "auto")
     assert (constraint is None) == (name in NO_CONSTRAINT)
     if constraint is None:

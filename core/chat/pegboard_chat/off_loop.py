@@ -1,7 +1,8 @@
 """Runs work that grows with a request outside the event loop.
 
-The threads are few on purpose: most of this work holds Python's lock (decoding JSON, checking fields), so more threads would only
-make the event loop wait longer for its turn, and each large request takes memory while it is read.
+The threads are few on purpose: most of this work holds Python's lock (decoding JSON, checking
+fields), so more threads would only make the event loop wait longer for its turn, and each large
+request takes memory while it is read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks messages, tools and switches in OpenAI's form and converts them to the form that chat templates read. Writes logprobs in
-OpenAI's form."""
+"""Checks messages, tools and switches in OpenAI's form and converts them to the form that chat
+templates read. Writes logprobs in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ LEGACY_ID = "function_call"
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages for the chat template. Content becomes text, with parts joined by a newline. Null fields are left out.
-    Arguments of tool calls become objects. A legacy `function_call` becomes a tool call, and the message of the role `function`
-    after it becomes its result. The template decides which roles there are. Fields that it does not read are ignored, because
-    clients send whole answers back, with notes of their own. Raises MalformedRequest, which names `messages[i].field`."""
+    """Return messages for the chat template. Content becomes text, with parts joined by a newline.
+    Null fields are left out. Arguments of tool calls become objects. A legacy `function_call`
+    becomes a tool call, and the message of the role `function` after it becomes its result. The
+    template decides which roles there are. Fields that it does not read are ignored, because
+    clients send whole answers back, with notes of their own. Raises MalformedRequest, which names
+    `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
     found: list[dict[str, Any]] = []
@@ -49,16 +51,26 @@ def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
         elif name == "tool_calls":
             calls = _list_of_objects(value, f"{path}.{name}")
             if calls:
-                result[name] = [_read_call(call, f"{path}.{name}[{index}]") for index, call in enumerate(calls)]
+                result[name] = [
+                    _read_call(call, f"{path}.{name}[{index}]") for index, call in enumerate(calls)
+                ]
         elif name == "function_call":
-            call = {"id": LEGACY_ID, "type": "function", "function": _read_function(value, f"{path}.{name}")}
+            call = {
+                "id": LEGACY_ID,
+                "type": "function",
+                "function": _read_function(value, f"{path}.{name}"),
+            }
             result.setdefault("tool_calls", [call])
         elif name == "audio" and value:
-            raise MalformedRequest(f"{path}.audio is not supported: the model reads text only", parameter=f"{path}.audio")
+            raise MalformedRequest(
+                f"{path}.audio is not supported: the model reads text only",
+                parameter=f"{path}.audio",
+            )
     if "content" not in result:
         if role != "assistant" and "tool_calls" not in result:
             raise MalformedRequest(f"{path}.content is required", parameter=f"{path}.content")
-        result["content"] = result.get("refusal", "")  # an answer may consist of reasoning that is not shown
+        # an answer may consist of reasoning that is not shown
+        result["content"] = result.get("refusal", "")
     return result
 
 
@@ -80,7 +92,10 @@ def _read_part(part: Any, path: str) -> str:
     if not isinstance(kind, str):
         raise wrong(f"{path}.type", "a string", kind)
     if kind not in TEXT_PARTS:
-        raise RequestError(f"{path}: parts of type {kind!r} are not supported: the model reads text only", parameter=path)
+        raise RequestError(
+            f"{path}: parts of type {kind!r} are not supported: the model reads text only",
+            parameter=path,
+        )
     field = TEXT_PARTS[kind]
     return _string(part.get(field), f"{path}.{field}")
 
@@ -88,15 +103,19 @@ def _read_part(part: Any, path: str) -> str:
 def _read_call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
     if call.get("type") not in (None, "function"):
         raise wrong(f"{path}.type", "'function'", call["type"])
-    result = {"type": "function", "function": _read_function(call.get("function"), f"{path}.function")}
+    result = {
+        "type": "function",
+        "function": _read_function(call.get("function"), f"{path}.function"),
+    }
     if call.get("id") is not None:
         result["id"] = _string(call["id"], f"{path}.id")
     return result
 
 
 def _read_function(function: Any, path: str) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object, because templates iterate over them. Clients send JSON text. The model
-    may have written text that is not JSON, or the answer was cut off; clients still send it back, so it is wrapped."""
+    """Return a tool call with its arguments as an object, because templates iterate over them.
+    Clients send JSON text. The model may have written text that is not JSON, or the answer was cut
+    off; clients still send it back, so it is wrapped."""
     if not isinstance(function, dict):
         raise wrong(path, "an object with name and arguments", function)
     given = function.get("arguments") or {}
@@ -128,7 +147,8 @@ def _string(value: Any, path: str) -> str:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Check function tools and return them. None: no tools were given. Raises MalformedRequest, which names `tools[i].field`."""
+    """Check function tools and return them. None: no tools were given. Raises MalformedRequest,
+    which names `tools[i].field`."""
     for index, tool in enumerate(tools or ()):
         path = f"tools[{index}]"
         if tool.get("type") != "function":
@@ -141,8 +161,10 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 
 def check_function(function: Mapping[str, Any], path: str) -> None:
-    """Raise MalformedRequest unless the function has a name and its schema, if it has one, is an object."""
-    name, parameters = function.get("name"), function.get("parameters")
+    """Raise MalformedRequest unless the function has a name and its schema, if it has one, is an
+    object."""
+    name = function.get("name")
+    parameters = function.get("parameters")
     if not isinstance(name, str):
         raise wrong(f"{path}.name", "a string", name)
     if parameters is not None and not isinstance(parameters, dict):
@@ -150,10 +172,15 @@ def check_function(function: Mapping[str, Any], path: str) -> None:
 
 
 def template_kwargs(given: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
-    """Return the switches of the chat template. An effort also sets `enable_thinking`, for templates that know only this."""
+    """Return the switches of the chat template. An effort also sets `enable_thinking`, for
+    templates that know only this."""
     if reasoning_effort is None:
         return dict(given)
-    return {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none", **given}
+    return {
+        "reasoning_effort": reasoning_effort,
+        "enable_thinking": reasoning_effort != "none",
+        **given,
+    }
 
 
 Step = Mapping[int, Logprob]
@@ -162,9 +189,11 @@ LOWEST = -9999.0
 
 
 class TokenNames:
-    """How tokens are named in a response: by their text, or as "token_id:7" (with `as_ids`, and for a token without text).
+    """How tokens are named in a response: by their text, or as "token_id:7" (with `as_ids`, and for
+    a token without text).
 
-    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs. Clients need bytes to join the tokens of one character.
+    token_bytes[i]: the bytes of token i, for `bytes` in chat logprobs. Clients need bytes to join
+    the tokens of one character.
     """
 
     def __init__(self, *, as_ids: bool, token_bytes: Sequence[bytes] = ()) -> None:
@@ -179,16 +208,26 @@ class TokenNames:
         return list(known or (text or "").encode("utf-8", "replace"))
 
 
-def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Step] | None, num_top: int, names: TokenNames) -> dict[str, Any]:
-    """Return {"content": [one entry per token]}. num_top: number of alternatives to show, -1 = all."""
+def chat_logprobs(
+    token_ids: Sequence[int], steps: Sequence[Step] | None, num_top: int, names: TokenNames
+) -> dict[str, Any]:
+    """Return {"content": [one entry per token]}. num_top: number of alternatives to show, -1 =
+    all."""
     steps = steps or [{}] * len(token_ids)
-    return {"content": [_chat_entry(token, step, num_top, names) for token, step in zip(token_ids, steps, strict=True)]}
+    return {
+        "content": [
+            _chat_entry(token, step, num_top, names)
+            for token, step in zip(token_ids, steps, strict=True)
+        ]
+    }
 
 
 def _chat_entry(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, Any]:
     best = sorted(step.items(), key=lambda item: -item[1].logprob)
     chosen = _named(token, step.get(token) or Logprob(LOWEST), names)
-    chosen["top_logprobs"] = [_named(other, entry, names) for other, entry in (best if num_top < 0 else best[:num_top])]
+    chosen["top_logprobs"] = [
+        _named(other, entry, names) for other, entry in (best if num_top < 0 else best[:num_top])
+    ]
     return chosen
 
 

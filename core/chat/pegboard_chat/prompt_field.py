@@ -11,8 +11,8 @@ EXPECTED = "a string, a list of strings, a list of token ids or a list of lists 
 
 
 def read_prompts(value: Any, limit: int, name: str = "prompt") -> list[str] | list[list[int]]:
-    """Return the prompts in order. They are all texts or all token ids. name: of the field. limit: the number of prompts that are
-    allowed. Raises RequestError naming `prompt[i]`."""
+    """Return the prompts in order. They are all texts or all token ids. name: of the field. limit:
+    the number of prompts that are allowed. Raises RequestError naming `prompt[i]`."""
     prompts: list[Any]
     if value is None:
         raise RequestError(f"{name} is required", parameter=name)
@@ -27,12 +27,17 @@ def read_prompts(value: Any, limit: int, name: str = "prompt") -> list[str] | li
     if not prompts:
         raise RequestError(f"{name} must not be empty", parameter=name)
     if len(prompts) > limit:
-        raise RequestError(f"{name}: {len(prompts)} prompts in one request, at most {limit} are allowed", parameter=name)
+        raise RequestError(
+            f"{name}: {len(prompts)} prompts in one request, at most {limit} are allowed",
+            parameter=name,
+        )
     first_is_text = isinstance(prompts[0], str)
     for index, prompt in enumerate(prompts):
         path = f"{name}[{index}]" if prompts is value else name
         if not isinstance(prompt, str if first_is_text else list):
-            expected = "a string, as the prompts before it" if first_is_text else "a list of token ids"
+            expected = (
+                "a string, as the prompts before it" if first_is_text else "a list of token ids"
+            )
             raise wrong(path, expected if index else EXPECTED, prompt)
         if not prompt:
             raise RequestError(f"{path} must not be empty", parameter=path)

@@ -1,4 +1,5 @@
-"""Turns the bytes of a request into a checked model, and pydantic's errors into sentences that users can act on."""
+"""Turns the bytes of a request into a checked model, and pydantic's errors into sentences that
+users can act on."""
 
 from __future__ import annotations
 
@@ -37,18 +38,27 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "predicted output is not used"),
     "web_search_options": ((), "the server does not search the web"),
 }
-"""Fields of OpenAI or vLLM that are known but not supported: name → (values that have no effect, reason for refusing all
-others)."""
+"""Fields of OpenAI or vLLM that are known but not supported: name → (values that have no effect,
+reason for refusing all others)."""
 
 ANY = (object,)
 """Instead of values: every value is accepted."""
 NOT_THERE = "Pegboard does not have this sampler"
 LLAMA_CPP: dict[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(["cache_prompt", "id_slot"], (ANY, "")),  # where a prompt is cached; the answer is the same
-    **dict.fromkeys(["timings_per_token", "return_progress"], (ANY, "")),  # more facts in the answer, which no client needs
-    **dict.fromkeys(["dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta", "repeat_last_n"], (ANY, "")),
-    **dict.fromkeys(["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"], (ANY, "")),
-    **dict.fromkeys(["dynatemp_range", "xtc_probability", "dry_multiplier", "mirostat"], ((0, 0.0), NOT_THERE)),
+    # where a prompt is cached; the answer is the same
+    **dict.fromkeys(["cache_prompt", "id_slot"], (ANY, "")),
+    # more facts in the answer, which no client needs
+    **dict.fromkeys(["timings_per_token", "return_progress"], (ANY, "")),
+    **dict.fromkeys(
+        ["dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta", "repeat_last_n"],
+        (ANY, ""),
+    ),
+    **dict.fromkeys(
+        ["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"], (ANY, "")
+    ),
+    **dict.fromkeys(
+        ["dynatemp_range", "xtc_probability", "dry_multiplier", "mirostat"], ((0, 0.0), NOT_THERE)
+    ),
     **dict.fromkeys(["typical_p", "tfs_z"], ((1, 1.0), NOT_THERE)),
     "samplers": (([], ""), "samplers have a fixed order"),
     "repeat_penalty": ((1, 1.0), "send repetition_penalty instead"),
@@ -68,12 +78,13 @@ LLAMA_CPP: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_format": (("auto", "deepseek"), "reasoning is always apart from the content"),
     "parse_tool_calls": ((True,), "calls are always read"),
 }
-"""Fields that clients of llama.cpp's server send, in the form of `REFUSED`. A parameter of a sampler that another field turns off
-has no effect."""
+"""Fields that clients of llama.cpp's server send, in the form of `REFUSED`. A parameter of a
+sampler that another field turns off has no effect."""
 
 _KNOWN = REFUSED | LLAMA_CPP
 
-decode_json = msgspec.json.Decoder(float_hook=float).decode  # msgspec's own reading of 1e308 takes forty times as long
+# msgspec's own reading of 1e308 takes forty times as long
+decode_json = msgspec.json.Decoder(float_hook=float).decode
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -97,9 +108,14 @@ _EXPECTED = {
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """Return a checked `model`. A null means "not given". Raises MalformedRequest, which names the field."""
+    """Return a checked `model`. A null means "not given". Raises MalformedRequest, which names the
+    field."""
     data = decode_body(body)
-    given = {name: value for name, value in data.items() if value is not None or not _is_known(name, model)}
+    given = {
+        name: value
+        for name, value in data.items()
+        if value is not None or not _is_known(name, model)
+    }
     for name in [name for name in given if name in _KNOWN and name not in model.model_fields]:
         _refuse(name, given.pop(name))
     check_items(given)
@@ -110,16 +126,20 @@ def parse_body(body: bytes, model: type[M]) -> M:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises MalformedRequest, also if it has too many values or is nested too deeply."""
+    """Parse a JSON object. Raises MalformedRequest, also if it has too many values or is nested too
+    deeply."""
     if not body:
         raise MalformedRequest("the request body is empty; expected a JSON object")
     check_counts(body)
     try:
         data = decode_json(body)
-    except ValueError as error:  # msgspec, UTF-8 or an integer with thousands of digits can raise it
+    except ValueError as error:
+        # msgspec, UTF-8 or an integer with thousands of digits can raise it
         raise MalformedRequest(f"the request body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise MalformedRequest(f"the request body is nested deeper than {MAX_DEPTH} levels; expected fewer") from error
+        raise MalformedRequest(
+            f"the request body is nested deeper than {MAX_DEPTH} levels; expected fewer"
+        ) from error
     if not isinstance(data, dict):
         raise MalformedRequest(f"the request body must be a JSON object, got {shown(data)}")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
@@ -135,15 +155,24 @@ def _is_known(name: str, model: type[BaseModel]) -> bool:
 def _refuse(name: str, value: Any) -> None:
     """Raise MalformedRequest unless `value` has no effect."""
     neutral, reason = _KNOWN[name]
-    if neutral is not ANY and not any(type(value) is type(nothing) and value == nothing for nothing in neutral):
-        raise RequestError(f"{name} is not supported: {reason} (got {shown(value)})", parameter=name)
+    if neutral is not ANY and not any(
+        type(value) is type(nothing) and value == nothing for nothing in neutral
+    ):
+        raise RequestError(
+            f"{name} is not supported: {reason} (got {shown(value)})", parameter=name
+        )
 
 
-def _translate(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]) -> MalformedRequest:
-    """Return one sentence about the field that is wrong. If a union tried several types, it is about the deepest error."""
+def _translate(
+    error: ValidationError, data: Mapping[str, Any], model: type[BaseModel]
+) -> MalformedRequest:
+    """Return one sentence about the field that is wrong. If a union tried several types, it is
+    about the deepest error."""
     complaints: dict[str, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
-        complaints.setdefault(_path(item["loc"], data, is_missing=item["type"] == "missing"), []).append(dict(item))
+        complaints.setdefault(
+            _path(item["loc"], data, is_missing=item["type"] == "missing"), []
+        ).append(dict(item))
     first = next(iter(complaints))
     root = _root(first)
     path = max((path for path in complaints if _root(path) == root), key=len)
@@ -153,7 +182,9 @@ def _translate(error: ValidationError, data: Mapping[str, Any], model: type[Base
     if items[0]["type"] == "extra_forbidden":
         return MalformedRequest(_unknown(path, items[0]["loc"], model), parameter=path)
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
-    return MalformedRequest(f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path)
+    return MalformedRequest(
+        f"{path}: expected {expected}, got {shown(items[0]['input'])}", parameter=path
+    )
 
 
 def _root(path: str) -> str:
@@ -161,14 +192,17 @@ def _root(path: str) -> str:
 
 
 def _path(location: Sequence[int | str], data: Any, *, is_missing: bool) -> str:
-    """Return the path of a field, `stop[1]` for ("stop", "list[str]", 1). The names that pydantic inserts for the types of a
-    union are left out. is_missing: the last step is a field that is missing."""
+    """Return the path of a field, `stop[1]` for ("stop", "list[str]", 1). The names that pydantic
+    inserts for the types of a union are left out. is_missing: the last step is a field that is
+    missing."""
     path = ""
     for step in location:
         if isinstance(step, int) and isinstance(data, list) and step < len(data):
-            path, data = f"{path}[{step}]", data[step]
+            path = f"{path}[{step}]"
+            data = data[step]
         elif isinstance(data, dict) and step in data:
-            path, data = f"{path}.{step}" if path else str(step), data[step]
+            path = f"{path}.{step}" if path else str(step)
+            data = data[step]
         elif is_missing and step == location[-1]:
             path = f"{path}.{step}" if path else str(step)
     return path if len(path) <= MAX_PATH else path[:MAX_PATH] + "…"
@@ -183,7 +217,11 @@ def _unknown(path: str, location: Sequence[int | str], model: type[BaseModel]) -
     names = list(model.model_fields)
     if len(location) > 1:
         annotation = model.model_fields[str(location[0])].annotation
-        nested = [arm for arm in getattr(annotation, "__args__", ()) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+        nested = [
+            arm
+            for arm in getattr(annotation, "__args__", ())
+            if isinstance(arm, type) and issubclass(arm, BaseModel)
+        ]
         names = [name for arm in nested for name in arm.model_fields]
     near = difflib.get_close_matches(str(location[-1])[:MAX_NAME], names, 1)
     return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -191,7 +229,14 @@ def _unknown(path: str, location: Sequence[int | str], model: type[BaseModel]) -
 
 def shown(value: Any) -> str:
     """Return the beginning of a value, and its JSON type: `'hot' (a string)`."""
-    kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "a list", dict: "an object"}
+    kinds = {
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     if value is None:
         return "null"
     if isinstance(value, list | dict) and len(value) > 8:

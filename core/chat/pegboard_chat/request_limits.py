@@ -1,5 +1,5 @@
-"""The limits of request bodies. They are checked before work is done that grows with the body: before it is decoded, before its
-fields are checked, and before its text is tokenized."""
+"""The limits of request bodies. They are checked before work is done that grows with the body:
+before it is decoded, before its fields are checked, and before its text is tokenized."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from pegboard.interfaces.api import EngineClient
 
 MAX_DEPTH = 128
-"""How deep lists and objects may be nested in a body. Templates, parsers and schema compilers walk values recursively."""
+"""How deep lists and objects may be nested in a body. Templates, parsers and schema compilers walk
+values recursively."""
 
-MAX_STRINGS, MAX_CONTAINERS, MAX_NUMBERS = 200_000, 100_000, 1_500_000
-"""How many strings (names of fields included), how many lists and objects, and how many values a body may have in all."""
+MAX_STRINGS = 200_000
+MAX_CONTAINERS = 100_000
+MAX_NUMBERS = 1_500_000
+"""How many strings (names of fields included), how many lists and objects, and how many values a
+body may have in all."""
 
 MAX_EXPONENTS = 4096
-"""How many numbers with an exponent a body may have. Reading or writing 1e308 takes a hundred times as long as other numbers."""
+"""How many numbers with an exponent a body may have. Reading or writing 1e308 takes a hundred times
+as long as other numbers."""
 
 COUNTED_FROM = 6 * MAX_EXPONENTS
 """The values of a body of fewer bytes are not counted: it has no room for many."""
@@ -47,20 +52,27 @@ MAX_ITEMS: dict[str, tuple[int, int | None]] = {
     "include": (64, None),
     "tokens": (1_048_576, None),
 }
-"""Field of a body → (how many items it may have, how many characters they may have together). `docs/serving.md` lists them."""
+"""Field of a body → (how many items it may have, how many characters they may have together).
+`docs/serving.md` lists them."""
 
 
 def check_counts(body: bytes) -> None:
-    """Raise MalformedRequest if `body` is JSON of more values than any request needs. Small values take up to fifty times their
-    bytes in memory, so this is checked before they are decoded."""
+    """Raise MalformedRequest if `body` is JSON of more values than any request needs. Small values
+    take up to fifty times their bytes in memory, so this is checked before they are decoded."""
     if len(body) < COUNTED_FROM or _is_small(body):
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     exponents = "numbers with an exponent"
     found = {"strings": plain.count(b'"') // 2, "lists and objects": 0, "values": 0, exponents: 0}
-    limits = {"strings": MAX_STRINGS, "lists and objects": MAX_CONTAINERS, "values": MAX_NUMBERS, exponents: MAX_EXPONENTS}
+    limits = {
+        "strings": MAX_STRINGS,
+        "lists and objects": MAX_CONTAINERS,
+        "values": MAX_NUMBERS,
+        exponents: MAX_EXPONENTS,
+    }
     is_inside = False
-    for start in range(0, len(plain), SLICE):  # in slices, because splitting makes an object for each part
+    # in slices, because splitting makes an object for each part
+    for start in range(0, len(plain), SLICE):
         parts = plain[start : start + SLICE].split(b'"')
         outside = b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
@@ -70,11 +82,14 @@ def check_counts(body: bytes) -> None:
         found[exponents] += letters.count(b"e") - letters.count(b"true") - letters.count(b"false")
         for name, limit in limits.items():
             if found[name] > limit:
-                raise MalformedRequest(f"the request body has over {limit} {name}, the most that a request may have")
+                raise MalformedRequest(
+                    f"the request body has over {limit} {name}, the most that a request may have"
+                )
 
 
 def _is_small(body: bytes) -> bool:
-    """Count as if no string contained a quote, a bracket or a comma. This is fast, and enough for nearly all bodies."""
+    """Count as if no string contained a quote, a bracket or a comma. This is fast, and enough for
+    nearly all bodies."""
     return (
         body.count(b'"') // 2 <= MAX_STRINGS
         and body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS
@@ -84,8 +99,8 @@ def _is_small(body: bytes) -> bool:
 
 
 def check_depth(value: Any, name: str) -> None:
-    """Raise MalformedRequest if lists and objects in `value` are nested deeper than `MAX_DEPTH`. name: the field that has
-    `value`."""
+    """Raise MalformedRequest if lists and objects in `value` are nested deeper than `MAX_DEPTH`.
+    name: the field that has `value`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -97,35 +112,50 @@ def check_depth(value: Any, name: str) -> None:
         if not inner:
             return
         level = inner
-    raise MalformedRequest(f"{name} is nested deeper than {MAX_DEPTH} levels; expected fewer", parameter=name)
+    raise MalformedRequest(
+        f"{name} is nested deeper than {MAX_DEPTH} levels; expected fewer", parameter=name
+    )
 
 
 def check_items(given: Mapping[str, Any]) -> None:
-    """Raise RequestError if a field of the body has more items, or more characters in them, than `MAX_ITEMS` allows."""
+    """Raise RequestError if a field of the body has more items, or more characters in them, than
+    `MAX_ITEMS` allows."""
     for name, value in given.items():
         if name not in MAX_ITEMS or not isinstance(value, str | list | dict):
             continue
         most, most_chars = MAX_ITEMS[name]
         if not isinstance(value, str) and len(value) > most:
-            raise RequestError(f"{name} has {len(value)} items; at most {most} are allowed", parameter=name)
+            raise RequestError(
+                f"{name} has {len(value)} items; at most {most} are allowed", parameter=name
+            )
         if most_chars is not None and (num := _num_chars(value)) > most_chars:
-            raise RequestError(f"{name} has {num} characters; at most {most_chars} are allowed", parameter=name)
+            raise RequestError(
+                f"{name} has {num} characters; at most {most_chars} are allowed", parameter=name
+            )
 
 
 def _num_chars(value: str | Iterable[Any]) -> int:
-    return len(value) if isinstance(value, str) else sum(len(item) for item in value if isinstance(item, str))
+    return (
+        len(value)
+        if isinstance(value, str)
+        else sum(len(item) for item in value if isinstance(item, str))
+    )
 
 
 class PromptLimit:
-    """How long the text of a prompt may be: `max_model_len` times the longest token of the vocabulary. A longer text cannot fit,
-    whatever its tokens are, so it is refused without tokenizing it."""
+    """How long the text of a prompt may be: `max_model_len` times the longest token of the
+    vocabulary. A longer text cannot fit, whatever its tokens are, so it is refused without
+    tokenizing it."""
 
     def __init__(self, client: "EngineClient") -> None:
         self._client = client
 
     @cached_property
     def max_chars(self) -> int:
-        return self._client.models()[0].max_model_len * self._client.tokenizer().vocabulary().longest_token()
+        return (
+            self._client.models()[0].max_model_len
+            * self._client.tokenizer().vocabulary().longest_token()
+        )
 
     def check(self, text: str, parameter: str = "prompt") -> None:
         """Raise RequestError if `text` is too long."""
@@ -135,8 +165,8 @@ class PromptLimit:
 
 def too_long(num_chars: int, limit: int, parameter: str) -> RequestError:
     return RequestError(
-        f"{parameter}: the text has over {min(num_chars, limit)} characters, more than fit into max_model_len (at most {limit} "
-        "characters): shorten it",
+        f"{parameter}: the text has over {min(num_chars, limit)} characters, more than fit into "
+        f"max_model_len (at most {limit} characters): shorten it",
         parameter=parameter,
     )
 
@@ -151,4 +181,8 @@ def _texts(content: Any) -> Iterable[str]:
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, list) else []
-    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]

@@ -1,4 +1,5 @@
-"""The sampling fields that the request bodies of several APIs share, with vLLM's additions, and their way to SamplingParams."""
+"""The sampling fields that the request bodies of several APIs share, with vLLM's additions, and
+their way to SamplingParams."""
 
 from __future__ import annotations
 
@@ -18,22 +19,40 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
 
 SAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
-    "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words",
-    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
-)  # fmt: skip
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+)
 """Fields whose name and meaning are SamplingParams'."""
 
 
 class Fields(BaseModel):
-    """A request body or a part of one. Types are strict: "5" is not an integer. Unknown fields are refused."""
+    """A request body or a part of one. Types are strict: "5" is not an integer. Unknown fields are
+    refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class SamplingFields(Fields):
-    """None = not given; the default then is the model's, else SamplingParams'. SamplingParams checks the ranges; the bounds here
-    keep numbers inside the integers of the engine."""
+    """None = not given; the default then is the model's, else SamplingParams'. SamplingParams
+    checks the ranges; the bounds here keep numbers inside the integers of the engine."""
 
     model: str | None = None
     stream: bool = False
@@ -66,12 +85,16 @@ class SamplingFields(Fields):
     prompt_cache_key: str | None = None
 
 
-def sampling_values(request: SamplingFields, defaults: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """Arguments of SamplingParams: what the request gives, else the model's defaults. max_tokens: the request's limit; the lower
-    one counts. Raises RequestError naming `logit_bias`."""
+def sampling_values(
+    request: SamplingFields, defaults: Mapping[str, Any], max_tokens: int | None
+) -> dict[str, Any]:
+    """Arguments of SamplingParams: what the request gives, else the model's defaults. max_tokens:
+    the request's limit; the lower one counts. Raises RequestError naming `logit_bias`."""
     values = dict(defaults)
     limits = [limit for limit in (max_tokens, values.get("max_tokens")) if limit is not None]
-    values.update({name: getattr(request, name) for name in SAME if name in request.model_fields_set})
+    values.update(
+        {name: getattr(request, name) for name in SAME if name in request.model_fields_set}
+    )
     values["max_tokens"] = min(limits, default=None)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias)
@@ -84,14 +107,16 @@ FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 def constraint(
     structured_outputs: Mapping[str, Any] | None, form: Mapping[str, Any], form_field: str
 ) -> StructuredOutputsParams | None:
-    """Return the constraint that a request asks for with `structured_outputs`, or with the API's own field, `form_field`. form:
-    what the own field asks for, as arguments of StructuredOutputsParams; empty if it asks for nothing. Raises RequestError,
-    which names the field."""
+    """Return the constraint that a request asks for with `structured_outputs`, or with the API's
+    own field, `form_field`. form: what the own field asks for, as arguments of
+    StructuredOutputsParams; empty if it asks for nothing. Raises RequestError, which names the
+    field."""
     if structured_outputs is None:
         return StructuredOutputsParams(**form, parameter=form_field) if form else None
     if form:
         raise RequestError(
-            f"{form_field} and structured_outputs exclude each other: leave one of them out", parameter="structured_outputs"
+            f"{form_field} and structured_outputs exclude each other: leave one of them out",
+            parameter="structured_outputs",
         )
     return StructuredOutputsParams(**_checked(structured_outputs))
 
@@ -102,15 +127,20 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         raise MalformedRequest(
-            f"unknown field 'structured_outputs.{unknown}'; it has {', '.join(known)}", parameter="structured_outputs"
+            f"unknown field 'structured_outputs.{unknown}'; it has {', '.join(known)}",
+            parameter="structured_outputs",
         )
     wrong = next((name for name in FLAGS if not isinstance(values.get(name, False), bool)), None)
     if wrong is not None:
         raise MalformedRequest(
-            f"structured_outputs.{wrong}: expected true or false, got {brief(values[wrong])}", parameter="structured_outputs"
+            f"structured_outputs.{wrong}: expected true or false, got {brief(values[wrong])}",
+            parameter="structured_outputs",
         )
     if not isinstance(values.get("whitespace_pattern", ""), str):
-        raise MalformedRequest("structured_outputs.whitespace_pattern: expected a string", parameter="structured_outputs")
+        raise MalformedRequest(
+            "structured_outputs.whitespace_pattern: expected a string",
+            parameter="structured_outputs",
+        )
     return values
 
 
@@ -119,6 +149,8 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     result = {}
     for key, value in biases.items():
         if not key.isascii() or not key.isdigit() or len(key) > 18:
-            raise RequestError(f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias")
+            raise RequestError(
+                f"logit_bias: expected token ids as keys, got {key[:60]!r}", parameter="logit_bias"
+            )
         result[int(key)] = max(-100.0, min(100.0, value))
     return result

@@ -21,11 +21,13 @@ class Encoding(dict[str, Any]):
 
 
 class TransformersMethods(ABC):
-    """A tokenizer plugin that derives from this class gives scripts the names of `transformers`: `LLM.get_tokenizer` returns the
-    plugin. The plugin defines the methods of `pegboard.interfaces.tokenizer.Tokenizer`. Their arguments have the defaults of
-    `transformers` and may be positional.
+    """A tokenizer plugin that derives from this class gives scripts the names of `transformers`:
+    `LLM.get_tokenizer` returns the plugin. The plugin defines the methods of
+    `pegboard.interfaces.tokenizer.Tokenizer`. Their arguments have the defaults of `transformers`
+    and may be positional.
 
-    The name of a token is its text. If several tokens have the same text, `get_vocab` has the first of them.
+    The name of a token is its text. If several tokens have the same text, `get_vocab` has the first
+    of them.
     """
 
     @abstractmethod
@@ -40,17 +42,20 @@ class TransformersMethods(ABC):
     @abstractmethod
     def vocabulary(self) -> Vocabulary: ...
 
-    # --- texts and ids -----------------------------------------------------------------------------------------------------
+    # --- texts and ids ----------------------------------------------------------------------------
 
     def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> Encoding:
-        """Return `input_ids` and `attention_mask`: lists for one text, lists of lists for several."""
+        """Return `input_ids` and `attention_mask`: lists for one text, lists of lists for
+        several."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens)
             return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
         several = [self.encode(one, add_special_tokens) for one in text]
         return Encoding(input_ids=several, attention_mask=[[1] * len(ids) for ids in several])
 
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False
+    ) -> list[str]:
         """Return the text of each sequence."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
@@ -65,8 +70,8 @@ class TransformersMethods(ABC):
         tokenize: bool = True,
         **template_kwargs: Any,
     ) -> list[int] | str:
-        """Return the prompt of a conversation: its token ids, or with tokenize=False its text. Raises RequestError if the
-        template refuses the conversation."""
+        """Return the prompt of a conversation: its token ids, or with tokenize=False its text.
+        Raises RequestError if the template refuses the conversation."""
         chat = Chat(
             messages=conversation,
             tools=tools,
@@ -80,7 +85,7 @@ class TransformersMethods(ABC):
             return list(rendered.token_ids)
         return self.decode(rendered.token_ids) if rendered.text is None else rendered.text
 
-    # --- tokens --------------------------------------------------------------------------------------------------------------
+    # --- tokens -----------------------------------------------------------------------------------
 
     def tokenize(self, text: str) -> list[str]:
         """Return the names of the tokens of a text."""
@@ -91,8 +96,13 @@ class TransformersMethods(ABC):
         return dict(self._ids)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or the ids of several. An id is None if the vocabulary has no such token."""
-        return self._ids.get(tokens) if isinstance(tokens, str) else [self._ids.get(token) for token in tokens]
+        """Return the id of a token, or the ids of several. An id is None if the vocabulary has no
+        such token."""
+        return (
+            self._ids.get(tokens)
+            if isinstance(tokens, str)
+            else [self._ids.get(token) for token in tokens]
+        )
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
         """Return the name of a token, or the names of several."""

@@ -1,5 +1,5 @@
-"""What chat templates can do, and the errors of wrong templates and wrong chats. The tests of the tokenizer plugin for
-transformers' files compare the results with transformers."""
+"""What chat templates can do, and the errors of wrong templates and wrong chats. The tests of the
+tokenizer plugin for transformers' files compare the results with transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pegboard_chat import ChatTemplate, named_templates
 USER = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PLAIN = "{% for m in messages %}{{ m.content }}|{% endfor %}"
-PARTS = "{% for m in messages %}{% for p in m['content'] %}{{ p.type }}={{ p.text }}|{% endfor %}{% endfor %}"
+PARTS = (
+    "{% for m in messages %}{% for p in m['content'] %}{{ p.type }}={{ p.text }}|{% endfor %}{% "
+    "endfor %}"
+)
 
 
 def _render(source, messages=USER, **more) -> str:
@@ -23,8 +26,9 @@ def _render(source, messages=USER, **more) -> str:
 
 def test_language_extensions():
     source = (
-        "{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}"
-        "{% generation %}g{% endgeneration %}{{ {'b': '<ä>', 'a': 1} | tojson }}{{ bos_token }}{{ strftime_now('%%') }}"
+        "{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}{% "
+        "generation %}g{% endgeneration %}{{ {'b': '<ä>', 'a': 1} | tojson }}{{ bos_token }}{{ "
+        "strftime_now('%%') }}"
     )
     assert _render(source) == '13g{"b": "<ä>", "a": 1}<s>%'
 
@@ -72,7 +76,10 @@ def test_content_takes_the_form_the_template_reads(texts):
     [
         "{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}",
         "{% for p in messages[0]['content'] | list %}{{ p.text }}{% endfor %}",
-        "{% macro show(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro %}{{ show(messages[0].content) }}",
+        (
+            "{% macro show(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro "
+            "%}{{ show(messages[0].content) }}"
+        ),
     ],
 )
 def test_templates_that_only_know_parts_get_strings_as_parts(source):
@@ -80,19 +87,28 @@ def test_templates_that_only_know_parts_get_strings_as_parts(source):
 
 
 def test_templates_that_know_both_get_what_was_sent():
-    source = "{% if messages[0].content is string %}s{% else %}{% for p in messages[0].content %}p{% endfor %}{% endif %}"
+    source = (
+        "{% if messages[0].content is string %}s{% else %}{% for p in messages[0].content %}p{% "
+        "endfor %}{% endif %}"
+    )
     assert _render(source) == "s"
-    assert _render(source, [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}]) == "pp"
+    assert (
+        _render(source, [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}]) == "pp"
+    )
 
 
 def test_splitting_a_string_is_no_walk_over_parts():
     source = "{% for line in messages[0].content.split(',') %}{{ line }};{% endfor %}"
-    assert _render(source, [{"role": "user", "content": [{"type": "text", "text": "a,b"}]}]) == "a;b;"
+    assert (
+        _render(source, [{"role": "user", "content": [{"type": "text", "text": "a,b"}]}]) == "a;b;"
+    )
 
 
 def test_media_for_a_text_template_is_refused():
     with pytest.raises(RequestError, match="takes text only, got a part of type 'image_url'"):
-        _render(PLAIN, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+        _render(
+            PLAIN, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+        )
 
 
 def test_tool_arguments_become_objects_and_messages_stay_untouched():
@@ -108,7 +124,10 @@ def test_tool_arguments_become_objects_and_messages_stay_untouched():
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_has_every_name(name):
     message = [{"role": "assistant", "content": "", name: "why"}]
-    assert _render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}", message) == "whywhy"
+    assert (
+        _render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}", message)
+        == "whywhy"
+    )
 
 
 def test_text_joins_the_reasoning_where_a_template_refuses_both_beside_a_call():
@@ -117,8 +136,14 @@ def test_text_joins_the_reasoning_where_a_template_refuses_both_beside_a_call():
         {"role": "assistant", "reasoning": "why", "content": "so", "tool_calls": [call]},
         {"role": "assistant", "content": "!"},
     ]
-    said = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.content }}|{% endfor %}"
-    refuses = "{% for m in messages if m.tool_calls and m.content and m.thinking %}{{ raise_exception('no') }}{% endfor %}"
+    said = (
+        "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.content }}|{% "
+        "endfor %}"
+    )
+    refuses = (
+        "{% for m in messages if m.tool_calls and m.content and m.thinking %}{{ "
+        "raise_exception('no') }}{% endfor %}"
+    )
     assert _render(said, chat) == "why|why|so|||!|"
     assert _render(refuses + said, chat) == "why\n\nso|why\n\nso||||!|"
     with pytest.raises(RequestError, match="never"):
@@ -129,7 +154,11 @@ def test_text_joins_the_reasoning_where_a_template_refuses_both_beside_a_call():
 
 def test_template_kwargs_reach_the_template_but_not_its_own_variables():
     assert (
-        _render("{{ enable_thinking }}{{ bos_token }}", template_kwargs={"enable_thinking": False, "bos_token": "B"}) == "FalseB"
+        _render(
+            "{{ enable_thinking }}{{ bos_token }}",
+            template_kwargs={"enable_thinking": False, "bos_token": "B"},
+        )
+        == "FalseB"
     )
     with pytest.raises(RequestError, match="cannot set messages"):
         _render(PLAIN, template_kwargs={"messages": []})
@@ -140,7 +169,10 @@ def test_continuing_the_final_message():
     more = {"add_generation_prompt": False, "continue_final_message": True}
     messages = [*USER, {"role": "assistant", "content": "so far "}]
     assert _render(source, messages, **more) == "[hi]</end>[so far "
-    assert _render(source.replace("m.content", "m.content | trim"), messages, **more) == "[hi]</end>[so far"
+    assert (
+        _render(source.replace("m.content", "m.content | trim"), messages, **more)
+        == "[hi]</end>[so far"
+    )
     with pytest.raises(RequestError, match="drops or changes"):
         _render("x", messages, **more)
     with pytest.raises(RequestError, match="no text to continue"):
@@ -156,14 +188,19 @@ def test_documents_need_a_place():
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ " + "-" * 3000 + "1 }}", "{% if a %}" * 2000]
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ " + "-" * 3000 + "1 }}",
+        "{% if a %}" * 2000,
+    ],
 )
 def test_a_template_nested_too_deeply_is_an_error_of_the_template(source: str) -> None:
     with pytest.raises(RequestError, match="chat template"):
         ChatTemplate(source, {}).render(Chat(messages=[{"role": "user", "content": "x"}]))
 
 
-# --- what the template has no place for ----------------------------------------------------------------------------------------
+# --- what the template has no place for -----------------------------------------------------------
 
 
 def warnings_of(caplog, source, **fields):
@@ -176,18 +213,39 @@ def test_what_the_template_does_not_read_is_told_once(caplog):
     tools = [{"type": "function", "function": {"name": "f"}}]
     source = "{# once #}{{ messages[0].content }}"
     told = warnings_of(caplog, source, tools=tools, template_kwargs={"colour": "red"})
-    assert told == ["the chat template of this model has no place for colour, tools, so the model does not see it"]
+    assert told == [
+        (
+            "the chat template of this model has no place for colour, tools, so the model does "
+            "not see it"
+        )
+    ]
     assert warnings_of(caplog, source, tools=tools, template_kwargs={"colour": "blue"}) == []
     assert len(warnings_of(caplog, source, template_kwargs={"size": 1})) == 1
-    reads = "{{ messages[0].content }}{% if tools is defined and tools %}{{ tools | length }}{% endif %}{{ colour }}"
+    reads = (
+        "{{ messages[0].content }}{% if tools is defined and tools %}{{ tools | length }}{% endif "
+        "%}{{ colour }}"
+    )
     assert warnings_of(caplog, reads, tools=tools, template_kwargs={"colour": "red"}) == []
 
 
 def test_an_effort_needs_one_of_its_two_names(caplog):
     effort = {"reasoning_effort": "low", "enable_thinking": True}
-    assert warnings_of(caplog, "{{ messages[0].content }}{{ enable_thinking }}", template_kwargs=effort) == []
-    assert warnings_of(caplog, "{{ messages[0].content }}{{ reasoning_effort }}", template_kwargs=effort) == []
-    assert "reasoning_effort" in warnings_of(caplog, "{# effort #}{{ messages[0].content }}", template_kwargs=effort)[0]
+    assert (
+        warnings_of(
+            caplog, "{{ messages[0].content }}{{ enable_thinking }}", template_kwargs=effort
+        )
+        == []
+    )
+    assert (
+        warnings_of(
+            caplog, "{{ messages[0].content }}{{ reasoning_effort }}", template_kwargs=effort
+        )
+        == []
+    )
+    assert (
+        "reasoning_effort"
+        in warnings_of(caplog, "{# effort #}{{ messages[0].content }}", template_kwargs=effort)[0]
+    )
 
 
 def test_clients_cannot_fill_the_log(caplog):
@@ -196,4 +254,7 @@ def test_clients_cannot_fill_the_log(caplog):
     for index in range(200):
         kwargs = {f"{'n' * 1000}{index}-{part}": 1 for part in range(20)}
         template.render(Chat(messages=[{"role": "user", "content": "x"}], template_kwargs=kwargs))
-    assert len(caplog.records) <= 32 and sum(len(record.getMessage()) for record in caplog.records) < 20_000
+    assert (
+        len(caplog.records) <= 32
+        and sum(len(record.getMessage()) for record in caplog.records) < 20_000
+    )

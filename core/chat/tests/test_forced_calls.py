@@ -1,4 +1,5 @@
-"""Calls that follow a schema: every chunking gives the same calls, and text that is not a call is not lost."""
+"""Calls that follow a schema: every chunking gives the same calls, and text that is not a call is
+not lost."""
 
 from __future__ import annotations
 
@@ -10,11 +11,18 @@ from hypothesis import strategies as st
 
 from pegboard.errors import RequestError
 from pegboard_chat.parsing import fold
-from pegboard_chat.parsing.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
+from pegboard_chat.parsing.forced_calls import (
+    NamedCall,
+    RequiredCalls,
+    named_schema,
+    required_schema,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 ARGUMENTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
@@ -30,20 +38,30 @@ def chunks(text: str, cuts: list[int]) -> list[str]:
 def read(parser, pieces):
     events = [event for piece in pieces for event in parser.feed(piece, ())]
     message = fold([*events, *parser.finish()])
-    return message.content, [(call.name, call.arguments, call.is_complete) for call in message.tool_calls]
+    return message.content, [
+        (call.name, call.arguments, call.is_complete) for call in message.tool_calls
+    ]
 
 
 @given(CALLS, LAYOUTS, st.booleans(), st.lists(st.integers(0, 10**6), max_size=20))
 def test_a_list_of_calls_in_any_chunks(calls, layout, name_first, cuts):
-    order = (lambda name, value: {"name": name, "parameters": value}) if name_first else lambda n, v: {"parameters": v, "name": n}
+    order = (
+        (lambda name, value: {"name": name, "parameters": value})
+        if name_first
+        else lambda n, v: {"parameters": v, "name": n}
+    )
     text = " " + json.dumps([order(*call) for call in calls], **layout) + "\n"
     content, found = read(RequiredCalls(), chunks(text, cuts))
     assert content == ""
-    assert [(name, json.loads(arguments), done) for name, arguments, done in found] == [(n, a, True) for n, a in calls]
+    assert [(name, json.loads(arguments), done) for name, arguments, done in found] == [
+        (n, a, True) for n, a in calls
+    ]
     assert (content, found) == read(RequiredCalls(), list(text))
 
 
-@given(st.text(alphabet='[]{}":,\\ namet1é', max_size=60), st.lists(st.integers(0, 100), max_size=8))
+@given(
+    st.text(alphabet='[]{}":,\\ namet1é', max_size=60), st.lists(st.integers(0, 100), max_size=8)
+)
 def test_any_text_is_read_without_loss_in_any_chunks(text, cuts):
     found = read(RequiredCalls(), chunks(text, cuts))
     assert found == read(RequiredCalls(), [text])
@@ -78,13 +96,25 @@ def tool(name, **schema):
 
 
 def test_schemas():
-    number = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
+    number = {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/N"}},
+        "$defs": {"N": {"type": "integer"}},
+    }
     tools = [tool("f", parameters=number), tool("g")]
-    assert named_schema(tools, "f") == number and named_schema(tools, "g") == {"type": "object", "properties": {}}
+    assert named_schema(tools, "f") == number and named_schema(tools, "g") == {
+        "type": "object",
+        "properties": {},
+    }
     schema = required_schema(tools, is_parallel=False)
     assert (schema["minItems"], schema["maxItems"], schema["$defs"]) == (1, 1, number["$defs"])
-    assert [item["properties"]["name"]["enum"] for item in schema["items"]["anyOf"]] == [["f"], ["g"]]
-    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"] and "$defs" in number
+    assert [item["properties"]["name"]["enum"] for item in schema["items"]["anyOf"]] == [
+        ["f"],
+        ["g"],
+    ]
+    assert (
+        "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"] and "$defs" in number
+    )
     with pytest.raises(RequestError, match="'h'.*f, g"):
         named_schema(tools, "h")
     with pytest.raises(RequestError, match="must be an object"):

@@ -1,4 +1,5 @@
-"""Parsers and their common parts: any chunking of the text gives the same message, and nothing is lost."""
+"""Parsers and their common parts: any chunking of the text gives the same message, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -11,7 +12,20 @@ from pegboard.interfaces.output_parser import Content, Event
 from pegboard_chat.parsing import MarkerScanner, Message, Pipeline, ToolCall, fold
 from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
-PIECES = ["<think>", "</think>", "<call ", "add", ">", '{"x": 1}', "</call>", "<", "text", "é🚀", " ", "</"]
+PIECES = [
+    "<think>",
+    "</think>",
+    "<call ",
+    "add",
+    ">",
+    '{"x": 1}',
+    "</call>",
+    "<",
+    "text",
+    "é🚀",
+    " ",
+    "</",
+]
 texts = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 
 
@@ -31,7 +45,10 @@ def test_a_message_with_everything() -> None:
     assert parse([text]) == Message(
         content="Let me see.  and done",
         reasoning="2+2?",
-        tool_calls=[ToolCall("call_0", "add", '{"x": 2}', True), ToolCall("call_1", "neg", "{}", True)],
+        tool_calls=[
+            ToolCall("call_0", "add", '{"x": 2}', True),
+            ToolCall("call_1", "neg", "{}", True),
+        ],
     )
 
 
@@ -55,7 +72,9 @@ def test_scanner_loses_nothing(text: str, places: list[int]) -> None:
     joined = "".join(piece for piece, _ in found) + scanner.flush()
     assert joined == text
     assert all(piece in markers for piece, is_marker in found if is_marker)
-    assert not any(marker in piece for piece, is_marker in found if not is_marker for marker in markers)
+    assert not any(
+        marker in piece for piece, is_marker in found if not is_marker for marker in markers
+    )
 
 
 def test_calls_cut_off_at_the_end() -> None:

@@ -11,10 +11,34 @@ from hypothesis import strategies as st
 
 from pegboard_chat.parsing import TagFormat, constrained_tags
 from pegboard_chat.parsing.schema_cases import FORMATS, cases, members, self_contained
-from pegboard_chat.parsing.structural_tag import diverging, exactly, listed, searched, sequence, text, without
+from pegboard_chat.parsing.structural_tag import (
+    diverging,
+    exactly,
+    listed,
+    searched,
+    sequence,
+    text,
+    without,
+)
 
 WORDS = ["</parameter>", "<parameter=", "</function>"]
-PIECES = ["<", "</", "</p", "parameter", "parameter=", ">", "/", "x", "</function", "<parameter", "=", "\n", "é", "[", "\\"]
+PIECES = [
+    "<",
+    "</",
+    "</p",
+    "parameter",
+    "parameter=",
+    ">",
+    "/",
+    "x",
+    "</function",
+    "<parameter",
+    "=",
+    "\n",
+    "é",
+    "[",
+    "\\",
+]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
@@ -26,7 +50,10 @@ def test_without_is_all_text_that_holds_none_of_the_words(value: str) -> None:
 def test_diverging_is_the_least_that_begins_no_word(value: str) -> None:
     matched = re.match(diverging(WORDS, "x"), value)
     if matched is None:
-        begun = [value.rfind("<") == i and any(word.startswith(value[i:]) for word in WORDS) for i in range(len(value))]
+        begun = [
+            value.rfind("<") == i and any(word.startswith(value[i:]) for word in WORDS)
+            for i in range(len(value))
+        ]
         assert not value or value[0] == "x" or any(begun) or any(word in value for word in WORDS)
     else:
         assert not any(word in matched.group() for word in WORDS)
@@ -46,13 +73,20 @@ def test_exactly(value: str) -> None:
 
 
 @given(
-    st.sampled_from(["ab", "^ab", "ab$", "^ab$", "^a|b$", "a|^b", "^(a|b)$", "[a$]b", r"a\$", "^$"]),
+    st.sampled_from(
+        ["ab", "^ab", "ab$", "^ab$", "^a|b$", "a|^b", "^(a|b)$", "[a$]b", r"a\$", "^$"]
+    ),
     st.lists(st.sampled_from(["a", "b", "c", "$", "\n"]), max_size=5).map("".join),
 )
-def test_searched_matches_whole_texts_in_which_the_pattern_is_found(pattern: str, value: str) -> None:
+def test_searched_matches_whole_texts_in_which_the_pattern_is_found(
+    pattern: str, value: str
+) -> None:
     whole = searched(pattern)
     assert whole is not None
-    is_found = re.search(pattern.replace("$", r"\Z") if "[" not in pattern and "\\" not in pattern else pattern, value)
+    is_found = re.search(
+        pattern.replace("$", r"\Z") if "[" not in pattern and "\\" not in pattern else pattern,
+        value,
+    )
     assert bool(re.fullmatch(whole, value)) == bool(is_found)
 
 
@@ -63,11 +97,16 @@ def test_anchors_inside_are_not_searched(pattern: str) -> None:
 
 @given(st.lists(st.booleans(), max_size=5), st.data())
 def test_listed_has_separators_between_any_two(required: list[bool], data: st.DataObject) -> None:
-    form = listed([(text(f"<{i}>"), is_required) for i, is_required in enumerate(required)], text(","))
+    form = listed(
+        [(text(f"<{i}>"), is_required) for i, is_required in enumerate(required)], text(",")
+    )
     there = [i for i, is_required in enumerate(required) if is_required or data.draw(st.booleans())]
     pattern = _pattern(form)
     assert re.fullmatch(pattern, ",".join(f"<{i}>" for i in there))
-    for wrong in (",", *([",".join(f"<{i}>" for i in there[1:])] if there and required[there[0]] else [])):
+    for wrong in (
+        ",",
+        *([",".join(f"<{i}>" for i in there[1:])] if there and required[there[0]] else []),
+    ):
         assert not re.fullmatch(pattern, wrong)
 
 
@@ -75,7 +114,11 @@ def _pattern(form) -> str:
     inner = [_pattern(part) for part in form.get("elements", ())]
     if form["type"] == "optional":
         return f"(?:{_pattern(form['content'])})?"
-    return re.escape(form["value"]) if "value" in form else f"(?:{('|' if form['type'] == 'or' else '').join(inner)})"
+    return (
+        re.escape(form["value"])
+        if "value" in form
+        else f"(?:{('|' if form['type'] == 'or' else '').join(inner)})"
+    )
 
 
 def test_sequences_are_flat() -> None:
@@ -102,14 +145,30 @@ def test_formats(name: str, good: str, bad: str) -> None:
 
 def test_cases_of_unions_references_and_constants() -> None:
     root = {"$defs": {"A": {"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["x", 2.5]}]}}}
-    found = cases({"anyOf": [{"$ref": "#/$defs/A"}, {"type": ["string", "null"], "minLength": 2, "title": "t"}, True]}, root)
+    found = cases(
+        {
+            "anyOf": [
+                {"$ref": "#/$defs/A"},
+                {"type": ["string", "null"], "minLength": 2, "title": "t"},
+                True,
+            ]
+        },
+        root,
+    )
     assert found.constants == ("x", 2.5)
-    assert found.schemas == ({"type": "integer", "minimum": 1}, {"type": "string", "minLength": 2}, {"type": "null"}, {})
+    assert found.schemas == (
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "minLength": 2},
+        {"type": "null"},
+        {},
+    )
     assert cases({"type": "number", "enum": [1, 2.5, "x", True]}, {}).constants == (1, 2.5)
 
 
 def test_members() -> None:
-    assert members({"properties": {"a": {}, "b": {"type": "null"}}, "required": ["b"]}).properties == (
+    assert members(
+        {"properties": {"a": {}, "b": {"type": "null"}}, "required": ["b"]}
+    ).properties == (
         ("a", {}, False),
         ("b", {"type": "null"}, True),
     )
@@ -126,15 +185,31 @@ def test_a_part_takes_its_definitions_along() -> None:
 
 
 def test_a_tag_says_how_text_and_json_are_written() -> None:
-    tags = TagFormat(key_start="<p=", key_end=">", value_end="</p>", end="</f>", name_end=">", pad="\n")
-    schema = {"type": "object", "properties": {"s": {"type": "string"}, "o": {"type": "object"}}, "required": ["s"]}
+    tags = TagFormat(
+        key_start="<p=", key_end=">", value_end="</p>", end="</f>", name_end=">", pad="\n"
+    )
+    schema = {
+        "type": "object",
+        "properties": {"s": {"type": "string"}, "o": {"type": "object"}},
+        "required": ["s"],
+    }
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
     made = constrained_tags([tool], tags, [("<f=", "<f=")])
     assert made is not None
     (tag,) = json.loads(made.text)["format"]["tags"]
     assert (tag["begin"], tag["end"]) == ("<f=f>\n", "</f>")
     *string, other = tag["content"]["elements"]
-    assert string == [text("<p="), text("s"), text(">\n"), {"type": "any_text", "excludes": ["</p>"]}, text("\n</p>\n")]
+    assert string == [
+        text("<p="),
+        text("s"),
+        text(">\n"),
+        {"type": "any_text", "excludes": ["</p>"]},
+        text("\n</p>\n"),
+    ]
     assert other["type"] == "optional"
-    assert other["content"]["elements"][3] == {"type": "json_schema", "json_schema": {"type": "object"}, "excludes": ["</p>"]}
+    assert other["content"]["elements"][3] == {
+        "type": "json_schema",
+        "json_schema": {"type": "object"},
+        "excludes": ["</p>"],
+    }
     assert constrained_tags([], tags, [("<f=", "<f=")]) is None

@@ -1,4 +1,5 @@
-"""Reading values and calls from text that arrives in pieces, compared with json, ast and simple rules."""
+"""Reading values and calls from text that arrives in pieces, compared with json, ast and simple
+rules."""
 
 from __future__ import annotations
 
@@ -34,16 +35,27 @@ from pegboard_chat.parsing import (
 from pegboard_testing.contract_output_parser import VOCABULARY, cut, run
 from pegboard_testing.parser_examples import tool
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
 )
 places = st.lists(st.integers(0, 500), max_size=20)
 
 
 def read(steps: Callable[[TextReader], Steps[bool]], pieces: list[str]) -> tuple[str, bool, str]:
     """Return (the streamed text, the result, the text that was not consumed)."""
-    text, parts, running = TextReader(), [], None
+    text = TextReader()
+    parts = []
+    running = None
     for place in range(len(pieces) + 1):
         if place == len(pieces):
             text.close()
@@ -69,7 +81,9 @@ def python_steps(text: TextReader) -> Steps[bool]:
 
 
 @given(values, st.sampled_from([None, 1]), st.booleans(), places)
-def test_json_values_come_out_as_they_are(value: Any, indent: int | None, ascii: bool, marks: list[int]) -> None:
+def test_json_values_come_out_as_they_are(
+    value: Any, indent: int | None, ascii: bool, marks: list[int]
+) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
     assert read(json_steps, cut(text, marks)) == (text, True, "")
     assert read(json_steps, [*text, "!"]) == (text, True, "!")
@@ -77,8 +91,8 @@ def test_json_values_come_out_as_they_are(value: Any, indent: int | None, ascii:
 
 @given(st.text(st.sampled_from('{}[]",:\\u0012eE+-.tfn \n\x01é'), max_size=30), places)
 def test_json_is_accepted_as_json_accepts_it(text: str, marks: list[int]) -> None:
-    """The parser reads the longest valid beginning that Python's json finds. Control characters are allowed in strings. Nothing
-    is lost."""
+    """The parser reads the longest valid beginning that Python's json finds. Control characters are
+    allowed in strings. Nothing is lost."""
     streamed, is_whole, rest = read(json_steps, cut(text, marks))
     assert (streamed, is_whole, rest) == read(json_steps, list(text)) == read(json_steps, [text])
     assert streamed.replace("\\n", "\n").replace("\\u0001", "\x01") + rest in (
@@ -106,10 +120,26 @@ def test_python_literals_become_json(value: Any, marks: list[int]) -> None:
 
 
 PYTHON = [
-    "(1, 'a',)", "[]", "()", "{}", "[[], {}, ()]", "{'a': {1: 2}, 'b': [None,],}", '"""a"b"""',
-    "'''x'''", r"'\x41\u00e9\101\'\"'",
-    "1_000", ".5", "5.", "-3e2", "+7", "''", '""', "'tab\\there'", r"'\U0001F680'", "'line\\\ncontinued'",
-]  # fmt: skip
+    "(1, 'a',)",
+    "[]",
+    "()",
+    "{}",
+    "[[], {}, ()]",
+    "{'a': {1: 2}, 'b': [None,],}",
+    '"""a"b"""',
+    "'''x'''",
+    r"'\x41\u00e9\101\'\"'",
+    "1_000",
+    ".5",
+    "5.",
+    "-3e2",
+    "+7",
+    "''",
+    '""',
+    "'tab\\there'",
+    r"'\U0001F680'",
+    "'line\\\ncontinued'",
+]
 
 
 @pytest.mark.parametrize("text", PYTHON)
@@ -124,7 +154,20 @@ def test_an_unknown_escape_means_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1,,2]", "{1, 2}", "[1 2]", "{'a'}", "(]", "f(1)", "x", "[1", "'a", "{'a':", "__import__('os')"]
+    "text",
+    [
+        "[1,,2]",
+        "{1, 2}",
+        "[1 2]",
+        "{'a'}",
+        "(]",
+        "f(1)",
+        "x",
+        "[1",
+        "'a",
+        "{'a':",
+        "__import__('os')",
+    ],
 )
 def test_what_is_no_python_literal(text: str) -> None:
     streamed, is_whole, _ = read(python_steps, list(text))
@@ -135,7 +178,9 @@ def test_what_is_no_python_literal(text: str) -> None:
 class Objects(StreamParser):
     def read(self) -> Steps[None]:
         while (yield from self.prose(Markers("!"))):
-            yield from self.attempt(read_call_object(self.text, self.calls, CallKeys(needs_arguments=False)))
+            yield from self.attempt(
+                read_call_object(self.text, self.calls, CallKeys(needs_arguments=False))
+            )
 
 
 class Lists(StreamParser):
@@ -151,16 +196,25 @@ class PythonCalls(StreamParser):
 
 
 class Tags(StreamParser):
-    tags = TagFormat(name_end=">", key_start="<p=", key_end=">", value_end="</p>", value_stops=("<p=",), end="</f>")
+    tags = TagFormat(
+        name_end=">",
+        key_start="<p=",
+        key_end=">",
+        value_end="</p>",
+        value_stops=("<p=",),
+        end="</f>",
+    )
 
     def read(self) -> Steps[None]:
         while (yield from self.prose(Markers("<f="))):
             yield from self.attempt(read_tagged_call(self.text, self.calls, self.tags))
 
 
-def parsed(parser: type[StreamParser], text: str, tools: tuple[dict[str, Any], ...] = ()) -> Message:
-    """Return the message of the text, which is the same if it is fed character by character. Ids are dropped, because they are
-    random."""
+def parsed(
+    parser: type[StreamParser], text: str, tools: tuple[dict[str, Any], ...] = ()
+) -> Message:
+    """Return the message of the text, which is the same if it is fed character by character. Ids
+    are dropped, because they are random."""
     message = fold(run(parser(None, OutputParserSetup(VOCABULARY, tools)), [text]))
     again = fold(run(parser(None, OutputParserSetup(VOCABULARY, tools)), text))
     for call in [*message.tool_calls, *again.tool_calls]:
@@ -188,7 +242,11 @@ def call(name: str, arguments: str, is_complete: bool = True) -> ToolCall:
         ('!{"nom": "f", "arguments": {}} c', '!{"nom": "f", "arguments": {}} c', []),
         ('!{"name": "f", "arguments": {"x": ?}} c', '!{"name": "f", "arguments": {"x": ?}} c', []),
         ('!{"name": "f", "arguments": {?}} c', '!{"name": "f", "arguments": {?}} c', []),
-        ('!{"name": "f", "arguments": {"y": [1, "x": 2}} c', ": 2}} c", [call("f", '{"y": [1, "x"]}', False)]),
+        (
+            '!{"name": "f", "arguments": {"y": [1, "x": 2}} c',
+            ": 2}} c",
+            [call("f", '{"y": [1, "x"]}', False)],
+        ),
         (
             '!{"name": "f", "arguments": {"y": {"z": 1}, "x": {"w": ?}} c',
             ', "x": {"w": ?}} c',
@@ -269,10 +327,88 @@ def test_tagged_calls(text: str, content: str, calls: list[ToolCall]) -> None:
 @pytest.mark.parametrize(
     ("value", "types", "expected"),
     [
-        ("7", "string", "7"), ("7", "integer", 7), (" 7 ", "integer", 7), ("+7", "integer", 7), ("7.5", "integer", 7.5),
-        ("1e3", "number", 1000.0), ("nan", "number", "nan"), ("true", "boolean", True), ("False", "boolean", False),
-        ("0", "boolean", False), ("null", "null string", None), ("null", "string", "null"), ("[1]", "array", [1]),
-        ("[1", "array", "[1"), ("{'a': 'b'}", "object", {"a": "b"}), ('{"a": 1}', "string object", {"a": 1}),
+        ((
+            "7"
+        ), (
+            "string"
+        ), (
+            "7"
+        )), ((
+            "7"
+        ), (
+            "integer"
+        ), 7), ((
+            " 7 "
+        ), (
+            "integer"
+        ), 7), ((
+            "+7"
+        ), (
+            "integer"
+        ), 7), ((
+            "7.5"
+        ), (
+            "integer"
+        ), 7.5),
+        ((
+            "1e3"
+        ), (
+            "number"
+        ), 1000.0), ((
+            "nan"
+        ), (
+            "number"
+        ), (
+            "nan"
+        )), ((
+            "true"
+        ), (
+            "boolean"
+        ), True), ((
+            "False"
+        ), (
+            "boolean"
+        ), False),
+        ((
+            "0"
+        ), (
+            "boolean"
+        ), False), ((
+            "null"
+        ), (
+            "null string"
+        ), None), ((
+            "null"
+        ), (
+            "string"
+        ), (
+            "null"
+        )), ((
+            "[1]"
+        ), (
+            "array"
+        ), [1]),
+        ((
+            "[1"
+        ), (
+            "array"
+        ), (
+            "[1"
+        )), ((
+            "{'a': 'b'}"
+        ), (
+            "object"
+        ), {(
+            "a"
+        ): (
+            "b"
+        )}), ((
+            '{"a": 1}'
+        ), (
+            "string object"
+        ), {(
+            "a"
+        ): 1}),
         ("x", "integer", "x"),
         ("9" * 30, "integer", int("9" * 30)), ("1.10", "number", 1.1), ('"x"', "integer", "x"),
     ],
@@ -306,7 +442,8 @@ def test_types_of_a_parameter() -> None:
 
 @given(st.text(st.sampled_from("<ab>/ "), max_size=50), places)
 def test_prose_and_markers_are_the_text(text: str, marks: list[int]) -> None:
-    """Nothing is a call, so the content, which includes the markers that were given back, is the text."""
+    """Nothing is a call, so the content, which includes the markers that were given back, is the
+    text."""
 
     class Never(StreamParser):
         def read(self) -> Steps[None]:

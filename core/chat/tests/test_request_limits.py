@@ -1,4 +1,5 @@
-"""The limits of request bodies: what is refused, with which words, and that nothing grows before it is refused."""
+"""The limits of request bodies: what is refused, with which words, and that nothing grows before it
+is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from pegboard_chat.chat_template import plain_value
 from pegboard_chat.limited_template import LimitedTemplates
 from pegboard_chat.openai_format import read_messages
 from pegboard_chat.request_body import decode_body, parse_body
-from pegboard_chat.request_limits import MAX_DEPTH, MAX_ITEMS, PromptLimit, check_counts, check_depth
+from pegboard_chat.request_limits import (
+    MAX_DEPTH,
+    MAX_ITEMS,
+    PromptLimit,
+    check_counts,
+    check_depth,
+)
 from pegboard_chat.sampling_fields import SamplingFields
 from pegboard_testing.fake_client import FakeEngineClient
 
@@ -35,11 +42,22 @@ def nested(depth: int) -> Any:
 TEXTS = st.text('a"\\{[,', max_size=9)
 
 
-@given(st.recursive(st.none() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
+@given(
+    st.recursive(st.none() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+)
 def test_values_are_counted_and_their_look_alikes_in_strings_are_not(value):
     def count(part: Any) -> tuple[int, int]:
-        inner = list(part.values()) if isinstance(part, dict) else part if isinstance(part, list) else []
-        own = (len(part) if isinstance(part, dict) else int(isinstance(part, str)), int(isinstance(part, dict | list)))
+        inner = (
+            list(part.values())
+            if isinstance(part, dict)
+            else part
+            if isinstance(part, list)
+            else []
+        )
+        own = (
+            len(part) if isinstance(part, dict) else int(isinstance(part, str)),
+            int(isinstance(part, dict | list)),
+        )
         sums = [count(item) for item in inner]
         return own[0] + sum(item[0] for item in sums), own[1] + sum(item[1] for item in sums)
 
@@ -84,18 +102,32 @@ def test_depth_within_json_text_is_refused():
 @pytest.mark.parametrize("name", sorted(MAX_ITEMS.keys() & SamplingFields.model_fields.keys()))
 def test_every_list_has_a_limit_that_the_error_names(name):
     most, most_chars = MAX_ITEMS[name]
-    items: Any = {str(number): 1.0 for number in range(most + 1)} if name in ("logit_bias", "metadata") else [1] * (most + 1)
-    with pytest.raises(RequestError, match=f"{name} has {most + 1} items; at most {most} are allowed") as caught:
+    items: Any = (
+        {str(number): 1.0 for number in range(most + 1)}
+        if name in ("logit_bias", "metadata")
+        else [1] * (most + 1)
+    )
+    with pytest.raises(
+        RequestError, match=f"{name} has {most + 1} items; at most {most} are allowed"
+    ) as caught:
         parse_body(json.dumps({name: items}).encode(), SamplingFields)
     assert caught.value.parameter == name
     if most_chars is not None:
         for value in ("a" * (most_chars + 1), ["a" * most_chars, "b"]):
-            with pytest.raises(RequestError, match=f"{name} has {most_chars + 1} characters; at most {most_chars} are allowed"):
+            with pytest.raises(
+                RequestError,
+                match=f"{name} has {most_chars + 1} characters; at most {most_chars} are allowed",
+            ):
                 parse_body(json.dumps({name: value}).encode(), SamplingFields)
 
 
 def test_errors_repeat_only_the_beginning_of_what_was_sent():
-    for body in ({"x" * 10**6: 1}, {"stop": [1, "x" * 9]}, {"temperature": "x" * 10**6}, {"metadata": {"y" * 10**6: 1}}):
+    for body in (
+        {"x" * 10**6: 1},
+        {"stop": [1, "x" * 9]},
+        {"temperature": "x" * 10**6},
+        {"metadata": {"y" * 10**6: 1}},
+    ):
         with pytest.raises(RequestError) as caught:
             parse_body(json.dumps(body).encode(), SamplingFields)
         assert len(str(caught.value)) < 500 and len(caught.value.parameter) < 300
@@ -108,7 +140,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized():
         limit.check("a" * (limit.max_chars + 1))
 
 
-# --- templates ---------------------------------------------------------------------------------------------------------------
+# --- templates ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +151,9 @@ def limited():
 
 
 def render(limited: LimitedTemplates, source: str, **more: Any) -> str:
-    text, _ = limited.render(source, {"bos_token": "<s>"}, {"messages": USER, "max_chars": 100_000, **more})
+    text, _ = limited.render(
+        source, {"bos_token": "<s>"}, {"messages": USER, "max_chars": 100_000, **more}
+    )
     return text
 
 
@@ -143,11 +177,14 @@ HUGE = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{% set ns = namespace(x=['a']) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    (
+        "{% set ns = namespace(x=['a']) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% "
+        "endfor %}{{ ns.x }}"
+    ),
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "{{ [1] * 10 ** 9 }}",
     "{{ '%s' | format('a' * 10 ** 9) }}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("source", HUGE, ids=range(len(HUGE)))
@@ -159,7 +196,9 @@ def test_a_template_without_end_is_that_requests_error(limited, source):
 
 
 def test_a_user_of_the_library_renders_in_the_users_process(monkeypatch):
-    monkeypatch.setattr("pegboard_chat.chat_template._limited", lambda **_: pytest.fail("a limited process"))
+    monkeypatch.setattr(
+        "pegboard_chat.chat_template._limited", lambda **_: pytest.fail("a limited process")
+    )
     template = ChatTemplate({"default": "d", "rag": "r"}, {})
     assert template.render(Chat(messages=USER, chat_template="own")) == "own"
     assert template.render(Chat(messages=USER, chat_template="rag")) == "r"
@@ -167,8 +206,12 @@ def test_a_user_of_the_library_renders_in_the_users_process(monkeypatch):
 
 @pytest.fixture
 def short(monkeypatch):
-    """A server's processes for templates, with a limit of half a second. name: whether the template came with the request."""
-    made = {given: LimitedTemplates(0.5, "chat_template" if given else "messages") for given in (True, False)}
+    """A server's processes for templates, with a limit of half a second. name: whether the template
+    came with the request."""
+    made = {
+        given: LimitedTemplates(0.5, "chat_template" if given else "messages")
+        for given in (True, False)
+    }
     monkeypatch.setattr("pegboard_chat.chat_template._limited", lambda *, is_given: made[is_given])
     yield made
     for templates in made.values():
@@ -184,23 +227,43 @@ def test_a_template_of_a_checkpoint_has_the_same_limits(short, caplog):
         ChatTemplate("{{ messages[0].content * 9 }}", {}).render(chat)
     caplog.clear()
     assert (
-        ChatTemplate({"default": "d", "rag": "{# limited #}r"}, {}).render(replace(chat, chat_template="rag", tools=[{}])) == "r"
+        ChatTemplate({"default": "d", "rag": "{# limited #}r"}, {}).render(
+            replace(chat, chat_template="rag", tools=[{}])
+        )
+        == "r"
     )
     assert "has no place for tools" in caplog.text
 
 
 def test_a_chat_that_is_not_json_is_refused(short):
     with pytest.raises(RequestError, match="cannot be rendered"):
-        ChatTemplate("{{ extra }}", {}).render(Chat(messages=USER, template_kwargs={"extra": 10**5000}, max_chars=9))
+        ChatTemplate("{{ extra }}", {}).render(
+            Chat(messages=USER, template_kwargs={"extra": 10**5000}, max_chars=9)
+        )
 
 
-HOSTILE = [10**300, -(10**4299), 10**5000, 1e308, "\udc80", nested(100), {"__class__": 1}, [[]] * 1000]
+HOSTILE = [
+    10**300,
+    -(10**4299),
+    10**5000,
+    1e308,
+    "\udc80",
+    nested(100),
+    {"__class__": 1},
+    [[]] * 1000,
+]
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_arguments_of_a_template_are_request_errors_or_text(value):
-    source = "{{ extra }}{{ extra | tojson }}{{ extra | length if extra is sequence }}{{ 'a' * extra if extra is integer }}"
+    source = (
+        "{{ extra }}{{ extra | tojson }}{{ extra | length if extra is sequence }}{{ 'a' * extra "
+        "if extra is integer }}"
+    )
     try:
-        assert isinstance(ChatTemplate(source, {}).render(Chat(messages=USER, template_kwargs={"extra": value})), str)
+        assert isinstance(
+            ChatTemplate(source, {}).render(Chat(messages=USER, template_kwargs={"extra": value})),
+            str,
+        )
     except RequestError as error:
         assert error.parameter

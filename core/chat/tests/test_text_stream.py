@@ -23,11 +23,18 @@ def _stream(stream, chunks) -> list[str]:
     return [stream.push(chunk) for chunk in chunks] + [stream.flush()]
 
 
-@given(tokens=st.lists(st.binary(max_size=5), max_size=20), sizes=st.lists(st.integers(0, 3), max_size=20), text=TEXTS)
+@given(
+    tokens=st.lists(st.binary(max_size=5), max_size=20),
+    sizes=st.lists(st.integers(0, 3), max_size=20),
+    text=TEXTS,
+)
 def test_bytes_join_to_the_whole_text(tokens, sizes, text):
     """This also holds for bytes that are not UTF-8, and for characters cut into single bytes."""
     table = tokens + [bytes([byte]) for byte in text.encode()]
-    parts = _stream(ByteTextStream(table, frozenset(), skip_special_tokens=True), _cut(list(range(len(table))), sizes))
+    parts = _stream(
+        ByteTextStream(table, frozenset(), skip_special_tokens=True),
+        _cut(list(range(len(table))), sizes),
+    )
     assert "".join(parts) == b"".join(table).decode("utf-8", "replace")
 
 
@@ -45,12 +52,16 @@ def test_special_tokens_are_text_or_nothing_and_unknown_ids_are_nothing():
     table = [b"a", b"<end>", "é".encode()[:1], "é".encode()[1:]]
     ids = [0, 2, 1, 3, 99, -1]
     assert "".join(_stream(ByteTextStream(table, frozenset({1}), True), [ids])) == "aé"
-    assert "".join(_stream(ByteTextStream(table, frozenset({1}), False), [ids])) == "a\ufffd<end>\ufffd"
+    assert (
+        "".join(_stream(ByteTextStream(table, frozenset({1}), False), [ids]))
+        == "a\ufffd<end>\ufffd"
+    )
 
 
 class WordDecoder:
-    """A decoder that depends on neighbors, as SentencePiece's does: it joins words by spaces and drops the first space. Negative
-    ids are single bytes of UTF-8. It counts the ids that it was given."""
+    """A decoder that depends on neighbors, as SentencePiece's does: it joins words by spaces and
+    drops the first space. Negative ids are single bytes of UTF-8. It counts the ids that it was
+    given."""
 
     def __init__(self) -> None:
         self.words = ["▁a", "b", "▁", "▁word", "ü", "", "\u4e2d"]
@@ -58,25 +69,31 @@ class WordDecoder:
 
     def __call__(self, ids: list[int]) -> str:
         self.longest = max(self.longest, len(ids))
-        data = b"".join(bytes([-i]) if i < 0 else self.words[i].replace("▁", " ").encode() for i in ids)
+        data = b"".join(
+            bytes([-i]) if i < 0 else self.words[i].replace("▁", " ").encode() for i in ids
+        )
         return data.decode("utf-8", "replace").removeprefix(" ")
 
 
-IDS = st.lists(st.integers(0, 6) | st.sampled_from("aß中😀").map(lambda c: [-b for b in c.encode()]), max_size=40).map(
-    lambda items: [i for item in items for i in (item if isinstance(item, list) else [item])]
-)
+IDS = st.lists(
+    st.integers(0, 6) | st.sampled_from("aß中😀").map(lambda c: [-b for b in c.encode()]),
+    max_size=40,
+).map(lambda items: [i for item in items for i in (item if isinstance(item, list) else [item])])
 
 
 @given(prompt=IDS, output=IDS, sizes=st.lists(st.integers(0, 4), max_size=40))
 def test_offsets_join_to_the_whole_text(prompt, output, sizes):
     decode = WordDecoder()
     expected = decode(prompt + output)[len(decode(prompt)) :]
-    assert "".join(_stream(OffsetTextStream(WordDecoder(), prompt), _cut(output, sizes))) == expected
+    assert (
+        "".join(_stream(OffsetTextStream(WordDecoder(), prompt), _cut(output, sizes))) == expected
+    )
 
 
 @given(ids=st.lists(st.integers(0, 6) | st.integers(-255, -128), min_size=1, max_size=300))
 def test_offsets_do_bounded_work_per_push_even_on_garbage(ids):
-    """The decoder gets at most 43 tokens, the longest context that is tried, 16 tokens that wait for more, and the new one."""
+    """The decoder gets at most 43 tokens, the longest context that is tried, 16 tokens that wait
+    for more, and the new one."""
     decode = WordDecoder()
     stream = OffsetTextStream(decode, ids)
     for token_id in ids:

@@ -1,1 +1,2 @@
-"""Examines an installation: its plugins, the machine, and whether a model runs. Import from the submodules."""
+"""Examines an installation: its plugins, the machine, and whether a model runs. Import from the
+submodules."""

@@ -1,5 +1,5 @@
-"""`pegboard collect-env`: reports the machine and the installation for a bug report. It shows no secrets from the environment and
-no paths of user files."""
+"""`pegboard collect-env`: reports the machine and the installation for a bug report. It shows no
+secrets from the environment and no paths of user files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from pegboard.config.sources import plugin_config
 from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins.registry import Registry
 
-VARIABLES = ("PEGBOARD_LOG_LEVEL", "PEGBOARD_PLUGINS", "PEGBOARD_STRICT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
+VARIABLES = (
+    "PEGBOARD_LOG_LEVEL",
+    "PEGBOARD_PLUGINS",
+    "PEGBOARD_STRICT",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "MKL_NUM_THREADS",
+)
 PROBED = ("platform", "kernel")
 """The kinds whose probes examine the machine."""
 
@@ -43,7 +50,11 @@ class CollectEnv:
 def examine(registry: Registry, with_torch: bool) -> dict[str, Any]:
     """Return the report: section → facts. with_torch: import torch and run the probes."""
     return {
-        "system": {"os": platform.platform(), "libc": " ".join(platform.libc_ver()), "python": sys.version.split()[0]},
+        "system": {
+            "os": platform.platform(),
+            "libc": " ".join(platform.libc_ver()),
+            "python": sys.version.split()[0],
+        },
         "processor": _processor(),
         "packages": _versions(),
         "torch": _torch() if with_torch else {},
@@ -54,7 +65,9 @@ def examine(registry: Registry, with_torch: bool) -> dict[str, Any]:
 
 
 def _processor() -> dict[str, Any]:
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cpus = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     memory = _read_pairs("/proc/meminfo")
     return {
         "machine": platform.machine(),
@@ -67,7 +80,8 @@ def _processor() -> dict[str, Any]:
 
 
 def _read_pairs(path: str) -> dict[str, str]:
-    """Read "name: value" lines from a file in /proc. The first value of each name counts. Returns {} if there is no such file."""
+    """Read "name: value" lines from a file in /proc. The first value of each name counts. Returns
+    {} if there is no such file."""
     try:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -77,9 +91,14 @@ def _read_pairs(path: str) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of all installed Pegboard distributions and of the distributions that they require."""
+    """Return the versions of all installed Pegboard distributions and of the distributions that
+    they require."""
     ours = {item.name: item for item in distributions() if re.match(r"pegboard($|[-_])", item.name)}
-    wanted = {re.split(r"[^\w.-]", text, maxsplit=1)[0] for item in ours.values() for text in item.requires or ()}
+    wanted = {
+        re.split(r"[^\w.-]", text, maxsplit=1)[0]
+        for item in ours.values()
+        for text in item.requires or ()
+    }
     found = {name: item.version for name, item in sorted(ours.items())}
     for name in sorted(wanted - set(found)):
         try:
@@ -90,7 +109,8 @@ def _versions() -> dict[str, str]:
 
 
 def _torch() -> dict[str, Any]:
-    """Return what torch reports. torch is imported here, because this command is about the whole installation."""
+    """Return what torch reports. torch is imported here, because this command is about the whole
+    installation."""
     try:
         torch = import_module("torch")
     except (ImportError, OSError) as error:
@@ -101,7 +121,9 @@ def _torch() -> dict[str, Any]:
 def _probes(registry: Registry) -> dict[str, str]:
     """Return the verdicts of the probes that examine the machine, one per distribution."""
     entries = {entry.distribution: entry for kind in PROBED for entry in registry.entries(kind)}
-    return {f"{entry.kind} of {name}": str(registry.verdict(entry)) for name, entry in entries.items()}
+    return {
+        f"{entry.kind} of {name}": str(registry.verdict(entry)) for name, entry in entries.items()
+    }
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -111,5 +133,13 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"  {name}: {value}" for name, value in content.items())
             continue
         for row in content:
-            state = f"not usable: {row['reason']}" if row["reason"] else "enabled" if row["enabled"] else ""
-            yield f"  {row['kind']}:{row['name']}: {row['distribution']} {row['version']} {state}".rstrip()
+            state = (
+                f"not usable: {row['reason']}"
+                if row["reason"]
+                else "enabled"
+                if row["enabled"]
+                else ""
+            )
+            yield (
+                f"  {row['kind']}:{row['name']}: {row['distribution']} {row['version']} {state}"
+            ).rstrip()

@@ -1,7 +1,8 @@
 """`pegboard plugins cost`: what each plugin's code costs at start-up.
 
-A program of its own imports torch and numpy once. For each plugin it forks, and the child imports the plugin's spec and then its
-implementation. So every plugin is measured alone, and a plugin that hangs or crashes stops nothing else.
+A program of its own imports torch and numpy once. For each plugin it forks, and the child imports
+the plugin's spec and then its implementation. So every plugin is measured alone, and a plugin that
+hangs or crashes stops nothing else.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ SHARED = ("numpy", "msgspec", "torch")
 
 @dataclass(frozen=True, slots=True)
 class ImportCost:
-    """What one plugin costs beyond what is shared. spec_ms, code_ms: wall time of the import of its spec and of its
-    implementation. kilobytes: growth of the process's memory, 0 where the system does not say. modules: number of modules that
-    were imported. error: why it could not be imported, or ""."""
+    """What one plugin costs beyond what is shared. spec_ms, code_ms: wall time of the import of its
+    spec and of its implementation. kilobytes: growth of the process's memory, 0 where the system
+    does not say. modules: number of modules that were imported. error: why it could not be
+    imported, or ""."""
 
     spec_ms: float = 0.0
     code_ms: float = 0.0
@@ -50,19 +52,33 @@ class Cost:
     """The command `plugins cost`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        description = "Import plugins, each alone, and show the time and the memory that this takes beyond torch and numpy."
+        description = (
+            "Import plugins, each alone, and show the time and the memory that this takes beyond "
+            "torch and numpy."
+        )
         parser = self._parser = setup.parser(prog="pegboard plugins cost", description=description)
-        parser.add_argument("plugin", nargs="?", metavar="KIND[:NAME]", help="only this kind or plugin")
-        parser.add_argument("--model", metavar="REF", help="only the plugins that are chosen for serving this model")
-        parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        parser.add_argument(
+            "plugin", nargs="?", metavar="KIND[:NAME]", help="only this kind or plugin"
+        )
+        parser.add_argument(
+            "--model", metavar="REF", help="only the plugins that are chosen for serving this model"
+        )
+        parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         """Return 0, or 1 if a plugin could not be imported."""
-        arguments, config = self._parser.parse(words), plugin_config()
+        arguments = self._parser.parse(words)
+        config = plugin_config()
         if arguments.model is not None:
             registry, _ = decide(arguments.model, config)
-            entries = [made.winner for made in registry.decisions.values() if made.winner is not None]
-            entries += [entry for kind in KINDS if KINDS[kind].ambient for entry in registry.enabled(kind)]
+            entries = [
+                made.winner for made in registry.decisions.values() if made.winner is not None
+            ]
+            entries += [
+                entry for kind in KINDS if KINDS[kind].ambient for entry in registry.enabled(kind)
+            ]
         else:
             registry = Registry.discover(config)
             entries = [entry for kind in KINDS for entry in registry.entries(kind)]
@@ -84,7 +100,11 @@ def _named(entry: Entry) -> dict[str, str]:
 def _only(entries: Iterable[Entry], text: str) -> list[Entry]:
     kind, _, name = text.partition(":")
     check_kind(kind)
-    found = [entry for entry in entries if entry.kind == kind and name in ("", entry.name, entry.qualified)]
+    found = [
+        entry
+        for entry in entries
+        if entry.kind == kind and name in ("", entry.name, entry.qualified)
+    ]
     if not found:
         raise ConfigError(f"no plugin {text} is installed and allowed; see pegboard plugins list")
     return found
@@ -93,18 +113,24 @@ def _only(entries: Iterable[Entry], text: str) -> list[Entry]:
 def measured(entries: Sequence[Entry]) -> dict[Entry, ImportCost]:
     """Measure plugins in a program of its own. Raises PegboardError if the program fails."""
     found = programs.examined("pegboard_doctor.cost", entries, limit_s=2 * LIMIT_S)
-    return {entry: ImportCost(error=each) if isinstance(each, str) else ImportCost(**each) for entry, each in found.items()}
+    return {
+        entry: ImportCost(error=each) if isinstance(each, str) else ImportCost(**each)
+        for entry, each in found.items()
+    }
 
 
 def _table(costs: dict[Entry, ImportCost]) -> str:
     lines = [f"{'PLUGIN':<40} {'SPEC':>9} {'CODE':>9} {'MEMORY':>9} {'MODULES':>7}"]
     for entry, cost in costs.items():
-        told = f"{cost.spec_ms:>6.1f} ms {cost.code_ms:>6.1f} ms {cost.kilobytes / 1024:>6.1f} MB {cost.modules:>7}"
+        told = (
+            f"{cost.spec_ms:>6.1f} ms {cost.code_ms:>6.1f} ms {cost.kilobytes / 1024:>6.1f} MB "
+            f"{cost.modules:>7}"
+        )
         lines.append(f"{f'{entry.kind}:{entry.name}':<40} {cost.error or told}")
     return "\n".join(lines)
 
 
-# --- the program that measures ------------------------------------------------------------------------------------------------
+# --- the program that measures --------------------------------------------------------------------
 
 
 def _alone(entry: Entry) -> ImportCost:
@@ -125,22 +151,31 @@ def _alone(entry: Entry) -> ImportCost:
     _, code = os.waitpid(pid, 0)
     if not answer:
         is_late = os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGALRM
-        return ImportCost(error=f"it takes more than {LIMIT_S} s" if is_late else f"the import ended the process ({code})")
+        return ImportCost(
+            error=f"it takes more than {LIMIT_S} s"
+            if is_late
+            else f"the import ended the process ({code})"
+        )
     return ImportCost(**json.loads(answer))
 
 
 def _imported(entry: Entry) -> ImportCost:
-    before, modules, start = program_kilobytes(), len(sys.modules), time.perf_counter()
+    before = program_kilobytes()
+    modules = len(sys.modules)
+    start = time.perf_counter()
     try:
         spec = import_spec(entry)
-        spec_ms, start = (time.perf_counter() - start) * 1e3, time.perf_counter()
+        spec_ms = (time.perf_counter() - start) * 1e3
+        start = time.perf_counter()
         for path in (getattr(spec, part, None) for part in ("implementation", "worker")):
             if path:
                 import_part(entry, path, "implementation")
     except PegboardError as error:
         return ImportCost(error=str(error))
     code_ms = (time.perf_counter() - start) * 1e3
-    return ImportCost(spec_ms, code_ms, max(program_kilobytes() - before, 0), len(sys.modules) - modules)
+    return ImportCost(
+        spec_ms, code_ms, max(program_kilobytes() - before, 0), len(sys.modules) - modules
+    )
 
 
 def program_kilobytes() -> int:

@@ -1,5 +1,5 @@
-"""`pegboard plugins doctor`: looks for problems with the installed plugins. It reads specs, runs probes and calls each
-hook plugin."""
+"""`pegboard plugins doctor`: looks for problems with the installed plugins. It reads specs, runs
+probes and calls each hook plugin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from pegboard_doctor.source_code import missing
 from pegboard_doctor.trials import Trial, tried
 
 BUDGET_MS = 20.0
-"""Processor time that a spec's module may take to import, after the kind's interface was imported."""
+"""Processor time that a spec's module may take to import, after the kind's interface was
+imported."""
 
 WALL_FACTOR = 25.0
 """How many times the budget the import may take with waiting. A busy machine makes it slow, too."""
@@ -45,9 +46,12 @@ class Doctor:
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
-            prog="pegboard plugins doctor", description="Look for problems. The exit status is 1 if there is one."
+            prog="pegboard plugins doctor",
+            description="Look for problems. The exit status is 1 if there is one.",
         )
-        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        self._parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         arguments = self._parser.parse(words)
@@ -55,12 +59,16 @@ class Doctor:
         findings = examine(registry)
         problems = [finding for finding in findings if finding.level == "problem"]
         if arguments.as_json:
-            print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+            print(
+                json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False)
+            )
         else:
             for finding in findings:
                 print(f"{finding.level:<8} {finding.subject}: {finding.text}")
             number = len(registry.scan.entries) + len(registry.scan.hooks)
-            print(f"{number} plugins, {len(problems)} problems, {len(findings) - len(problems)} notes")
+            print(
+                f"{number} plugins, {len(problems)} problems, {len(findings) - len(problems)} notes"
+            )
         return 1 if problems else 0
 
 
@@ -74,15 +82,22 @@ def examine(registry: Registry) -> list[Finding]:
         *_specs(registry),
         *_hooks(registry),
     ]
-    return sorted(findings, key=lambda finding: (finding.level != "problem", finding.subject, finding.text))
+    return sorted(
+        findings, key=lambda finding: (finding.level != "problem", finding.subject, finding.text)
+    )
 
 
 def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
-    """Find distributions that are installed again later on `path` (a stale .egg-info, an editable install). The first is used."""
+    """Find distributions that are installed again later on `path` (a stale .egg-info, an editable
+    install). The first is used."""
     used: dict[str, tuple[str, str, str]] = {}
     for folder in dict.fromkeys(path):
         for distribution, metadata in distributions(folder):
-            found = metadata["Version"], distribution.read_text("entry_points.txt") or "", folder or os.getcwd()
+            found = (
+                metadata["Version"],
+                distribution.read_text("entry_points.txt") or "",
+                folder or os.getcwd(),
+            )
             first = used.setdefault(normalized(metadata["Name"]), found)
             if first is not found:
                 where = f"also found in {found[2]}, after {first[0]} in {first[2]}, which is used"
@@ -94,7 +109,9 @@ def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
 
 
 def _conflicts(registry: Registry) -> Iterator[Finding]:
-    for kind, name in sorted({(entry.kind, entry.name) for entry in registry.scan.entries if not registry.blocked(entry)}):
+    for kind, name in sorted(
+        {(entry.kind, entry.name) for entry in registry.scan.entries if not registry.blocked(entry)}
+    ):
         try:
             registry.find(kind, name)
         except PluginError as error:
@@ -102,7 +119,8 @@ def _conflicts(registry: Registry) -> Iterator[Finding]:
 
 
 def _requirements(registry: Registry) -> Iterator[Finding]:
-    """Find requirements of the plugins' distributions that are missing or too old. Requirements of extras are ignored."""
+    """Find requirements of the plugins' distributions that are missing or too old. Requirements of
+    extras are ignored."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
@@ -120,9 +138,17 @@ def _requirements(registry: Registry) -> Iterator[Finding]:
                 continue
             here = installed(requirement.name)
             if here is None:
-                yield Finding("problem", name, f"requires {text}, which is not installed: pip install '{text}'")
-            elif requirement.specifier and not requirement.specifier.contains(here, prereleases=True):
-                yield Finding("problem", name, f"requires {text}, but {requirement.name} {here} is installed")
+                yield Finding(
+                    "problem",
+                    name,
+                    f"requires {text}, which is not installed: pip install '{text}'",
+                )
+            elif requirement.specifier and not requirement.specifier.contains(
+                here, prereleases=True
+            ):
+                yield Finding(
+                    "problem", name, f"requires {text}, but {requirement.name} {here} is installed"
+                )
 
 
 def _specs(registry: Registry) -> Iterator[Finding]:
@@ -130,7 +156,11 @@ def _specs(registry: Registry) -> Iterator[Finding]:
     for entry in [entry for entry in allowed if entry.version == UNINSTALLED]:
         try:
             registry.spec(entry)
-            yield Finding("note", entry.id, "is a file for development: make it a package before others use it")
+            yield Finding(
+                "note",
+                entry.id,
+                "is a file for development: make it a package before others use it",
+            )
         except PluginError as error:
             yield Finding("problem", entry.id, str(error).removeprefix(f"{entry.id}: "))
     costs = measure(entry for entry in allowed if entry.version != UNINSTALLED)
@@ -140,18 +170,29 @@ def _specs(registry: Registry) -> Iterator[Finding]:
             yield Finding("problem", entry.id, cost.error.removeprefix(f"{entry.id}: "))
             continue
         if cost.heavy:
-            yield Finding("problem", entry.id, f"its spec's module imports {', '.join(cost.heavy)}: name those parts as strings")
+            yield Finding(
+                "problem",
+                entry.id,
+                f"its spec's module imports {', '.join(cost.heavy)}: name those parts as strings",
+            )
         elif cost.is_slow:
-            slow = f"its spec takes {max(cost.ms, cost.wall_ms):.0f} ms to import, the budget is {BUDGET_MS:.0f} ms"
-            yield Finding("problem", entry.id, f"{slow}: import, read and wait for less in its module")
+            slow = (
+                f"its spec takes {max(cost.ms, cost.wall_ms):.0f} ms to import, the budget is "
+                f"{BUDGET_MS:.0f} ms"
+            )
+            yield Finding(
+                "problem", entry.id, f"{slow}: import, read and wait for less in its module"
+            )
         if cost.effects:
-            yield Finding("problem", entry.id, f"importing its spec changes {', '.join(cost.effects)}")
+            yield Finding(
+                "problem", entry.id, f"importing its spec changes {', '.join(cost.effects)}"
+            )
         yield from _judge(registry, entry, trials[entry])
 
 
 def _judge(registry: Registry, entry: Entry, trial: Trial) -> Iterator[Finding]:
-    """Check whether what the spec names exists and has the methods of its interface, without running it. trial: what its probe
-    finds."""
+    """Check whether what the spec names exists and has the methods of its interface, without
+    running it. trial: what its probe finds."""
     for reason in filter(None, (trial.stuck, trial.error)):
         yield Finding("problem", entry.id, reason.removeprefix(f"{entry.id}: "))
     if trial.stuck:
@@ -190,14 +231,14 @@ def _hooks(registry: Registry) -> Iterator[Finding]:
             yield Finding("problem", entry.id, reason.removeprefix(f"{entry.id}: "))
 
 
-# --- what specs cost ---------------------------------------------------------------------------------------------------------
+# --- what specs cost ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the import of a spec costs. ms: processor time. wall_ms: the time that passed. heavy: imported third-party modules
-    that a spec must not import. effects: what it changed outside its module (environment, root logger). error: why it cannot be
-    imported, "" if it can."""
+    """What the import of a spec costs. ms: processor time. wall_ms: the time that passed. heavy:
+    imported third-party modules that a spec must not import. effects: what it changed outside its
+    module (environment, root logger). error: why it cannot be imported, "" if it can."""
 
     ms: float
     wall_ms: float = 0.0
@@ -211,8 +252,9 @@ class Cost:
 
 
 def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
-    """Measure the cost of each entry in a fresh interpreter. If several entries are in one module, the first one gets the cost.
-    An entry over the budget is measured a second time, because the first import after an installation also compiles."""
+    """Measure the cost of each entry in a fresh interpreter. If several entries are in one module,
+    the first one gets the cost. An entry over the budget is measured a second time, because the
+    first import after an installation also compiles."""
     costs = _run(entries)
     for entry in [entry for entry, cost in costs.items() if cost.is_slow and not cost.error]:
         costs[entry] = min([costs[entry], *_run([entry]).values()], key=lambda cost: cost.ms)
@@ -221,13 +263,18 @@ def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
 
 def _run(entries: Iterable[Entry]) -> dict[Entry, Cost]:
     found = programs.examined("pegboard_doctor.doctor", entries, limit_s=LIMIT_S)
-    return {entry: Cost(0.0, error=fields) if isinstance(fields, str) else Cost(**fields) for entry, fields in found.items()}
+    return {
+        entry: Cost(0.0, error=fields) if isinstance(fields, str) else Cost(**fields)
+        for entry, fields in found.items()
+    }
 
 
 def _cost(entry: Entry) -> Cost:
-    modules, before = set(sys.modules), _surroundings()
+    modules = set(sys.modules)
+    before = _surroundings()
     error = ""
-    start, started = time.process_time(), time.perf_counter()
+    start = time.process_time()
+    started = time.perf_counter()
     try:
         if entry.group == HOOKS_GROUP:
             import_part(entry, entry.value, "hooks")
@@ -235,7 +282,8 @@ def _cost(entry: Entry) -> Cost:
             import_spec(entry)
     except PluginError as failure:
         error = str(failure)
-    ms, wall_ms = (time.process_time() - start) * 1e3, (time.perf_counter() - started) * 1e3
+    ms = (time.process_time() - start) * 1e3
+    wall_ms = (time.perf_counter() - started) * 1e3
     pulled = {name.partition(".")[0] for name in set(sys.modules) - modules}
     effects = [what for what, value in _surroundings().items() if value != before[what]]
     return Cost(ms, wall_ms, [name for name in HEAVY if name in pulled], effects, error)

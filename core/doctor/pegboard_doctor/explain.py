@@ -1,4 +1,5 @@
-"""`pegboard plugins show` and `pegboard plugins why` explain plugins and how they are chosen. They run specs and probes."""
+"""`pegboard plugins show` and `pegboard plugins why` explain plugins and how they are chosen. They
+run specs and probes."""
 
 from __future__ import annotations
 
@@ -26,8 +27,13 @@ from pegboard.plugins.selection import Decision
 from pegboard_doctor.trials import refuse_stuck
 
 NO_WINNER = {
-    "keyed": "a setting or the model names the one that is used; ask with --name NAME or --model REF",
-    "chain": "those that settings name are asked in their order; ask with --name NAME or --need KEY=VALUE",
+    ("keyed"): (
+        "a setting or the model names the one that is used; ask with --name NAME or --model REF"
+    ),
+    ("chain"): (
+        "those that settings name are asked in their order; ask with --name NAME or --need "
+        "KEY=VALUE"
+    ),
     "set": "all that are enabled run",
 }
 """How a plugin is chosen → what to say when nothing is asked for."""
@@ -37,9 +43,16 @@ class Show:
     """The command `plugins show`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        self._parser = setup.parser(prog="pegboard plugins show", description="Show one plugin: its spec, probe and options.")
-        self._parser.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
-        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        self._parser = setup.parser(
+            prog="pegboard plugins show",
+            description="Show one plugin: its spec, probe and options.",
+        )
+        self._parser.add_argument(
+            "plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"'
+        )
+        self._parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         arguments = self._parser.parse(words)
@@ -52,18 +65,31 @@ class Why:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         description = "Show which plugin would be chosen, and why the others would not be."
         parser = self._parser = setup.parser(prog="pegboard plugins why", description=description)
-        parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind; with --model it is optional")
         parser.add_argument(
-            "--need", action="append", default=[], metavar="KEY=VALUE", help="a field of the kind's need; repeatable"
+            "kind", nargs="?", metavar="KIND", help="the kind; with --model it is optional"
         )
-        parser.add_argument("--name", help="an explicit choice, or the key to look up in a keyed kind")
+        parser.add_argument(
+            "--need",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a field of the kind's need; repeatable",
+        )
+        parser.add_argument(
+            "--name", help="an explicit choice, or the key to look up in a keyed kind"
+        )
         parser.add_argument("--platform", help="device family to choose for")
-        parser.add_argument("--model", metavar="REF", help="explain the choices for serving this model")
-        parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        parser.add_argument(
+            "--model", metavar="REF", help="explain the choices for serving this model"
+        )
+        parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         """Return 0, or 1 if no plugin suits."""
-        arguments, config = self._parser.parse(words), plugin_config()
+        arguments = self._parser.parse(words)
+        config = plugin_config()
         if arguments.model is not None:
             refuse_stuck(_allowed(Registry.discover(config), KINDS))
             return _why_for_model(arguments, config)
@@ -95,28 +121,44 @@ def _show(registry: Registry, arguments: Namespace) -> int:
     for field, value in facts["spec"].items():
         if value not in (None, [], {}):
             print(f"  {field:<16}{_text(value)}")
-    print(f"  {'probe says':<16}{' '.join(_text(value) for value in facts['probe'].values())}".rstrip())
+    print(
+        (
+            f"  {'probe says':<16}{' '.join(_text(value) for value in facts['probe'].values())}"
+        ).rstrip()
+    )
     print(f"\n{facts['options']}")
     return 0
 
 
 def _why(registry: Registry, arguments: Namespace) -> int:
     if arguments.kind is None:
-        raise UsageError("pegboard plugins why needs a KIND, or --model REF for all choices of a model")
+        raise UsageError(
+            "pegboard plugins why needs a KIND, or --model REF for all choices of a model"
+        )
     check_kind(arguments.kind)
     kind = KINDS[arguments.kind]
     if kind.chosen in NO_WINNER and not (arguments.name or arguments.need):
         if not arguments.as_json:
             print(f"{kind.name}: {NO_WINNER[kind.chosen]}")
-        return main(["plugins", "list", "--kind", kind.name, *(["--json"] if arguments.as_json else [])])
+        return main(
+            ["plugins", "list", "--kind", kind.name, *(["--json"] if arguments.as_json else [])]
+        )
     need = _need(arguments.kind, arguments.need, arguments.platform)
     refuse_stuck(_allowed(registry, [kind.name]), need)
     if kind.name == "kernel" and not arguments.name:
         return _why_kernels(registry, need, arguments.as_json)
     error = ""
-    key = arguments.name if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name else ""
+    key = (
+        arguments.name
+        if kind.chosen == "keyed" and arguments.name and ":" not in arguments.name
+        else ""
+    )
     try:
-        made = registry.choose(kind.name, need, keys=[key]) if key else registry.choose(kind.name, need, explicit=arguments.name)
+        made = (
+            registry.choose(kind.name, need, keys=[key])
+            if key
+            else registry.choose(kind.name, need, explicit=arguments.name)
+        )
     except PluginError as failure:
         error = str(failure)
         recorded = registry.decisions.get((kind.name, key))
@@ -137,13 +179,21 @@ def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:
 
 
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
-    """Show one choice per op and weight format, the choice of the recorder, and what the probes of the chosen kernels found."""
+    """Show one choice per op and weight format, the choice of the recorder, and what the probes of
+    the chosen kernels found."""
     made = _kernels(registry, need)
     _print_decisions(made, as_json, "no kernels are installed: core's torch operators are used")
-    winners = {decision.winner.distribution: decision.winner for decision in made if decision.winner is not None}
+    winners = {
+        decision.winner.distribution: decision.winner
+        for decision in made
+        if decision.winner is not None
+    }
     for distribution, entry in winners.items() if not as_json else ():
         found = _field_values(registry.verdict(entry)).get("facts") or {}
-        print(f"{distribution}: {', '.join(f'{name} {_text(value)}' for name, value in found.items())}")
+        print(
+            f"{distribution}: "
+            f"{', '.join(f'{name} {_text(value)}' for name, value in found.items())}"
+        )
     return 0
 
 
@@ -171,17 +221,30 @@ def _not_replayed(registry: Registry, need: Need) -> Iterator[str]:
             spec = registry.spec(entry)
             runs_here = need.platform is None or registry.runs_on(spec, need.platform)
             if runs_here and "replay" not in spec.flags:
-                yield f"not replayed: decode and forward with attention {entry.name}, whose spec has no flag 'replay'"
-    yield "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of a running engine show it"
+                yield (
+                    f"not replayed: decode and forward with attention {entry.name}, whose spec "
+                    "has no flag 'replay'"
+                )
+    yield (
+        "what else is not replayed depends on the model: the log and GET /v1/pegboard/plugins of "
+        "a running engine show it"
+    )
 
 
 def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
-    """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels and the model's layers.
-    Return the exit status, which is 1 if the model cannot run or the requested kind is not among the choices."""
+    """Print the choices for a model: those that depend on the checkpoint, the platform, the kernels
+    and the model's layers. Return the exit status, which is 1 if the model cannot run or the
+    requested kind is not among the choices."""
     if arguments.kind is not None:
         check_kind(arguments.kind)
-    registry, trouble = decide(arguments.model, config, arguments.kind in (None, "model", "attention"))
-    decisions = [made for (kind, _), made in sorted(registry.decisions.items()) if arguments.kind in (None, kind)]
+    registry, trouble = decide(
+        arguments.model, config, arguments.kind in (None, "model", "attention")
+    )
+    decisions = [
+        made
+        for (kind, _), made in sorted(registry.decisions.items())
+        if arguments.kind in (None, kind)
+    ]
     if decisions or arguments.as_json:
         _print_decisions(decisions, arguments.as_json)
     if trouble:
@@ -192,8 +255,8 @@ def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
 
 
 def decide(model: str, config: PluginConfig, with_layers: bool = True) -> tuple[Registry, str]:
-    """Make the choices for a model. with_layers: also those that depend on its layers. Return the registry that holds them, and
-    why the model cannot run ("" if it can)."""
+    """Make the choices for a model. with_layers: also those that depend on its layers. Return the
+    registry that holds them, and why the model cannot run ("" if it can)."""
     from pegboard.config.sources import engine_settings
     from pegboard.plan.engine_plan import resolve
 
@@ -222,7 +285,8 @@ def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str 
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
-    """Make the kind's Need from KEY=VALUE texts. A value is parsed as JSON if possible and is text otherwise."""
+    """Make the kind's Need from KEY=VALUE texts. A value is parsed as JSON if possible and is text
+    otherwise."""
     from dataclasses import fields
 
     wanted = need_class(kind)
@@ -247,10 +311,13 @@ def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:
 
 
 def _field_values(value: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data for JSON. Sets become sorted lists, and unknown types become text."""
+    """Return a dataclass as plain data for JSON. Sets become sorted lists, and unknown types become
+    text."""
     import msgspec
 
-    plain: dict[str, Any] = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=str)
+    plain: dict[str, Any] = msgspec.to_builtins(
+        value, str_keys=True, order="deterministic", enc_hook=str
+    )
     return plain
 
 

@@ -20,13 +20,19 @@ class Help:
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
-            prog="pegboard help", description="Explain a command, a setting, a kind of plugin, or the options of a plugin."
+            prog="pegboard help",
+            description=(
+                "Explain a command, a setting, a kind of plugin, or the options of a plugin."
+            ),
         )
-        self._parser.add_argument("what", nargs="?", help="such as serve, max-model-len, sampler or sampler.torch")
+        self._parser.add_argument(
+            "what", nargs="?", help="such as serve, max-model-len, sampler or sampler.torch"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         """Return 0. Raises UsageError if nothing is called so."""
-        is_flag = len(words) == 1 and words[0].startswith("--") and words[0] != "--help"  # a setting as it is typed elsewhere
+        # a setting as it is typed elsewhere
+        is_flag = len(words) == 1 and words[0].startswith("--") and words[0] != "--help"
         what = words[0] if is_flag else self._parser.parse(words).what
         if what in (None, "help"):
             print(overview())
@@ -50,8 +56,17 @@ def _setting_help(word: str) -> str:
     known = all_settings()
     if name not in known:
         near = did_you_mean(name, [*known, *commands(), *KINDS])
-        raise UsageError(f"nothing is called {word!r}{near}; expected a command, a setting, a kind or kind.name of a plugin")
+        raise UsageError(
+            f"nothing is called {word!r}{near}; expected a command, a setting, a kind or "
+            "kind.name of a plugin"
+        )
     setting = known[name]
-    shown = setting.type.__name__ if isinstance(setting.type, type) else str(setting.type).replace("typing.", "")
+    shown = (
+        setting.type.__name__
+        if isinstance(setting.type, type)
+        else str(setting.type).replace("typing.", "")
+    )
     flag = f"--{'plugins-' if setting.section == 'plugins' else ''}{name.replace('_', '-')}"
-    return f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
+    return (
+        f"{flag} ({setting.section})\n  {setting.help}\n  type {shown}, default {setting.default!r}"
+    )

@@ -1,5 +1,5 @@
-"""`pegboard plugins lock` pins the installed plugins in a file, `diff` compares the installation with it, and `sync` restores
-it."""
+"""`pegboard plugins lock` pins the installed plugins in a file, `diff` compares the installation
+with it, and `sync` restores it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from pegboard_doctor.explain import decide
 
 FILE = "pegboard-lock.json"
 LIMITS = (
-    "The lock notices changed files of plugins and of Pegboard, bytecode that is not that of its source, links, a second "
-    "distribution in a package, and sitecustomize. It pins torch and other requirements by version only, and does not protect "
-    "from someone who can write to the folders of the interpreter."
+    "The lock notices changed files of plugins and of Pegboard, bytecode that is not that of its "
+    "source, links, a second distribution in a package, and sitecustomize. It pins torch and "
+    "other requirements by version only, and does not protect from someone who can write to the "
+    "folders of the interpreter."
 )
 
 
@@ -40,15 +41,28 @@ class Lock:
     """The command `plugins lock`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        description = f"Write the plugins that may be used, with their versions and digests, to FILE (default {FILE})."
-        self._parser = setup.parser(prog="pegboard plugins lock", description=description, epilog=LIMITS)
-        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the file to write")
-        self._parser.add_argument("--model", metavar="REF", help="also record the choices for serving this model")
+        description = (
+            "Write the plugins that may be used, with their versions and digests, to FILE "
+            f"(default {FILE})."
+        )
+        self._parser = setup.parser(
+            prog="pegboard plugins lock", description=description, epilog=LIMITS
+        )
+        self._parser.add_argument(
+            "file", nargs="?", default=FILE, metavar="FILE", help="the file to write"
+        )
+        self._parser.add_argument(
+            "--model", metavar="REF", help="also record the choices for serving this model"
+        )
 
     def run(self, words: Sequence[str]) -> int:
-        arguments, config = self._parser.parse(words), _unlocked()
+        arguments = self._parser.parse(words)
+        config = _unlocked()
         if config.files:
-            raise ConfigError(f"plugins.files has {config.files[0]}, and a file cannot be locked: make it a package")
+            raise ConfigError(
+                f"plugins.files has {config.files[0]}, and a file cannot be locked: make it a "
+                "package"
+            )
         registry = Registry.discover(config)
         needed = _requirements(lockfile.installed(registry))
         kits = [name for name in needed if lockfile.CORE in map(_name, _required(name))]
@@ -58,11 +72,20 @@ class Lock:
         choices = _choices(arguments.model, config) if arguments.model is not None else {}
         made = LockFile(1, distributions, needed, folders, arguments.model, choices)
         try:
-            Path(arguments.file).write_bytes(msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n")
+            Path(arguments.file).write_bytes(
+                msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n"
+            )
         except OSError as error:
-            raise ConfigError(f"{arguments.file} cannot be written: {error.strerror or error}; name another file") from error
-        print(f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, {len(choices)} choices")
-        print(f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else")
+            raise ConfigError(
+                f"{arguments.file} cannot be written: {error.strerror or error}; name another file"
+            ) from error
+        print(
+            f"{arguments.file}: {len(distributions)} distributions, {len(needed)} requirements, "
+            f"{len(choices)} choices"
+        )
+        print(
+            f"pegboard serve --plugins-lock {shlex.quote(arguments.file)} starts with nothing else"
+        )
         return 0
 
 
@@ -70,18 +93,25 @@ class Diff:
     """The command `plugins diff`."""
 
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        description = "Show what differs between a lock file and this installation: distributions, and choices for its model."
+        description = (
+            "Show what differs between a lock file and this installation: distributions, and "
+            "choices for its model."
+        )
         self._parser = setup.parser(prog="pegboard plugins diff", description=description)
-        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the lock file")
+        self._parser.add_argument(
+            "file", nargs="?", default=FILE, metavar="FILE", help="the lock file"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         """Return 0, or 1 if anything differs."""
-        locked, config = lockfile.read(Path(self._parser.parse(words).file)), _unlocked()
+        locked = lockfile.read(Path(self._parser.parse(words).file))
+        config = _unlocked()
         lines = [str(found) for found in _differences(locked, config)]
         if locked.model is not None:
             here = _choices(locked.model, config)
             for key in sorted({*locked.choices, *here}):
-                before, now = locked.choices.get(key, "nothing"), here.get(key, "nothing")
+                before = locked.choices.get(key, "nothing")
+                now = here.get(key, "nothing")
                 if before != now:
                     lines.append(f"{key}: {before} was chosen for {locked.model}, now {now}")
         print("\n".join(lines) or "nothing differs")
@@ -94,7 +124,9 @@ class Sync:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         description = "Show the pip commands that restore the plugins of a lock file, or run them."
         self._parser = setup.parser(prog="pegboard plugins sync", description=description)
-        self._parser.add_argument("file", nargs="?", default=FILE, metavar="FILE", help="the lock file")
+        self._parser.add_argument(
+            "file", nargs="?", default=FILE, metavar="FILE", help="the lock file"
+        )
         self._parser.add_argument("--yes", action="store_true", help="run the commands")
 
     def run(self, words: Sequence[str]) -> int:
@@ -115,33 +147,47 @@ class Sync:
 
 
 def _unlocked() -> PluginConfig:
-    """Return the rules without their lock, so that these commands work where a server refuses to start."""
+    """Return the rules without their lock, so that these commands work where a server refuses to
+    start."""
     return msgspec.structs.replace(plugin_config(), lock=None)
 
 
 def _differences(locked: LockFile, config: PluginConfig) -> list[Difference]:
-    return lockfile.differences(locked, lockfile.installed(Registry.discover(config), locked.distributions))
+    return lockfile.differences(
+        locked, lockfile.installed(Registry.discover(config), locked.distributions)
+    )
 
 
 def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterable[list[str]]:
-    """Return the pip commands. What came from a folder is installed from there, because an index may have another package of that
-    name. Raises ConfigError for a name or a version that is not one, and for what pip cannot restore."""
-    found, pip = list(found), [sys.executable, "-m", "pip"]
+    """Return the pip commands. What came from a folder is installed from there, because an index
+    may have another package of that name. Raises ConfigError for a name or a version that is not
+    one, and for what pip cannot restore."""
+    found = list(found)
+    pip = [sys.executable, "-m", "pip"]
     pins = []
     for each in found:
         if each.name in lockfile.STARTUP:
-            raise ConfigError(f"{each}; pip does not manage this module: restore or remove it, or lock it again")
+            raise ConfigError(
+                f"{each}; pip does not manage this module: restore or remove it, or lock it again"
+            )
         if each.wanted is not None and each.name in folders:
             folder = Path(folders[each.name])
             if not (folder.is_absolute() and (folder / "pyproject.toml").is_file()):
-                told = f"{each.name} {each.wanted} was installed from {folder}, which is not a package here"
+                told = (
+                    f"{each.name} {each.wanted} was installed from {folder}, which is not a "
+                    "package here"
+                )
                 raise ConfigError(f"{told}: install it from where it is now")
             pins.append(str(folder))
         elif each.wanted is not None:
             try:
-                pins.append(f"{canonicalize_name(each.name, validate=True)}=={Version(each.wanted)}")
+                pins.append(
+                    f"{canonicalize_name(each.name, validate=True)}=={Version(each.wanted)}"
+                )
             except (InvalidName, InvalidVersion) as error:
-                raise ConfigError(f"the lock file names {each.name!r} {each.wanted!r}: {error}") from error
+                raise ConfigError(
+                    f"the lock file names {each.name!r} {each.wanted!r}: {error}"
+                ) from error
     if pins:
         yield [*pip, "install", "--no-deps", "--force-reinstall", *pins]
     if extra := [each.name for each in found if each.wanted is None and each.found != UNINSTALLED]:
@@ -149,7 +195,8 @@ def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterab
 
 
 def _requirements(distributions: Iterable[str]) -> dict[str, str]:
-    """Return name → version of what these distributions need, directly or not, and that is not one of them."""
+    """Return name → version of what these distributions need, directly or not, and that is not one
+    of them."""
     given = set(distributions)
     found: dict[str, str] = {}
     waiting = list(given)
@@ -169,7 +216,8 @@ def _requirements(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def _name(requirement: str) -> str:
-    """Return the comparable name of the distribution that a requirement asks for, or "" if it is not one."""
+    """Return the comparable name of the distribution that a requirement asks for, or "" if it is
+    not one."""
     try:
         return str(canonicalize_name(Requirement(requirement).name))
     except InvalidRequirement:
@@ -177,7 +225,8 @@ def _name(requirement: str) -> str:
 
 
 def _folder(name: str) -> str | None:
-    """Return the folder from which a distribution was installed, or None if it came from elsewhere."""
+    """Return the folder from which a distribution was installed, or None if it came from
+    elsewhere."""
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:

@@ -1,4 +1,5 @@
-"""Reads what a plugin's class defines from its source, without importing it: the class may need torch, or a device."""
+"""Reads what a plugin's class defines from its source, without importing it: the class may need
+torch, or a device."""
 
 from __future__ import annotations
 
@@ -16,21 +17,25 @@ PLAIN_BASES = {"object", "ABC", "Protocol", "Generic", "NamedTuple", "nn.Module"
 """Bases that define no method of an interface."""
 
 Found = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | str | None
-"""What a module calls a name: a definition, "module:name" from where it is imported, or None for any other value."""
+"""What a module calls a name: a definition, "module:name" from where it is imported, or None for
+any other value."""
 
 
 def wanted(kind: str, part: str) -> tuple[str, list[str]]:
-    """Return the interface that a part of a spec ("implementation", "worker") has to fulfil, and the methods that it needs, or
-    ("", []) if the kind has none."""
+    """Return the interface that a part of a spec ("implementation", "worker") has to fulfil, and
+    the methods that it needs, or ("", []) if the kind has none."""
     interface, methods = interface_of(kind, part)
     if interface is None:
         return "", []
-    return f"{interface.__module__}.{interface.__name__}", [word for word in methods if word not in OPTIONAL.get(kind, ())]
+    return f"{interface.__module__}.{interface.__name__}", [
+        word for word in methods if word not in OPTIONAL.get(kind, ())
+    ]
 
 
 def missing(kind: str, part: str, path: str) -> str:
-    """Return what is wrong with the class "module:Class" that a spec names as one of its parts: it does not exist, or lacks
-    methods of its interface. Return "" if nothing is wrong, or if that cannot be read from the source."""
+    """Return what is wrong with the class "module:Class" that a spec names as one of its parts: it
+    does not exist, or lacks methods of its interface. Return "" if nothing is wrong, or if that
+    cannot be read from the source."""
     module, _, name = path.partition(":")
     names = _names(module)
     if not names.keys() & {name.partition(".")[0], "*", "__getattr__"}:
@@ -44,14 +49,16 @@ def missing(kind: str, part: str, path: str) -> str:
 
 
 def members(module: str, name: str) -> set[str] | None:
-    """Return the names that a class and its bases define, also those assigned to `self`. Return None if the source of one of them
-    cannot be read, or if the name is not a class."""
+    """Return the names that a class and its bases define, also those assigned to `self`. Return
+    None if the source of one of them cannot be read, or if the name is not a class."""
     found = _names(module).get(name)
     if isinstance(found, str):
         return members(*found.split(":"))
     if not isinstance(found, ast.ClassDef):
         return None
-    own = {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own = {
+        node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     for node in ast.walk(found):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             own.add(node.attr)
@@ -69,7 +76,8 @@ def members(module: str, name: str) -> set[str] | None:
 
 @cache
 def _names(module: str) -> dict[str, Found]:
-    """Return the top-level names of a module. "*" or "__getattr__" is one of them if there may be more."""
+    """Return the top-level names of a module. "*" or "__getattr__" is one of them if there may be
+    more."""
     path = _file(module)
     if path is None:
         return {"*": None}
@@ -80,7 +88,9 @@ def _names(module: str) -> dict[str, Found]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.setdefault(node.name, node)
         elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            parents = (
+                package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            )
             source = ".".join(filter(None, [*parents, node.module]))
             names |= {alias.asname or alias.name: f"{source}:{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -99,4 +109,6 @@ def _file(module: str) -> Path | None:
     if not rest:
         return Path(spec.origin)
     place = Path(spec.origin).parent.joinpath(*rest)
-    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+    return next(
+        (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None
+    )

@@ -1,5 +1,5 @@
-"""Tries plugins in a program of its own (`programs`): their specs, probes and `suits`, and the findings of hooks. A plugin that
-hangs or exits is named, and stops nothing else."""
+"""Tries plugins in a program of its own (`programs`): their specs, probes and `suits`, and the
+findings of hooks. A plugin that hangs or exits is named, and stops nothing else."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a plugin. broken: why its probe says that it cannot work, or why a hook failed. error: why it has no spec.
-    findings: (level, subject, text) of its hook. stuck: which part of it hangs or exits. "" = none of these."""
+    """What came of a plugin. broken: why its probe says that it cannot work, or why a hook failed.
+    error: why it has no spec. findings: (level, subject, text) of its hook. stuck: which part of it
+    hangs or exits. "" = none of these."""
 
     broken: str = ""
     error: str = ""
@@ -37,15 +38,21 @@ def tried(entries: Iterable[Entry], need: Need | None = None) -> dict[Entry, Tri
     """Try each plugin. need: what `suits` of specs is asked for; None = it is not asked."""
     given = json.dumps(None if need is None else asdict(need))
     found = programs.examined("pegboard_doctor.trials", entries, given, limit_s=LIMIT_S)
-    return {entry: Trial(stuck=fields) if isinstance(fields, str) else Trial(**fields) for entry, fields in found.items()}
+    return {
+        entry: Trial(stuck=fields) if isinstance(fields, str) else Trial(**fields)
+        for entry, fields in found.items()
+    }
 
 
 def refuse_stuck(entries: Iterable[Entry], need: Need | None = None) -> None:
-    """Raise PluginBroken if plugins hang or exit, which names all of them. Afterwards they can be used in this process."""
+    """Raise PluginBroken if plugins hang or exit, which names all of them. Afterwards they can be
+    used in this process."""
     stuck = [(entry, trial.stuck) for entry, trial in tried(entries, need).items() if trial.stuck]
     if stuck:
         told = "; ".join(f"{entry.id}: {why}" for entry, why in stuck)
-        raise PluginBroken(f"{told}; repair or uninstall it, or deny it (plugins.deny)", plugin=stuck[0][0].id)
+        raise PluginBroken(
+            f"{told}; repair or uninstall it, or deny it (plugins.deny)", plugin=stuck[0][0].id
+        )
 
 
 def _tried(entry: Entry) -> Trial:
@@ -70,9 +77,15 @@ def _tried(entry: Entry) -> Trial:
 
 
 def _hooked(entry: Entry) -> Trial:
-    hooks = Hooks(Registry(Scan(hooks=(entry,)), PluginConfig(enable=[f"{entry.kind}:{entry.name}"])))
+    hooks = Hooks(
+        Registry(Scan(hooks=(entry,)), PluginConfig(enable=[f"{entry.kind}:{entry.name}"]))
+    )
     programs.stage("pegboard_doctor_checks")
-    findings = [(item.level, item.subject, item.text) for own in hooks.call("pegboard_doctor_checks") for item in own]
+    findings = [
+        (item.level, item.subject, item.text)
+        for own in hooks.call("pegboard_doctor_checks")
+        for item in own
+    ]
     return Trial(findings=findings, broken="; ".join(hooks.quarantined.values()))
 
 

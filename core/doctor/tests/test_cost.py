@@ -21,7 +21,9 @@ def run(*words: str) -> int:
 
 
 def test_costs_are_measured_alone(
-    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_distributions: FakeDistributions,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
     specs = "".join(
@@ -40,7 +42,10 @@ def test_costs_are_measured_alone(
     found = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
     assert found["large"]["code_ms"] > 200 > found["small"]["code_ms"]
     assert found["large"]["kilobytes"] > 40_000 > found["small"]["kilobytes"]
-    assert "nothing_like_it" in found["broken"]["error"] and "ended the process" in found["ends"]["error"]
+    assert (
+        "nothing_like_it" in found["broken"]["error"]
+        and "ended the process" in found["ends"]["error"]
+    )
     assert run("sampler:small") == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 2 and table[1].startswith("sampler:small ") and " MB " in table[1]
@@ -49,7 +54,9 @@ def test_costs_are_measured_alone(
 
 
 def test_a_hanging_import_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = discovery.Entry("sampler", "hangs", "acme", "1.0", "nothing:SPEC", "pegboard.sampler.v1")
+    entry = discovery.Entry(
+        "sampler", "hangs", "acme", "1.0", "nothing:SPEC", "pegboard.sampler.v1"
+    )
 
     def hang(entry: discovery.Entry) -> cost.ImportCost:
         import time

@@ -17,7 +17,11 @@ from pegboard_doctor import doctor, trials
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
-WORDS = {"check", "collect-env", *(f"plugins-{word}" for word in ("cost", "diff", "doctor", "lock", "show", "sync", "why"))}
+WORDS = {
+    "check",
+    "collect-env",
+    *(f"plugins-{word}" for word in ("cost", "diff", "doctor", "lock", "show", "sync", "why")),
+}
 PARTS = """
 from pegboard.interfaces.spec import Broken, Ok
 def ok(facts): return Ok({"level": 3})
@@ -33,7 +37,9 @@ class Half:
 
 
 @pytest.fixture
-def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+def fakes(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> FakeDistributions:
     fake_distributions.write(command_parts=PARTS)
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
     return fake_distributions
@@ -49,22 +55,36 @@ def test_contract(word: str) -> None:
 
 
 def test_a_file_for_development_is_a_note(
-    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeDistributions,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "mine.py"
     (tmp_path / "config.toml").write_text(f'plugins.files = ["{file}"]')
     monkeypatch.setenv("PEGBOARD_CONFIG", str(tmp_path / "config.toml"))
     for attribute, status in (("", 0), ("    spec_fields = 3\n", 1)):
-        file.write_text(f'class Mine:\n    plugin = "sampler:mine"\n    add = remove = sample = score = print\n{attribute}')
+        file.write_text(
+            'class Mine:\n    plugin = "sampler:mine"\n    add = remove = sample = score = '
+            f"print\n{attribute}"
+        )
         monkeypatch.delitem(sys.modules, module_name(str(file)), raising=False)
         assert run() == status
         shown = capsys.readouterr().out
-        assert ("note" in shown and "make it a package" in shown) if status == 0 else "has spec_fields = 3, expected" in shown
+        assert (
+            ("note" in shown and "make it a package" in shown)
+            if status == 0
+            else "has spec_fields = 3, expected" in shown
+        )
 
 
-def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_is_content_with_good_plugins(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]
+) -> None:
     fakes.add(
-        "acme", {"attention": {"wide": "good_spec:SPEC"}}, {"good_spec": spec_source("attention", probe="command_parts:ok")}
+        "acme",
+        {"attention": {"wide": "good_spec:SPEC"}},
+        {"good_spec": spec_source("attention", probe="command_parts:ok")},
     )
     assert run("--json") == 0, capsys.readouterr().out
 
@@ -72,7 +92,8 @@ def test_doctor_is_content_with_good_plugins(fakes: FakeDistributions, capsys: p
 def test_doctor_finds_what_is_wrong(
     fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SICK", "0")  # so that the variable which the sick plugin sets is removed after the test
+    # so that the variable which the sick plugin sets is removed after the test
+    monkeypatch.setenv("SICK", "0")
     monkeypatch.delenv("SICK")
     modules = {
         "sick_heavy": "import numpy\n" + spec_source("sampler"),
@@ -86,18 +107,27 @@ def test_doctor_finds_what_is_wrong(
         "sick_flag": spec_source("sampler", flags=frozenset({"quick"})),
         "sick_sleepy": "import time\ntime.sleep(0.6)\n" + spec_source("sampler"),
         "sick_hang": "import time\ntime.sleep(10**6)\n",
-        "sick_stubborn": "while True:\n    try: __import__('time').sleep(9)\n    except BaseException: pass\n",
+        ("sick_stubborn"): (
+            "while True:\n    try: __import__('time').sleep(9)\n    except BaseException: pass\n"
+        ),
         "sick_late": spec_source("sampler", probe="command_parts:late"),
         "sick_leaves": spec_source("sampler", probe="command_parts:leaves"),
     }
     names = {name.removeprefix("sick_"): f"{name}:SPEC" for name in modules}
     requires = ["nothing-of-this-name>=2", "pytest>=1"]
-    fakes.add("sick", {"sampler": {**names, "missing": "sick_none:SPEC"}}, modules, requires=requires)
-    fakes.add("twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}})
-    # One entry's module ends the interpreter. The process that imports it gives no answer, so this process must not import it.
+    fakes.add(
+        "sick", {"sampler": {**names, "missing": "sick_none:SPEC"}}, modules, requires=requires
+    )
+    fakes.add(
+        "twin", {"sampler": {"after": "sick_after:SPEC"}, "pegboard.attention.v7": {"far": "x:Y"}}
+    )
+    # One entry's module ends the interpreter. The process that imports it gives no answer, so this
+    # process must not import it.
     monkeypatch.setattr(doctor, "LIMIT_S", 1.0)
     monkeypatch.setattr(trials, "LIMIT_S", 1.0)
-    connector = spec_source("kv_connector", implementation="command_parts:Half", worker="command_parts:Nobody")
+    connector = spec_source(
+        "kv_connector", implementation="command_parts:Half", worker="command_parts:Nobody"
+    )
     fakes.add("far", {"kv_connector": {"far": "far_spec:SPEC"}}, {"far_spec": connector})
     findings = doctor.examine(Registry(fakes.scan()))
     text = {(finding.subject, finding.text) for finding in findings if finding.level == "problem"}
@@ -111,7 +141,10 @@ def test_doctor_finds_what_is_wrong(
     assert says("sampler:part", "there is no module command_parts.nowhere")
     assert says("sampler:exit", "ends the interpreter")
     assert says("sampler:missing", "sick_none")
-    assert says("sampler:methods", "has no add, remove, score, which pegboard.interfaces.sampler.Sampler needs")
+    assert says(
+        "sampler:methods",
+        "has no add, remove, score, which pegboard.interfaces.sampler.Sampler needs",
+    )
     assert says("sampler:nobody", "there is no Nobody in command_parts")
     assert says("sampler:flag", "flags has 'quick', which sampler does not know; known: none")
     assert says("sampler:sleepy", "ms to import, the budget is 20 ms")
@@ -133,12 +166,20 @@ def test_doctor_finds_what_is_wrong(
 def test_duplicates_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = []
     for folder, version in (("first", "1.0"), ("same", "1.0"), ("stale", "0.9")):
-        FakeDistributions(tmp_path / folder).add("Acme", {"sampler": {"s": "acme:S"}}, version=version)
+        FakeDistributions(tmp_path / folder).add(
+            "Acme", {"sampler": {"s": "acme:S"}}, version=version
+        )
         folders.append(str(tmp_path / folder))
     monkeypatch.setattr(sys, "path", [*folders, folders[0]])
     same, stale = doctor.examine(Registry(Scan()))[::-1]
-    assert (same.level, same.subject) == ("note", "acme 1.0") and f"in {folders[1]}, after 1.0 in {folders[0]}" in same.text
-    assert (stale.level, stale.subject) == ("problem", "acme 0.9") and "remove the stale one" in stale.text
+    assert (same.level, same.subject) == (
+        "note",
+        "acme 1.0",
+    ) and f"in {folders[1]}, after 1.0 in {folders[0]}" in same.text
+    assert (stale.level, stale.subject) == (
+        "problem",
+        "acme 0.9",
+    ) and "remove the stale one" in stale.text
 
 
 HOOKS = """

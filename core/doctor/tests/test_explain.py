@@ -20,7 +20,9 @@ def ok(facts): return Ok({"level": 3})
 
 
 @pytest.fixture
-def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+def fakes(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> FakeDistributions:
     fake_distributions.write(command_parts=PARTS)
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
     return fake_distributions
@@ -32,7 +34,9 @@ def run(action: str, *words: str) -> int:
 
 def add_attention(fakes: FakeDistributions) -> None:
     wide = spec_source("attention", "WIDE", supports={"head_dim": True}, probe="command_parts:ok")
-    narrow = spec_source("attention", "NARROW", supports={"head_dim": frozenset({64})}, tier="tuned")
+    narrow = spec_source(
+        "attention", "NARROW", supports={"head_dim": frozenset({64})}, tier="tuned"
+    )
     points = {"attention": {"wide": "command_specs:WIDE", "narrow": "command_specs:NARROW"}}
     fakes.add("acme", points, {"command_specs": wide + narrow}, version="2.0")
 
@@ -41,7 +45,10 @@ def test_show(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> N
     add_attention(fakes)
     assert run("show", "attention:wide", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["id"] == "attention:wide (acme 2.0)" and facts["probe"] == {"verdict": "ok", "facts": {"level": 3}}
+    assert facts["id"] == "attention:wide (acme 2.0)" and facts["probe"] == {
+        "verdict": "ok",
+        "facts": {"level": 3},
+    }
     assert run("show", "attention:acme:narrow") == 0
     assert "head_dim={64}" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="KIND:NAME"):
@@ -66,15 +73,31 @@ def test_why(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> No
         run("why", "sampler")
 
 
-def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_kernel_tells_of_each_op(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Kernels of different ops do not compete."""
     assert run("why", "kernel") == 0 and "core's torch operators" in capsys.readouterr().out
-    kernels = {"silu_mul.fast": ("FAST", "tuned"), "silu_mul.slow": ("SLOW", "reference"), "rms_norm.fast": ("NORM", "tuned")}
+    kernels = {
+        "silu_mul.fast": ("FAST", "tuned"),
+        "silu_mul.slow": ("SLOW", "reference"),
+        "rms_norm.fast": ("NORM", "tuned"),
+    }
     source = "".join(
-        spec_source("kernel", name, supports={"dtype": frozenset({"float32"})}, tier=tier, probe="command_parts:ok")
+        spec_source(
+            "kernel",
+            name,
+            supports={"dtype": frozenset({"float32"})},
+            tier=tier,
+            probe="command_parts:ok",
+        )
         for name, tier in kernels.values()
     )
-    fakes.add("acme", {"kernel": {n: f"kernel_specs:{name}" for n, (name, _) in kernels.items()}}, {"kernel_specs": source})
+    fakes.add(
+        "acme",
+        {"kernel": {n: f"kernel_specs:{name}" for n, (name, _) in kernels.items()}},
+        {"kernel_specs": source},
+    )
     assert run("why", "kernel", "--need", "dtype=float32") == 0
     out = capsys.readouterr().out
     assert "kernel rms_norm → rms_norm.fast" in out and "kernel silu_mul → silu_mul.fast" in out
@@ -86,51 +109,85 @@ def test_why_kernel_tells_of_each_op(fakes: FakeDistributions, capsys: pytest.Ca
     ]
 
 
-def test_why_kernel_tells_what_is_not_replayed(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recorder is not an op, whatever its name is. Attention that cannot be replayed is named."""
+def test_why_kernel_tells_what_is_not_replayed(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorder is not an op, whatever its name is. Attention that cannot be replayed is
+    named."""
     recorder = spec_source("kernel", "RECORDS", provides="replay", probe="command_parts:ok")
     attention = spec_source("attention", "PLAIN", platforms=frozenset({"x"}))
     attention += spec_source("attention", "QUICK", flags=frozenset({"replay"}))
-    fakes.add("acme", {"kernel": {"replay.one": "recorder_specs:RECORDS"}}, {"recorder_specs": recorder})
-    fakes.add("beta", {"attention": {"plain": "some_specs:PLAIN", "quick": "some_specs:QUICK"}}, {"some_specs": attention})
+    fakes.add(
+        "acme", {"kernel": {"replay.one": "recorder_specs:RECORDS"}}, {"recorder_specs": recorder}
+    )
+    fakes.add(
+        "beta",
+        {"attention": {"plain": "some_specs:PLAIN", "quick": "some_specs:QUICK"}},
+        {"some_specs": attention},
+    )
     assert run("why", "kernel", "--platform", "x") == 0
     out = capsys.readouterr().out
     assert "kernel recorder → replay.one" in out and "kernel replay" not in out
-    assert "not replayed: sampling" in out and "attention plain, whose spec has no flag 'replay'" in out and "quick" not in out
+    assert (
+        "not replayed: sampling" in out
+        and "attention plain, whose spec has no flag 'replay'" in out
+        and "quick" not in out
+    )
     assert run("why", "kernel", "--platform", "y", "--json") == 0
     (made,) = json.loads(capsys.readouterr().out)
     assert made["key"] == "recorder" and len(made["notes"]) == 2
 
 
 def test_why_of_a_keyed_kind(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
-    fakes.add("acme", {"model": {"Llama": "keyed_specs:SPEC", "*": "keyed_specs:SPEC"}}, {"keyed_specs": spec_source("model")})
+    fakes.add(
+        "acme",
+        {"model": {"Llama": "keyed_specs:SPEC", "*": "keyed_specs:SPEC"}},
+        {"keyed_specs": spec_source("model")},
+    )
     assert run("why", "model", "--name", "Llama") == 0
     assert "exact name" in capsys.readouterr().out
     assert run("why", "model", "--name", "Mamba") == 0
     assert "any name" in capsys.readouterr().out
 
 
-def test_no_winner_is_shown_where_nothing_is_asked_for(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_winner_is_shown_where_nothing_is_asked_for(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]
+) -> None:
     for kind in ("tool_parser", "kv_connector", "metrics"):
         fakes.add(
-            f"acme-{kind}".replace("_", "-"), {kind: {"one": "specs:SPEC", "two": "specs:SPEC"}}, {"specs": spec_source("model")}
+            f"acme-{kind}".replace("_", "-"),
+            {kind: {"one": "specs:SPEC", "two": "specs:SPEC"}},
+            {"specs": spec_source("model")},
         )
         assert run("why", kind) == 0
         title, _, *rows = capsys.readouterr().out.splitlines()
         named = [row.split()[1:3] for row in rows]
-        assert "→" not in title and named == [[name, f"acme-{kind}".replace("_", "-")] for name in ("one", "two")]
+        assert "→" not in title and named == [
+            [name, f"acme-{kind}".replace("_", "-")] for name in ("one", "two")
+        ]
         assert run("why", kind, "--json") == 0
         assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["one", "two"]
     assert title.startswith("metrics: all that are enabled run") and rows[0].endswith("not enabled")
 
 
 @pytest.mark.parametrize(
-    ("body", "told"), [("while True: pass", "takes more than 1 s"), ("import os; os._exit(0)", "ends the interpreter")]
+    ("body", "told"),
+    [
+        ("while True: pass", "takes more than 1 s"),
+        ("import os; os._exit(0)", "ends the interpreter"),
+    ],
 )
 @pytest.mark.parametrize("part", ["probe", "suits"])
-@pytest.mark.parametrize("words", [("why", "attention"), ("show", "attention:stuck")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("why", "attention"), ("show", "attention:stuck")], ids=lambda words: words[0]
+)
 def test_a_plugin_that_hangs_or_exits_is_named(
-    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch, body: str, told: str, part: str, words: tuple[str, str]
+    fakes: FakeDistributions,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    told: str,
+    part: str,
+    words: tuple[str, str],
 ) -> None:
     fakes.write(stuck_parts=f"def part(given):\n    {body}\n")
     spec = spec_source("attention", **{part: "stuck_parts:part"})

@@ -44,7 +44,11 @@ def test_a_setting(word: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "scheduling-policy"]) == 0
     shown = capsys.readouterr().out
-    assert "order, victims and step budget" in shown and "fcfs" in shown and "pegboard help scheduling_policy.NAME" in shown
+    assert (
+        "order, victims and step budget" in shown
+        and "fcfs" in shown
+        and "pegboard help scheduling_policy.NAME" in shown
+    )
 
 
 def test_the_options_of_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:

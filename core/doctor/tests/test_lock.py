@@ -25,10 +25,20 @@ COMMANDS: dict[str, Callable[..., Any]] = {"lock": Lock, "diff": Diff, "sync": S
 
 
 @pytest.fixture
-def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+def fakes(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> FakeDistributions:
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
-    fake_distributions.add("acme", {"sampler": {"one": "locked_one:ONE"}}, {"locked_one": spec_source("sampler", "ONE")})
-    fake_distributions.add("other", {"sampler": {"two": "locked_two:TWO"}}, {"locked_two": spec_source("sampler", "TWO")})
+    fake_distributions.add(
+        "acme",
+        {"sampler": {"one": "locked_one:ONE"}},
+        {"locked_one": spec_source("sampler", "ONE")},
+    )
+    fake_distributions.add(
+        "other",
+        {"sampler": {"two": "locked_two:TWO"}},
+        {"locked_two": spec_source("sampler", "TWO")},
+    )
     return fake_distributions
 
 
@@ -37,20 +47,32 @@ def run(action: str, *words: str) -> int:
 
 
 def test_every_change_is_found(
-    fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fakes: FakeDistributions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = str(tmp_path / "lock.json")
     assert run("lock", file) == 0
     locked = json.loads(Path(file).read_text())
-    assert locked["distributions"]["acme"]["plugins"] == ["sampler:one"] and locked["distributions"]["acme"]["version"] == "1.0"
+    assert (
+        locked["distributions"]["acme"]["plugins"] == ["sampler:one"]
+        and locked["distributions"]["acme"]["version"] == "1.0"
+    )
     assert "numpy" in locked["requirements"], "what pegboard needs is pinned"
     capsys.readouterr()
     assert run("diff", file) == 0 and capsys.readouterr().out == "nothing differs\n"
     assert run("sync", file) == 0 and capsys.readouterr().out == "nothing to do\n"
 
     fakes.write(locked_one=spec_source("sampler", "ONE") + "\n# changed\n")
-    next(fakes.root.glob("other-*")).joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.1\n")
-    fakes.add("third", {"sampler": {"three": "locked_three:THREE"}}, {"locked_three": spec_source("sampler", "THREE")})
+    next(fakes.root.glob("other-*")).joinpath("METADATA").write_text(
+        "Metadata-Version: 2.1\nName: other\nVersion: 1.1\n"
+    )
+    fakes.add(
+        "third",
+        {"sampler": {"three": "locked_three:THREE"}},
+        {"locked_three": spec_source("sampler", "THREE")},
+    )
     locked["requirements"]["numpy"] = "0.1"
     Path(file).write_text(json.dumps(locked))
     assert run("diff", file) == 1
@@ -61,7 +83,10 @@ def test_every_change_is_found(
         "third 1.0 is installed, but not locked",
     ]
     assert told[3].startswith("numpy: 0.1 is locked, ") and len(told) == 4
-    with pytest.raises(ConfigError, match=r"(?s)the plugins differ from .*acme 1.0: its files.*run pegboard plugins sync"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)the plugins differ from .*acme 1.0: its files.*run pegboard plugins sync",
+    ):
         resolve(Settings(plugins=PluginConfig(lock=file)))
     assert run("sync", file) == 0
     install, uninstall = capsys.readouterr().out.splitlines()
@@ -76,11 +101,19 @@ def test_every_change_is_found(
 
     monkeypatch.setattr(subprocess, "run", runs)
     assert run("sync", file, "--yes") == 1, "the status is that of the last comparison"
-    assert ran[0][-1] == "numpy==0.1" and ran[1][-1] == "third" and ran[2][-3:] == ["plugins", "diff", file]
+    assert (
+        ran[0][-1] == "numpy==0.1"
+        and ran[1][-1] == "third"
+        and ran[2][-3:] == ["plugins", "diff", file]
+    )
 
 
-def test_a_file_cannot_be_locked(fakes: FakeDistributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, locked, config = tmp_path / "mine.py", str(tmp_path / "lock.json"), tmp_path / "config.toml"
+def test_a_file_cannot_be_locked(
+    fakes: FakeDistributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    locked = str(tmp_path / "lock.json")
+    config = tmp_path / "config.toml"
     file.write_text('class Mine:\n    plugin = "sampler:mine"\n')
     assert run("lock", locked) == 0
     with pytest.raises(ConfigError, match="mine-py is not installed, so it cannot be locked"):
@@ -98,7 +131,9 @@ def test_a_denied_plugin_is_not_part_of_the_set(
     config.write_text('plugins.deny = ["other"]\nplugins.lock = "no such file"\n')
     monkeypatch.setenv("PEGBOARD_CONFIG", str(config))
     file = tmp_path / "lock.json"
-    assert run("lock", str(file)) == 0, "the lock of the rules does not stop the command that makes one"
+    assert run("lock", str(file)) == 0, (
+        "the lock of the rules does not stop the command that makes one"
+    )
     assert sorted(json.loads(file.read_text())["distributions"]) == ["acme", "pegboard"]
     assert run("diff", str(file)) == 0
     config.write_text("")
@@ -126,18 +161,31 @@ def fails(file: str, message: str) -> None:
         resolve(Settings(plugins=PluginConfig(lock=file)))
 
 
-def test_kits_are_pinned_by_their_files(fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kits_are_pinned_by_their_files(
+    fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fakes.add("acme-kit", {}, {"acme_kit": "x = 1\n"}, requires=["pegboard>=0.1"])
-    fakes.add("more", {"sampler": {"more": "locked_more:MORE"}}, {"locked_more": "MORE = 1\n"}, requires=["acme-kit"])
+    fakes.add(
+        "more",
+        {"sampler": {"more": "locked_more:MORE"}},
+        {"locked_more": "MORE = 1\n"},
+        requires=["acme-kit"],
+    )
     file = str(tmp_path / "lock.json")
     assert run("lock", file) == 0
     locked = json.loads(Path(file).read_text())
-    assert locked["distributions"]["acme-kit"]["plugins"] == [] and "acme-kit" not in locked["requirements"]
+    assert (
+        locked["distributions"]["acme-kit"]["plugins"] == []
+        and "acme-kit" not in locked["requirements"]
+    )
     assert run("diff", file) == 0
     fakes.write(acme_kit="x = 2\n")
     fails(file, "acme-kit 1.0: its files differ from the locked ones")
     capsys.readouterr()
-    assert run("diff", file) == 1 and capsys.readouterr().out == "acme-kit 1.0: its files differ from the locked ones\n"
+    assert (
+        run("diff", file) == 1
+        and capsys.readouterr().out == "acme-kit 1.0: its files differ from the locked ones\n"
+    )
 
 
 def test_code_beside_the_locked_files_is_noticed(fakes: FakeDistributions, tmp_path: Path) -> None:
@@ -160,13 +208,21 @@ def test_code_beside_the_locked_files_is_noticed(fakes: FakeDistributions, tmp_p
     fakes.add("guest", {})
     record = next(fakes.root.glob("guest-*")) / "RECORD"
     record.write_text("locked_whole/guest.py,sha256=x,1\n")
-    fails(file, "guest has installed files in the package locked_whole of whole, so it cannot be locked: uninstall one")
+    fails(
+        file,
+        (
+            "guest has installed files in the package locked_whole of whole, so it cannot be "
+            "locked: uninstall one"
+        ),
+    )
     record.write_text("locked_wholes/guest.py,sha256=x,1\n")
     assert run("diff", file) == 0
 
 
 @pytest.mark.parametrize("to", ["other.py", "sub/spec.py", "spec.pyx"])
-def test_a_file_with_another_name_is_another_file(fakes: FakeDistributions, tmp_path: Path, to: str) -> None:
+def test_a_file_with_another_name_is_another_file(
+    fakes: FakeDistributions, tmp_path: Path, to: str
+) -> None:
     fakes.add("whole", {"sampler": {"w": "locked_whole.spec:SPEC"}})
     package = fakes.root / "locked_whole"
     (package / "sub").mkdir(parents=True)
@@ -184,23 +240,36 @@ def test_a_file_with_another_name_is_another_file(fakes: FakeDistributions, tmp_
 def test_bytecode_of_another_source_is_refused(
     fakes: FakeDistributions, tmp_path: Path, mode: py_compile.PycInvalidationMode
 ) -> None:
-    source, file = fakes.root / "locked_one.py", str(tmp_path / "lock.json")
+    source = fakes.root / "locked_one.py"
+    file = str(tmp_path / "lock.json")
     own = source.read_text()
     cached = Path(py_compile.compile(str(source), invalidation_mode=mode) or "")
     assert run("lock", file) == 0 and run("diff", file) == 0
-    status, header = source.stat(), cached.read_bytes()[:16]
+    status = source.stat()
+    header = cached.read_bytes()[:16]
     source.write_text("print('poison')")
-    cached.write_bytes(header + Path(py_compile.compile(str(source), str(tmp_path / "p.pyc")) or "").read_bytes()[16:])
+    cached.write_bytes(
+        header
+        + Path(py_compile.compile(str(source), str(tmp_path / "p.pyc")) or "").read_bytes()[16:]
+    )
     source.write_text(own)
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
-    fails(file, "locked_one.*pyc is not the bytecode of .*locked_one.py, but Python would run it: delete it")
+    fails(
+        file,
+        (
+            "locked_one.*pyc is not the bytecode of .*locked_one.py, but Python would run it: "
+            "delete it"
+        ),
+    )
     cached.write_bytes(header + b"no code")
     fails(file, "is not the bytecode of")
     cached.write_bytes(b"old!" + header[4:])
     assert run("diff", file) == 0, "Python ignores it"
 
 
-def test_modules_that_run_at_the_start_of_python_are_pinned(fakes: FakeDistributions, tmp_path: Path) -> None:
+def test_modules_that_run_at_the_start_of_python_are_pinned(
+    fakes: FakeDistributions, tmp_path: Path
+) -> None:
     file = str(tmp_path / "lock.json")
     assert run("lock", file) == 0
     fakes.write(usercustomize="x = 1\n")
@@ -215,24 +284,33 @@ def test_modules_that_run_at_the_start_of_python_are_pinned(fakes: FakeDistribut
 def test_what_came_from_a_folder_is_restored_from_there(
     fakes: FakeDistributions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, file = tmp_path / "my acme", str(tmp_path / "lock.json")
+    folder = tmp_path / "my acme"
+    file = str(tmp_path / "lock.json")
     origin = next(fakes.root.glob("acme-*")) / "direct_url.json"
     origin.write_text(json.dumps({"dir_info": {"editable": True}, "url": folder.as_uri()}))
     assert run("lock", file) == 0
     fakes.write(locked_one=spec_source("sampler", "ONE") + "\n# changed\n")
-    with pytest.raises(ConfigError, match="acme 1.0 was installed from .*my acme, which is not a package here: install it"):
+    with pytest.raises(
+        ConfigError,
+        match="acme 1.0 was installed from .*my acme, which is not a package here: install it",
+    ):
         run("sync", file)
     folder.mkdir()
     (folder / "pyproject.toml").write_text("")
     capsys.readouterr()
     assert run("sync", file) == 0
-    assert capsys.readouterr().out.rstrip().endswith(f"install --no-deps --force-reinstall '{folder}'")
+    assert (
+        capsys.readouterr().out.rstrip().endswith(f"install --no-deps --force-reinstall '{folder}'")
+    )
 
 
 def test_only_regular_files_are_read(tmp_path: Path, fakes: FakeDistributions) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read as a lock file of plugins: .*; see pegboard plugins lock"):
+        with pytest.raises(
+            ConfigError,
+            match="cannot be read as a lock file of plugins: .*; see pegboard plugins lock",
+        ):
             lockfile.read(path)
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)
@@ -242,15 +320,24 @@ def test_only_regular_files_are_read(tmp_path: Path, fakes: FakeDistributions) -
         run("lock", str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "version"), [("--index-url=http://x", "1"), ("acme", "1 --index-url=x")])
-def test_nothing_but_pins_reaches_pip(fakes: FakeDistributions, tmp_path: Path, name: str, version: str) -> None:
-    locked = {"format": 1, "distributions": {name: {"version": version, "digest": "", "plugins": []}}}
+@pytest.mark.parametrize(
+    ("name", "version"), [("--index-url=http://x", "1"), ("acme", "1 --index-url=x")]
+)
+def test_nothing_but_pins_reaches_pip(
+    fakes: FakeDistributions, tmp_path: Path, name: str, version: str
+) -> None:
+    locked = {
+        "format": 1,
+        "distributions": {name: {"version": version, "digest": "", "plugins": []}},
+    }
     (tmp_path / "lock.json").write_text(json.dumps(locked))
     with pytest.raises(ConfigError, match="the lock file names"):
         run("sync", str(tmp_path / "lock.json"))
 
 
-def test_choices_for_a_model_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_for_a_model_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the plugins that are really installed."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -264,4 +351,7 @@ def test_choices_for_a_model_are_compared(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert run("diff", str(file)) == 1
     told = capsys.readouterr().out
-    assert "model LlamaForCausalLM: acme:LlamaForCausalLM was chosen for" in told and len(told.splitlines()) == 1
+    assert (
+        "model LlamaForCausalLM: acme:LlamaForCausalLM was chosen for" in told
+        and len(told.splitlines()) == 1
+    )

@@ -11,21 +11,29 @@ from pegboard.interfaces.attention import KVView
 
 
 def as_words(rows: Tensor) -> Tensor:
-    """View uint8 [n, bytes] as int64 [n, bytes / 8] if that is possible. torch copies rows of words several times faster."""
+    """View uint8 [n, bytes] as int64 [n, bytes / 8] if that is possible. torch copies rows of words
+    several times faster."""
     fits = not any(number % 8 for number in (rows.shape[1], rows.stride(0), rows.storage_offset()))
     return rows.view(torch.int64) if fits else rows
 
 
 class BlockRows:
-    """Copies blocks between the KV memory and rows of bytes. A row holds, for every layer of the group in order, the block's part
-    of every tensor of the layer.
+    """Copies blocks between the KV memory and rows of bytes. A row holds, for every layer of the
+    group in order, the block's part of every tensor of the layer.
 
-    parts: (name, dtype, shape of a block) of every tensor, in the order of the row. num_bytes: of a row. views: layer index → the
-    layer's tensors, each [num_blocks, …], in which a block is contiguous."""
+    parts: (name, dtype, shape of a block) of every tensor, in the order of the row. num_bytes: of a
+    row. views: layer index → the layer's tensors, each [num_blocks, …], in which a block is
+    contiguous."""
 
     def __init__(self, views: Mapping[int, KVView], layers: Sequence[int]) -> None:
-        tensors = {f"layers.{layer}.{name}": tensor for layer in layers for name, tensor in views[layer].items()}
-        self.parts = [(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()]
+        tensors = {
+            f"layers.{layer}.{name}": tensor
+            for layer in layers
+            for name, tensor in views[layer].items()
+        }
+        self.parts = [
+            (name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors.items()
+        ]
         memory = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors.values()]
         self.num_bytes = sum(part.shape[1] for part in memory)
         words = [as_words(part) for part in memory]
@@ -43,7 +51,8 @@ class BlockRows:
 
     @torch.inference_mode()
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
-        """Copy rows, contiguous uint8 [number of blocks, num_bytes] on the host, into the blocks."""
+        """Copy rows, contiguous uint8 [number of blocks, num_bytes] on the host, into the
+        blocks."""
         rows = rows.to(self._like.device).view(self._like.dtype)
         ids = torch.tensor(block_ids, device=rows.device)
         for part, memory in zip(rows.split(self._sizes, 1), self._memory, strict=True):

@@ -1,9 +1,11 @@
-"""The scheduler half of connectors that keep blocks in a store by their hashes. It imports no torch.
+"""The scheduler half of connectors that keep blocks in a store by their hashes. It imports no
+torch.
 
-Blocks are saved as soon as they are full and no step in flight can change them, so a prefix can be loaded while the request that
-computed it still runs, and a window has not dropped the blocks yet. The block tables come from the batches and not from the
-engine's tables: a batch says which blocks a request got, and what the engine has dropped since stays intact until the worker
-half has read it (see `KVConnectorWorker.save`).
+Blocks are saved as soon as they are full and no step in flight can change them, so a prefix can be
+loaded while the request that computed it still runs, and a window has not dropped the blocks yet.
+The block tables come from the batches and not from the engine's tables: a batch says which blocks a
+request got, and what the engine has dropped since stays intact until the worker half has read it
+(see `KVConnectorWorker.save`).
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ from pegboard_kv.role import Role
 
 
 class BlockStore(Protocol):
-    """What a store has, as the scheduler half knows it. A block has a name: its KV group and its hash. A slot is the block's
-    number in the store; a store that finds its blocks by name uses 0."""
+    """What a store has, as the scheduler half knows it. A block has a name: its KV group and its
+    hash. A slot is the block's number in the store; a store that finds its blocks by name uses
+    0."""
 
     def find(self, group: int, block_hash: bytes) -> int | None:
         """Return the slot of a block, or None if the store does not have it."""
 
     def use(self, group: int, block_hash: bytes) -> int:
-        """Return the slot of a block that `find` has just found. It will be loaded, so its slot must keep it until the plan is
-        sent."""
+        """Return the slot of a block that `find` has just found. It will be loaded, so its slot
+        must keep it until the plan is sent."""
 
     def reserve(self, group: int, block_hash: bytes) -> int | None:
-        """Return a slot for a block to save, or None if it is not to be saved: the store has it or has no room."""
+        """Return a slot for a block to save, or None if it is not to be saved: the store has it or
+        has no room."""
 
     def sent(self) -> None:
         """The plan with all slots that were used and reserved is on its way."""
@@ -41,8 +45,9 @@ class BlockStore(Protocol):
 
 @dataclass(slots=True)
 class _Tracked:
-    """A request that holds blocks. tables: its block ids per KV group, including blocks that were dropped since. num_seen: blocks
-    per group that were considered for saving. wake_at: below this number of confirmed tokens there is nothing new."""
+    """A request that holds blocks. tables: its block ids per KV group, including blocks that were
+    dropped since. num_seen: blocks per group that were considered for saving. wake_at: below this
+    number of confirmed tokens there is nothing new."""
 
     request: RequestView
     tables: list[list[int]]
@@ -60,8 +65,9 @@ class _Pending:
 
 
 class StoreScheduler:
-    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see `Match`). wait_s: how long a
-    request with do_remote_prefill waits, in seconds, for blocks that another engine is about to save."""
+    """Finds prefixes in the store, and plans loads and saves. load: when prefixes are loaded (see
+    `Match`). wait_s: how long a request with do_remote_prefill waits, in seconds, for blocks that
+    another engine is about to save."""
 
     def __init__(
         self,
@@ -80,37 +86,55 @@ class StoreScheduler:
         self._expired = setup.expired
         self._store = store
         self._load: Literal["in_step", "between_steps"] = load
-        self._loads, self._saves = role != "kv_producer", role != "kv_consumer"
+        self._loads = role != "kv_producer"
+        self._saves = role != "kv_consumer"
         self._wait_s = wait_s
         self._loading: dict[str, list[bytes]] = {}  # request key → the first hash of what is loaded
         self._tracked: dict[str, _Tracked] = {}
         self._by_row: dict[int, _Tracked] = {}
         self._pending = _Pending()
 
-    # --- loads --------------------------------------------------------------------------------------------------------------
+    # --- loads ------------------------------------------------------------------------------------
 
     def match(self, request: RequestView, num_local_tokens: int) -> Match | None:
-        if request.key in self._loading:  # an aborted request of the same name, whose report is still to come
+        # an aborted request of the same name, whose report is still to come
+        if request.key in self._loading:
             return None
-        if self._loading and request.block_hashes[num_local_tokens // self._hash_size :][:1] in self._loading.values():
-            return None  # another request loads these blocks; this one will find them in the prefix cache
+        if (
+            self._loading
+            and request.block_hashes[num_local_tokens // self._hash_size :][:1]
+            in self._loading.values()
+        ):
+            # another request loads these blocks; this one will find them in the prefix cache
+            return None
         end = self._find_end(request, num_local_tokens) if self._loads else num_local_tokens
         if end < self._longest(request) and self._waits(request):
             return None
         return Match(end - num_local_tokens, self._load)
 
     def _waits(self, request: RequestView) -> bool:
-        is_promised = self._loads and (request.kv_transfer_params or {}).get("do_remote_prefill") is True
-        return is_promised and not request.num_preemptions and time.time() < request.arrival_s + self._wait_s
+        is_promised = (
+            self._loads and (request.kv_transfer_params or {}).get("do_remote_prefill") is True
+        )
+        return (
+            is_promised
+            and not request.num_preemptions
+            and time.time() < request.arrival_s + self._wait_s
+        )
 
     def _longest(self, request: RequestView) -> int:
-        """Return the end of the longest prefix that a store can have. At least one token is computed."""
-        return min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size) // self._alignment * self._alignment
+        """Return the end of the longest prefix that a store can have. At least one token is
+        computed."""
+        return (
+            min(request.num_tokens - 1, len(request.block_hashes) * self._hash_size)
+            // self._alignment
+            * self._alignment
+        )
 
     def _find_end(self, request: RequestView, start: int) -> int:
-        """Return the end of the longest prefix that consists of `start` local tokens and of blocks in the store. If a prefix
-        needs a block that is missing, then every shorter prefix that contains the block needs it too, so the search goes on at
-        the block's first token."""
+        """Return the end of the longest prefix that consists of `start` local tokens and of blocks
+        in the store. If a prefix needs a block that is missing, then every shorter prefix that
+        contains the block needs it too, so the search goes on at the block's first token."""
         end = self._longest(request)
         found: set[tuple[int, int]] = set()
         while end > start:
@@ -120,9 +144,11 @@ class StoreScheduler:
             end = missing // self._alignment * self._alignment
         return start
 
-    def _missing(self, request: RequestView, start: int, end: int, found: set[tuple[int, int]]) -> Iterator[int]:
-        """Yield the first tokens of blocks that a request with `end` computed tokens reads and that the store does not have.
-        found: (group, index) of blocks that it has."""
+    def _missing(
+        self, request: RequestView, start: int, end: int, found: set[tuple[int, int]]
+    ) -> Iterator[int]:
+        """Yield the first tokens of blocks that a request with `end` computed tokens reads and that
+        the store does not have. found: (group, index) of blocks that it has."""
         for group, size in enumerate(self._sizes):
             expired = self._expired[group](end)
             for index in range(start // size, end // size):
@@ -151,7 +177,7 @@ class StoreScheduler:
             if table[index] and (block_hash := self._hash(request, group, index))
         ]
 
-    # --- saves --------------------------------------------------------------------------------------------------------------
+    # --- saves ------------------------------------------------------------------------------------
 
     def plan(self, batch: Batch) -> bytes:
         """Follow the batch's block tables, and return the transfers of its step."""
@@ -159,9 +185,14 @@ class StoreScheduler:
         if self._saves:
             for tracked in self._by_row.values():
                 self._save_full(tracked)
-        pending, self._pending = self._pending, _Pending()
+        pending = self._pending
+        self._pending = _Pending()
         self._store.sent()
-        return encode(TransferPlan(pending.loads, pending.saves, pending.released, is_idle=batch.num_rows == 0))
+        return encode(
+            TransferPlan(
+                pending.loads, pending.saves, pending.released, is_idle=batch.num_rows == 0
+            )
+        )
 
     def _follow(self, batch: Batch) -> None:
         for row in batch.removed_rows.tolist():
@@ -173,30 +204,43 @@ class StoreScheduler:
                 self._by_row[new.row] = tracked
         delta = batch.new_blocks
         if len(delta.rows):
-            for row, group, block_ids in zip(delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True):
+            for row, group, block_ids in zip(
+                delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True
+            ):
                 if (tracked := self._by_row.get(row)) is not None:
                     tracked.tables[group] += block_ids
 
     def _save_full(self, tracked: _Tracked) -> bool:
-        """Plan to save the blocks that have become full and certain. Return whether there are any."""
+        """Plan to save the blocks that have become full and certain. Return whether there are
+        any."""
         request = tracked.request
         num_tokens = request.num_confirmed_tokens
         if num_tokens < tracked.wake_at:
             return False
-        num_planned, num_hashes = len(self._pending.saves), len(request.block_hashes)
+        num_planned = len(self._pending.saves)
+        num_hashes = len(request.block_hashes)
         num_tokens = min(num_tokens, request.num_tokens)
         for group, (table, size) in enumerate(zip(tracked.tables, self._sizes, strict=True)):
             num_full = min(num_tokens // size, num_hashes // self._strides[group], len(table))
             for index in range(tracked.num_seen[group], num_full):
                 block_hash = self._hash(request, group, index)
                 if table[index] and (slot := self._store.reserve(group, block_hash)) is not None:
-                    self._pending.saves.append(Place(group, table[index], slot, block_hash, index * size))
+                    self._pending.saves.append(
+                        Place(group, table[index], slot, block_hash, index * size)
+                    )
             tracked.num_seen[group] = max(tracked.num_seen[group], num_full)
-        seen = [(count + 1) * size for count, size in zip(tracked.num_seen, self._sizes, strict=True)]
+        seen = [
+            (count + 1) * size for count, size in zip(tracked.num_seen, self._sizes, strict=True)
+        ]
         tracked.wake_at = min(seen)
         return len(self._pending.saves) > num_planned
 
-    def released(self, request: RequestView, blocks: BlockView, why: Literal["finished", "aborted", "preempted"]) -> Release:
+    def released(
+        self,
+        request: RequestView,
+        blocks: BlockView,
+        why: Literal["finished", "aborted", "preempted"],
+    ) -> Release:
         tracked = self._tracked.pop(request.key, None)
         self._by_row = {row: other for row, other in self._by_row.items() if other is not tracked}
         if request.key in self._loading:  # the load may still be writing

@@ -1,7 +1,8 @@
 """The only module that reads the process environment. Each variable has a type and a default.
 
-In addition, `plugin_options()` reads the options of plugins, which follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`.
-`vllm_variables()` returns the variables of vLLM. A value that does not parse is an error; it is never replaced by the default.
+In addition, `plugin_options()` reads the options of plugins, which follow one pattern:
+`PEGBOARD__KIND__NAME__FIELD=value`. `vllm_variables()` returns the variables of vLLM. A value that
+does not parse is an error; it is never replaced by the default.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pegboard.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """PEGBOARD_CACHE: where fetched models and derived files are kept. Default: ~/.cache/pegboard."""
+    """PEGBOARD_CACHE: where fetched models and derived files are kept. Default:
+    ~/.cache/pegboard."""
     root = os.environ.get("PEGBOARD_CACHE")
     if root:
         return Path(root).expanduser()
@@ -29,7 +31,9 @@ def config_file() -> Path | None:
 
 def log_level() -> str:
     """PEGBOARD_LOG_LEVEL, else VLLM_LOGGING_LEVEL: DEBUG, INFO, WARNING or ERROR. Default INFO."""
-    name = next((name for name in ("PEGBOARD_LOG_LEVEL", "VLLM_LOGGING_LEVEL") if os.environ.get(name)), "")
+    name = next(
+        (name for name in ("PEGBOARD_LOG_LEVEL", "VLLM_LOGGING_LEVEL") if os.environ.get(name)), ""
+    )
     value = os.environ.get(name, "INFO").upper()
     if value not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         raise ConfigError(f"{name}={value!r}: expected DEBUG, INFO, WARNING or ERROR")
@@ -42,7 +46,8 @@ def log_everything() -> None:
 
 
 def api_key() -> str | None:
-    """PEGBOARD_API_KEY, else VLLM_API_KEY: the bearer token that clients must send. Default: none."""
+    """PEGBOARD_API_KEY, else VLLM_API_KEY: the bearer token that clients must send. Default:
+    none."""
     return os.environ.get("PEGBOARD_API_KEY") or os.environ.get("VLLM_API_KEY") or None
 
 
@@ -52,16 +57,20 @@ def vllm_variables() -> dict[str, str]:
 
 
 def client_key() -> str | None:
-    """OPENAI_API_KEY: the bearer token that `pegboard chat`, `complete` and `bench serve` send. PEGBOARD_API_KEY takes
-    precedence."""
+    """OPENAI_API_KEY: the bearer token that `pegboard chat`, `complete` and `bench serve` send.
+    PEGBOARD_API_KEY takes precedence."""
     return api_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
 def plugins_allowed() -> tuple[str, ...] | None:
-    """PEGBOARD_PLUGINS: comma-separated list of the plugins that may be used, each a distribution or `kind:name`. Default:
-    everything that is installed."""
+    """PEGBOARD_PLUGINS: comma-separated list of the plugins that may be used, each a distribution
+    or `kind:name`. Default: everything that is installed."""
     value = os.environ.get("PEGBOARD_PLUGINS")
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if value is not None else None
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip())
+        if value is not None
+        else None
+    )
 
 
 def hub_token() -> str | None:
@@ -70,20 +79,21 @@ def hub_token() -> str | None:
 
 
 def hub_offline() -> bool:
-    """HF_HUB_OFFLINE, or TRANSFORMERS_OFFLINE: 1, on, yes or true = download nothing, use the models that are there."""
+    """HF_HUB_OFFLINE, or TRANSFORMERS_OFFLINE: 1, on, yes or true = download nothing, use the
+    models that are there."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def strict() -> bool:
-    """PEGBOARD_STRICT: with 1, every plugin failure is fatal. Otherwise a plugin that was not explicitly requested is quarantined
-    when it fails."""
+    """PEGBOARD_STRICT: with 1, every plugin failure is fatal. Otherwise a plugin that was not
+    explicitly requested is quarantined when it fails."""
     return _is_on("PEGBOARD_STRICT")
 
 
 def check() -> bool:
-    """PEGBOARD_CHECK: with 1, everything that plugins return is checked while they run. Steps run eagerly and are slower. Needs
-    pegboard-testing."""
+    """PEGBOARD_CHECK: with 1, everything that plugins return is checked while they run. Steps run
+    eagerly and are slower. Needs pegboard-testing."""
     return _is_on("PEGBOARD_CHECK")
 
 
@@ -95,7 +105,8 @@ def _is_on(name: str) -> bool:
 
 
 def plugin_options() -> dict[tuple[str, str, str], str]:
-    """Return all `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}. The keys are lower case."""
+    """Return all `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}. The keys
+    are lower case."""
     found = {}
     for key, value in os.environ.items():
         if not key.startswith("PEGBOARD__"):
@@ -114,8 +125,8 @@ def num_cpus() -> int:
 
 
 def compute_threads() -> int:
-    """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops, the first counts. Default: one
-    per CPU that this process may use."""
+    """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops,
+    the first counts. Default: one per CPU that this process may use."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not value:
         return num_cpus()
@@ -125,7 +136,7 @@ def compute_threads() -> int:
 
 
 def let_compute_threads_sleep() -> None:
-    """Tell OpenMP, which torch computes with, to let waiting threads sleep. Waiting threads that spin would take cores away from
-    the code that runs between two operators. The call has an effect only before torch is imported. It does not change a value
-    that the user has set."""
+    """Tell OpenMP, which torch computes with, to let waiting threads sleep. Waiting threads that
+    spin would take cores away from the code that runs between two operators. The call has an effect
+    only before torch is imported. It does not change a value that the user has set."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,12 +1,12 @@
 """Every exception Pegboard raises on purpose, in one tree.
 
     PegboardError
-    ├── ConfigError             a user's setting is wrong, or settings contradict each other (exit status 2, all others 1)
-    │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
-    │   └── UsageError          the command line itself is wrong
+    ├── ConfigError             a user's setting is wrong, or settings contradict each other (exit
+    status 2, all others 1) │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request
+    of max_model_len │   └── UsageError          the command line itself is wrong
     ├── ModelError              the checkpoint is missing, damaged or not supported
-    ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says why
-    ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
+    ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says
+    why ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
     │   │   └── UnknownPlugin   also a ConfigError: a setting or a command names it
     │   ├── PluginConflict      several distributions provide the same name
@@ -19,8 +19,8 @@
     │   └── Overloaded          too many requests are queued (HTTP 503); has `retry_after_s`
     └── EngineDeadError         the engine process has died (HTTP 500 on requests, 503 on /health)
 
-A message says what was received, what was expected and what to do about it. Code that calls a third-party library translates the
-library's exceptions with `raise … from`.
+A message says what was received, what was expected and what to do about it. Code that calls a
+third-party library translates the library's exceptions with `raise … from`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ConfigError(PegboardError, ValueError):
 
 
 class KVCacheTooSmall(ConfigError):
-    """The KV cache memory is too small for one request of `max_model_len` tokens. needed_bytes: what would be enough. fits: the
-    largest max_model_len that fits; 0 = none."""
+    """The KV cache memory is too small for one request of `max_model_len` tokens. needed_bytes:
+    what would be enough. fits: the largest max_model_len that fits; 0 = none."""
 
     needed_bytes = 0
     fits = 0
@@ -63,8 +63,8 @@ class CannotRecord(PegboardError):
 
 
 class PluginError(PegboardError):
-    """The common class of errors about a plugin. `plugin` is the plugin's id, or None if the error is not about a single
-    plugin."""
+    """The common class of errors about a plugin. `plugin` is the plugin's id, or None if the error
+    is not about a single plugin."""
 
     def __init__(self, message: str, *, plugin: str | None = None) -> None:
         super().__init__(message)
@@ -80,7 +80,8 @@ class UnknownPlugin(PluginNotFound, ConfigError):
 
 
 class PluginConflict(PluginError):
-    """Several distributions register the requested name. The long form `distribution:name` selects one of them."""
+    """Several distributions register the requested name. The long form `distribution:name` selects
+    one of them."""
 
 
 class PluginUnsuitable(PluginError):
@@ -88,7 +89,8 @@ class PluginUnsuitable(PluginError):
 
 
 class PluginBroken(PluginError):
-    """The plugin is installed, but its import or its probe fails, or it does not fit its interface."""
+    """The plugin is installed, but its import or its probe fails, or it does not fit its
+    interface."""
 
 
 class PluginFailure(PluginError):
@@ -126,11 +128,13 @@ class Overloaded(RequestError):
 
 
 class EngineDeadError(PegboardError):
-    """The engine has died and cannot be used any more. The log gives the cause, and so does the message if the cause is known."""
+    """The engine has died and cannot be used any more. The log gives the cause, and so does the
+    message if the cause is known."""
 
 
 def brief(value: object, most: int = 60) -> str:
-    """Return a value as text of about `most` characters. Only its beginning is read: writing a million numbers takes seconds."""
+    """Return a value as text of about `most` characters. Only its beginning is read: writing a
+    million numbers takes seconds."""
     text = repr(_beginning(value, most, 4))
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -142,20 +146,25 @@ def _beginning(value: object, most: int, depth: int) -> object:
         return [_beginning(item, most, depth - 1) for item in value[: most // 3]] if depth else ...
     if isinstance(value, dict):
         pairs = islice(value.items(), most // 6)
-        return {_beginning(key, most, 0): _beginning(item, most, depth - 1) for key, item in pairs} if depth else ...
+        return (
+            {_beginning(key, most, 0): _beginning(item, most, depth - 1) for key, item in pairs}
+            if depth
+            else ...
+        )
     return value
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return True for exceptions, and for panics of Rust libraries, which do not inherit from Exception. Return False for
-    interrupts, exits and cancellation."""
+    """Return True for exceptions, and for panics of Rust libraries, which do not inherit from
+    Exception. Return False for interrupts, exits and cancellation."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def blame(plugin: str | None, modules: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
-    """Attribute errors to the innermost plugin of `modules` that failed (see `culprit`), else to `plugin`: they become a
-    PluginFailure. Pegboard's own errors pass unchanged. Use it around a step or a request, never around a layer.
+    """Attribute errors to the innermost plugin of `modules` that failed (see `culprit`), else to
+    `plugin`: they become a PluginFailure. Pegboard's own errors pass unchanged. Use it around a
+    step or a request, never around a layer.
     """
     try:
         yield
@@ -169,16 +178,23 @@ def blame(plugin: str | None, modules: Callable[[], Mapping[str, str]] = dict) -
             del failure  # this frame is part of its traceback, so it would make a cycle
 
 
-def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugin: str | None = None) -> PluginFailure | None:
-    """Return the PluginFailure for an error that came from a plugin's code or is about what a plugin returned. plugin: to blame
-    if no plugin of `modules` is found. Return None for all other errors."""
+def blamed(
+    error: BaseException, modules: Callable[[], Mapping[str, str]], plugin: str | None = None
+) -> PluginFailure | None:
+    """Return the PluginFailure for an error that came from a plugin's code or is about what a
+    plugin returned. plugin: to blame if no plugin of `modules` is found. Return None for all other
+    errors."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, PluginFailure):  # `expect` knows only the module
-        plugin, reason = culprit(modules(), [error.plugin or ""]), str(error)
+        plugin = culprit(modules(), [error.plugin or ""])
+        reason = str(error)
     elif isinstance(error, PegboardError) or not is_failure(error):
         return None
     else:
-        frames = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [
+            str(frame.f_globals.get("__name__", ""))
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+        ]
         plugin = culprit(modules(), frames[::-1]) or plugin
     if plugin is None:
         return error if isinstance(error, PluginFailure) else None
@@ -188,15 +204,16 @@ def blamed(error: BaseException, modules: Callable[[], Mapping[str, str]], plugi
 
 
 def bare(error: PegboardError) -> PegboardError:
-    """Return an error without its traceback and causes, so that it can be kept. They hold the frames that it passed, and so the
-    requests of that step."""
+    """Return an error without its traceback and causes, so that it can be kept. They hold the
+    frames that it passed, and so the requests of that step."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def expect(value: Any, expected: type[Any] | UnionType, source: object, method: str) -> Any:
-    """Return what `source.method()` returned, if it has the expected type, or the methods of an expected Protocol. Raises a
-    PluginFailure that names the module of `source`; `errors.blamed` finds the plugin that owns the module."""
+    """Return what `source.method()` returned, if it has the expected type, or the methods of an
+    expected Protocol. Raises a PluginFailure that names the module of `source`; `errors.blamed`
+    finds the plugin that owns the module."""
     if getattr(expected, "_is_protocol", False):
         if all(hasattr(value, name) for name in vars(expected) if name[0] != "_"):
             return value
@@ -208,9 +225,10 @@ def expect(value: Any, expected: type[Any] | UnionType, source: object, method: 
 
 
 def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Return the plugin whose code runs or failed, or None if it is not a plugin's. modules: module or top-level package → id of
-    the plugin that it belongs to. names: the modules on the stack, innermost first. Every step runs inside an executor's frames,
-    so an executor is the culprit only if no frame of Pegboard is further in."""
+    """Return the plugin whose code runs or failed, or None if it is not a plugin's. modules: module
+    or top-level package → id of the plugin that it belongs to. names: the modules on the stack,
+    innermost first. Every step runs inside an executor's frames, so an executor is the culprit only
+    if no frame of Pegboard is further in."""
     in_core = False
     for name in names:
         owner = modules.get(name) or modules.get(name.partition(".")[0])
@@ -221,12 +239,14 @@ def culprit(modules: Mapping[str, str], names: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or None if no name is similar. Leading dashes of a flag are
-    ignored. Two names are also similar if one begins with the other."""
+    """Return the known name that is most similar to `name`, or None if no name is similar. Leading
+    dashes of a flag are ignored. Two names are also similar if one begins with the other."""
     by_plain = {_plain(item): item for item in sorted(known, reverse=True)}
     given = _plain(name)
     found = get_close_matches(given, by_plain, n=1, cutoff=0.75)
-    found += sorted((item for item in by_plain if len(given) > 2 and item.startswith(given)), key=len)
+    found += sorted(
+        (item for item in by_plain if len(given) > 2 and item.startswith(given)), key=len
+    )
     found += [item for item in by_plain if len(item) > 2 and given.startswith(item)]
     return by_plain[found[0]] if found else None
 

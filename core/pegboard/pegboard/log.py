@@ -1,4 +1,5 @@
-"""Logging with one format and one root logger, `pegboard`. The program sets it up once per process; the library never does."""
+"""Logging with one format and one root logger, `pegboard`. The program sets it up once per process;
+the library never does."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def set_up_logging(level: str, role: str = "") -> None:
-    """Send the records of `pegboard` to stderr. In a child process every line starts with its `role` (engine, api, …)."""
+    """Send the records of `pegboard` to stderr. In a child process every line starts with its
+    `role` (engine, api, …)."""
     handler = logging.StreamHandler(sys.stderr)
     prefix = f"({role}) " if role else ""
     handler.setFormatter(logging.Formatter(prefix + FORMAT, datefmt="%m-%d %H:%M:%S"))

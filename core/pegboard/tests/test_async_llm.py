@@ -1,4 +1,5 @@
-"""AsyncLLM with a real engine process that runs no model: streams, aborts, failures, deaths, and clean-up."""
+"""AsyncLLM with a real engine process that runs no model: streams, aborts, failures, deaths, and
+clean-up."""
 
 from __future__ import annotations
 
@@ -63,10 +64,18 @@ async def collect(stream) -> list:
 
 
 def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
-    """The echo engine repeats the prompt. A whole answer, a streamed answer and a slowly read one give the same message."""
+    """The echo engine repeats the prompt. A whole answer, a streamed answer and a slowly read one
+    give the same message."""
     text = '<think>hm é</think>So <call add>{"x": "ü"}</call>.'
     entries = [
-        Entry(kind, "fake", "acme", "1.0", f"pegboard_testing.fake_parsers:{name}", f"pegboard.{kind}.v1")
+        Entry(
+            kind,
+            "fake",
+            "acme",
+            "1.0",
+            f"pegboard_testing.fake_parsers:{name}",
+            f"pegboard.{kind}.v1",
+        )
         for kind, name in (("reasoning_parser", "REASONING"), ("tool_parser", "TOOLS"))
     ]
     registry = Registry(Scan(entries=tuple(entries)))
@@ -77,16 +86,27 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
         def render(self, chat: Chat) -> Rendered:
             return Rendered(self.encode(chat.messages[0]["content"], add_special_tokens=False))
 
-    async def read(client: AsyncLLM, kind: RequestOutputKind, choice: str, pause_s: float = 0.0) -> tuple:
-        chat = Chat(messages=[{"role": "user", "content": text}], tools=[{"type": "function", "function": {"name": "add"}}])
+    async def read(
+        client: AsyncLLM, kind: RequestOutputKind, choice: str, pause_s: float = 0.0
+    ) -> tuple:
+        chat = Chat(
+            messages=[{"role": "user", "content": text}],
+            tools=[{"type": "function", "function": {"name": "add"}}],
+        )
         params = SamplingParams(max_tokens=len(text.encode()), output_kind=kind)
         options = RequestOptions(request_id=f"{kind}-{choice}-{pause_s}")
         events = []
-        async for output in await Chats(client).answer(ChatRequest(chat=chat, tool_choice=choice), params, options):
+        async for output in await Chats(client).answer(
+            ChatRequest(chat=chat, tool_choice=choice), params, options
+        ):
             events += output.events[0]
             await asyncio.sleep(pause_s)
         message = fold(events)
-        return message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls]
+        return (
+            message.content,
+            message.reasoning,
+            [(call.name, call.arguments) for call in message.tool_calls],
+        )
 
     async def body() -> None:
         process = EngineProcess(BUILDER)
@@ -97,22 +117,32 @@ def test_events_of_a_running_engine_are_read_by_the_plans_parsers():
             assert parsers.tool.name == parsers.reasoning.name == "fake"
             for choice, content in (("auto", "So ."), ("none", text.partition("</think>")[2])):
                 calls = [("add", '{"x": "ü"}')] if choice == "auto" else []
-                for kind, pause_s in ((RequestOutputKind.FINAL_ONLY, 0.0), (DELTA, 0.0), (DELTA, 0.004)):
+                for kind, pause_s in (
+                    (RequestOutputKind.FINAL_ONLY, 0.0),
+                    (DELTA, 0.0),
+                    (DELTA, 0.004),
+                ):
                     assert await read(client, kind, choice, pause_s) == (content, "hm é", calls)
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_the_folder_of_killed_processes_is_removed_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_killed_processes_is_removed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(client.zmq, "IPC_PATH_MAX_LEN", 1000)
-    left, open_to_others, users = (tmp_path / name for name in ("pegboard-engine-1", "pegboard-engine-2", "pegboard-mine"))
+    left, open_to_others, users = (
+        tmp_path / name for name in ("pegboard-engine-1", "pegboard-engine-2", "pegboard-mine")
+    )
     for folder, mode in ((left, 0o700), (open_to_others, 0o755), (users, 0o700)):
         folder.mkdir(mode)
         (folder / "engine").write_bytes(b"x")
     (tmp_path / "pegboard-engine-3").symlink_to(users)
     first, lock = client._new_folder()
-    assert not left.exists() and (open_to_others / "engine").exists() and (users / "engine").exists()
+    assert (
+        not left.exists() and (open_to_others / "engine").exists() and (users / "engine").exists()
+    )
     second, other = client._new_folder()
     assert first.exists() and second != first, "a folder in use stays"
     assert lock is not None and other is not None
@@ -122,7 +152,9 @@ def test_the_folder_of_killed_processes_is_removed_and_no_other(tmp_path: Path, 
     os.close(other), os.close(last)
 
 
-def test_without_locks_there_is_a_folder_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_there_is_a_folder_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(number: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -132,7 +164,10 @@ def test_without_locks_there_is_a_folder_all_the_same(tmp_path: Path, monkeypatc
     assert [*tmp_path.iterdir()] == [folder] and lock is None
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError("No usable folder")])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError("No usable folder")],
+)
 def test_a_full_disk_is_explained(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def refuse(**where: object) -> str:
         raise error
@@ -175,7 +210,9 @@ async def check_many_streams(client: AsyncLLM) -> None:
 
     async def text_of(index: int) -> str:
         stream = client.generate(
-            Prompt(text=prompts[index], add_special_tokens=False), params, RequestOptions(request_id=f"m{index}")
+            Prompt(text=prompts[index], add_special_tokens=False),
+            params,
+            RequestOptions(request_id=f"m{index}"),
         )
         return "".join([output.outputs[0].text async for output in stream])
 
@@ -184,14 +221,27 @@ async def check_many_streams(client: AsyncLLM) -> None:
 
 
 async def check_call_forms(client: AsyncLLM) -> None:
-    final = (await collect(client.generate([97, 98], SamplingParams(max_tokens=3), "vllm-style")))[-1]
-    assert (final.request_id, final.outputs[0].text, final.outputs[0].finish_reason) == ("vllm-style", "aba", "length")
-    assert final.num_cached_tokens == 0 and final.metrics.num_generation_tokens == 3
-    final = (await collect(client.generate({"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n")))[
+    final = (await collect(client.generate([97, 98], SamplingParams(max_tokens=3), "vllm-style")))[
         -1
     ]
-    assert [completion.text for completion in final.outputs] == ["xy"] * 2  # <s> is a special token and not shown
-    final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[-1]
+    assert (final.request_id, final.outputs[0].text, final.outputs[0].finish_reason) == (
+        "vllm-style",
+        "aba",
+        "length",
+    )
+    assert final.num_cached_tokens == 0 and final.metrics.num_generation_tokens == 3
+    final = (
+        await collect(
+            client.generate(
+                {"prompt": "xy"}, sampling_params=SamplingParams(n=2, max_tokens=3), request_id="n"
+            )
+        )
+    )[-1]
+    # <s> is a special token and not shown
+    assert [completion.text for completion in final.outputs] == ["xy"] * 2
+    final = (await collect(client.generate("x" * 5000, SamplingParams(truncate_prompt_tokens=-1))))[
+        -1
+    ]
     assert len(final.prompt_token_ids) == 4095 and final.finished
     assert client.models()[0].name == "echo" and client.health().is_alive and client.is_running
 
@@ -231,7 +281,15 @@ async def check_aborts(client: AsyncLLM) -> None:
     await client.control("abort", request_ids=["unknown", "mine"])
     assert [(await each)[-1].outputs[0].finish_reason for each in tasks] == ["abort"] * 2
     await collect(client.generate("ab", SamplingParams(stop=["b"], max_tokens=50), "stopped"))
-    assert await client.control("aborted") == ["m9", "closed", "cancelled", "told", "mine-0", "mine-1", "stopped"]
+    assert await client.control("aborted") == [
+        "m9",
+        "closed",
+        "cancelled",
+        "told",
+        "mine-0",
+        "mine-1",
+        "stopped",
+    ]
 
 
 async def check_control(client: AsyncLLM) -> None:
@@ -271,7 +329,10 @@ def test_a_failing_step_ends_everything():
     with_client(body)
 
 
-@pytest.mark.parametrize(("number", "is_crash"), [(signal.SIGKILL, False), (signal.SIGSEGV, True), (signal.SIGABRT, True)])
+@pytest.mark.parametrize(
+    ("number", "is_crash"),
+    [(signal.SIGKILL, False), (signal.SIGSEGV, True), (signal.SIGABRT, True)],
+)
 def test_a_killed_engine_ends_everything(number, is_crash):
     """After a crash of native code, the message says how to find the plugin."""
 
@@ -290,7 +351,8 @@ def test_a_killed_engine_ends_everything(number, is_crash):
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "words"), [("broken", ModelError, "broken on purpose"), ("bug", PegboardError, "ZeroDivisionError")]
+    ("name", "error", "words"),
+    [("broken", ModelError, "broken on purpose"), ("bug", PegboardError, "ZeroDivisionError")],
 )
 def test_errors_at_start_are_raised_here(name, error, words):
     async def body() -> None:
@@ -310,7 +372,8 @@ def test_shutdown_leaves_nothing_and_may_be_repeated():
         await client.start()
         stream = client.generate("a", ENDLESS)
         await anext(stream)
-        pid, folder = client._engine.pid, client._engine.folder
+        pid = client._engine.pid
+        folder = client._engine.folder
         assert folder.stat().st_mode & 0o777 == 0o700
         client.shutdown()
         client.shutdown()
@@ -344,8 +407,8 @@ asyncio.run(main())  # without a guard: the engine process does not run this fil
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_the_parent_ends(tmp_path, number):
-    """After SIGKILL the engine notices that its parent is gone. SIGINT goes to the whole process group, as Ctrl-C does, and the
-    parent stops the engine."""
+    """After SIGKILL the engine notices that its parent is gone. SIGINT goes to the whole process
+    group, as Ctrl-C does, and the parent stops the engine."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.replace("max_tokens=None", "max_tokens=4000"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -393,19 +456,28 @@ class CountingSink:
 
 
 def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(monkeypatch):
-    good, bad = CountingSink(), CountingSink(fails_after=2)
-    monkeypatch.setattr("pegboard.plan.ambient.build_sinks", lambda *chosen: {"good": good, "bad": bad})
+    good = CountingSink()
+    bad = CountingSink(fails_after=2)
+    monkeypatch.setattr(
+        "pegboard.plan.ambient.build_sinks", lambda *chosen: {"good": good, "bad": bad}
+    )
 
     async def main() -> None:
-        plan, process = echo_plan(), EngineProcess(BUILDER)
+        plan = echo_plan()
+        process = EngineProcess(BUILDER)
         process.start(plan, wants_samples=True)
         own = [Metric("http_requests_total", "counter", "")]
         client = AsyncLLM.of_plan(plan, None, process, tokenizer=ByteTokenizer(), metrics=own)
         async with client:
-            outputs = await asyncio.wait_for(collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60)
+            outputs = await asyncio.wait_for(
+                collect(client.generate("ab", SamplingParams(max_tokens=1000))), 60
+            )
             assert outputs[-1].outputs[0].finish_reason == "length"
             client.publish(Sample(1.0, counters={"http_requests_total": 1}))
-            assert good.metrics == ["http_requests_total", "generation_tokens_total"] and good.num_samples > 2
+            assert (
+                good.metrics == ["http_requests_total", "generation_tokens_total"]
+                and good.num_samples > 2
+            )
             assert 0 < good.tokens <= 1000 and bad.num_samples == 2
         assert good.is_closed and not bad.is_closed
 
@@ -413,8 +485,12 @@ def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(
 
 
 @pytest.mark.parametrize("number", [3, 500])
-def test_logprobs_of_a_long_prompt_are_converted_in_a_thread(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed, add_late, threads = OutputStream.feed, OutputStream.add_late, []
+def test_logprobs_of_a_long_prompt_are_converted_in_a_thread(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = OutputStream.feed
+    add_late = OutputStream.add_late
+    threads = []
 
     def feed_more(stream: OutputStream, delta: RequestDelta) -> bool:
         if not threads and not stream.late:
@@ -431,7 +507,9 @@ def test_logprobs_of_a_long_prompt_are_converted_in_a_thread(number: int, monkey
     monkeypatch.setattr(OutputStream, "add_late", add_noted)
 
     async def body(client: AsyncLLM) -> None:
-        params = SamplingParams(max_tokens=2, prompt_logprobs=1, output_kind=RequestOutputKind.FINAL_ONLY)
+        params = SamplingParams(
+            max_tokens=2, prompt_logprobs=1, output_kind=RequestOutputKind.FINAL_ONLY
+        )
         (output,) = await collect(client.generate("ab", params))
         assert len(output.prompt_logprobs) == 1 + number
 

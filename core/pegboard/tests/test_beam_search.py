@@ -1,4 +1,5 @@
-"""Beam search: a wide enough beam finds the same as an exhaustive search; online, the search ends when its requests end."""
+"""Beam search: a wide enough beam finds the same as an exhaustive search; online, the search ends
+when its requests end."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from pegboard.front.beam_search import BeamSearch, beam_search_online
 from pegboard.interfaces.api import Prompt, RequestOptions
 from pegboard_testing.fake_client import EOS, FakeEngineClient
 
-TOKENS, END = (1, 2, 3), 3
+TOKENS = (1, 2, 3)
+END = 3
 """Three tokens, of which the last one ends a sequence."""
 
 
@@ -26,7 +28,9 @@ def logprobs_behind(seed: int, tokens: tuple[int, ...]) -> dict[int, Logprob]:
     return {token: Logprob(-chance.random() * 3) for token in TOKENS}
 
 
-def exhaustive(seed: int, length: int, penalty: float, *, ignore_eos: bool) -> list[tuple[tuple[int, ...], float]]:
+def exhaustive(
+    seed: int, length: int, penalty: float, *, ignore_eos: bool
+) -> list[tuple[tuple[int, ...], float]]:
     """Return all continuations of the prompt (9,) of up to `length` tokens, best first."""
     found = []
     for size in range(1, length + 1):
@@ -34,7 +38,10 @@ def exhaustive(seed: int, length: int, penalty: float, *, ignore_eos: bool) -> l
             ends = tokens[-1] == END
             if END in tokens[:-1] and not ignore_eos or size < length and (not ends or ignore_eos):
                 continue
-            total = sum(logprobs_behind(seed, (9, *tokens[:at]))[token].logprob for at, token in enumerate(tokens))
+            total = sum(
+                logprobs_behind(seed, (9, *tokens[:at]))[token].logprob
+                for at, token in enumerate(tokens)
+            )
             found.append((tokens, total / (1 + size - ends) ** penalty))
     return sorted(found, key=lambda item: -item[1])
 
@@ -42,22 +49,34 @@ def exhaustive(seed: int, length: int, penalty: float, *, ignore_eos: bool) -> l
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), st.booleans())
 def test_a_wide_beam_finds_the_best_of_all(seed, length, penalty, ignore_eos):
-    params = BeamSearchParams(beam_width=3**length, max_tokens=length, length_penalty=penalty, ignore_eos=ignore_eos)
+    params = BeamSearchParams(
+        beam_width=3**length, max_tokens=length, length_penalty=penalty, ignore_eos=ignore_eos
+    )
     search = BeamSearch([9], params, {END}, max_model_len=100)
     while search.beams:
         search.extend([logprobs_behind(seed, tuple(beam.tokens)) for beam in search.beams])
     expected = exhaustive(seed, length, penalty, ignore_eos=ignore_eos)
     best = search.best()
-    assert [tuple(beam.tokens[1:]) for beam in best] == [tokens for tokens, _ in expected[: len(best)]]
+    assert [tuple(beam.tokens[1:]) for beam in best] == [
+        tokens for tokens, _ in expected[: len(best)]
+    ]
     assert len(best) == min(len(expected), params.beam_width)
     for beam in best:
         ended = not ignore_eos and beam.tokens[-1] == END
-        assert beam.finish_reason == ("stop" if ended else "length") and len(beam.logprobs) == len(beam.tokens) - 1
+        assert (
+            beam.finish_reason == ("stop" if ended else "length")
+            and len(beam.logprobs) == len(beam.tokens) - 1
+        )
         assert search.shown(beam) == (beam.tokens[:-1] if ended else beam.tokens)
 
 
 def test_beams_end_at_the_length_of_the_model():
-    search = BeamSearch([9, 9], BeamSearchParams(beam_width=2, max_tokens=50, ignore_eos=True), {END}, max_model_len=5)
+    search = BeamSearch(
+        [9, 9],
+        BeamSearchParams(beam_width=2, max_tokens=50, ignore_eos=True),
+        {END},
+        max_model_len=5,
+    )
     num_rounds = 0
     while search.beams:
         search.extend([logprobs_behind(0, tuple(beam.tokens)) for beam in search.beams])
@@ -67,17 +86,24 @@ def test_beams_end_at_the_length_of_the_model():
 
 def online(client: FakeEngineClient, **params):
     prompt = Prompt(text="x", add_special_tokens=False)
-    return beam_search_online(client, prompt, BeamSearchParams(**params), RequestOptions(request_id="b"), (EOS,))
+    return beam_search_online(
+        client, prompt, BeamSearchParams(**params), RequestOptions(request_id="b"), (EOS,)
+    )
 
 
 def test_online_gives_one_final_output():
     async def main():
-        return [output async for output in online(FakeEngineClient("abc"), beam_width=2, max_tokens=3)]
+        return [
+            output async for output in online(FakeEngineClient("abc"), beam_width=2, max_tokens=3)
+        ]
 
     (output,) = asyncio.run(main())
     assert output.finished and output.prompt_token_ids == [ord("x")] and len(output.outputs) == 2
     best, other = output.outputs
-    assert best.cumulative_logprob >= other.cumulative_logprob and len(best.token_ids) == len(best.logprobs) == 3
+    assert (
+        best.cumulative_logprob >= other.cumulative_logprob
+        and len(best.token_ids) == len(best.logprobs) == 3
+    )
 
 
 def test_leaving_ends_all_beams():

@@ -1,4 +1,5 @@
-"""Compares BlockPool with a simple model: which blocks are referenced, which can be found, and which are taken first."""
+"""Compares BlockPool with a simple model: which blocks are referenced, which can be found, and
+which are taken first."""
 
 from __future__ import annotations
 
@@ -90,7 +91,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         assert len(set(taken)) == n and set(taken) <= set(free)
         uncached = [block for block in free if block not in self.names.values()]
-        assert set(taken) <= set(uncached) or set(uncached) <= set(taken), "a cached block was taken before an empty one"
+        assert set(taken) <= set(uncached) or set(uncached) <= set(taken), (
+            "a cached block was taken before an empty one"
+        )
         self.names = {name: block for name, block in self.names.items() if block not in taken}
         self.refs.update(taken)
 

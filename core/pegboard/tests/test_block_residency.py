@@ -1,4 +1,5 @@
-"""Compares the measured residency of KV blocks with a simple computation from all events, for random histories of a pool."""
+"""Compares the measured residency of KV blocks with a simple computation from all events, for
+random histories of a pool."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ class Clock:
         return self.now
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "touch", "free", "reset"]), st.integers(0, 5), st.integers(1, 3))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "touch", "free", "reset"]),
+            st.integers(0, 5),
+            st.integers(1, 3),
+        )
+    )
+)
 def test_every_stay_is_told_once(history: list[tuple[str, int, int]]) -> None:
     clock = Clock()
     residency = BlockResidency(1.0, clock=clock)
@@ -28,7 +37,9 @@ def test_every_stay_is_told_once(history: list[tuple[str, int, int]]) -> None:
     held: list[int] = []
     taken: dict[int, float] = {}
     uses: dict[int, list[float]] = defaultdict(list)
-    lifetimes, idle, gaps = [], [], []
+    lifetimes = []
+    idle = []
+    gaps = []
     for action, which, seconds in history:
         clock.now += seconds
         if action == "take" and (blocks := pool.take(1)) is not None:
@@ -38,7 +49,8 @@ def test_every_stay_is_told_once(history: list[tuple[str, int, int]]) -> None:
                 idle.append(clock.now - max([taken[block], *uses[block]]))
                 last = uses[block][-NUM_GAPS - 1 :]
                 gaps += [b - a for a, b in zip(last, last[1:], strict=False)]
-            taken[block], uses[block] = clock.now, []
+            taken[block] = clock.now
+            uses[block] = []
             held.append(block)
         elif action == "touch" and held:
             block = held[which % len(held)]
@@ -49,7 +61,11 @@ def test_every_stay_is_told_once(history: list[tuple[str, int, int]]) -> None:
             pool.free([held.pop(which % len(held))])
         elif action == "reset" and pool.reset():
             taken.clear()
-    assert (residency.lifetimes, residency.idle_times, residency.reuse_gaps) == (lifetimes, idle, gaps)
+    assert (residency.lifetimes, residency.idle_times, residency.reuse_gaps) == (
+        lifetimes,
+        idle,
+        gaps,
+    )
     residency.clear()
     assert not (residency.lifetimes or residency.idle_times or residency.reuse_gaps)
 
@@ -68,9 +84,17 @@ def test_an_engine_measures_it_when_told_to() -> None:
         engine = FakeEngine(num_blocks=17, kv_metrics_share=share, metrics=[totals])
         for index in range(12):
             for again in range(2):
-                engine.add(f"{index}-{again}", [index + 3] * 20, SamplingParams(temperature=0, max_tokens=2))
+                engine.add(
+                    f"{index}-{again}",
+                    [index + 3] * 20,
+                    SamplingParams(temperature=0, max_tokens=2),
+                )
                 engine.run()
-        return {m.name: sum(r.count for r in found) for m, found in totals.readings() if m.name.startswith("kv_block_")}
+        return {
+            m.name: sum(r.count for r in found)
+            for m, found in totals.readings()
+            if m.name.startswith("kv_block_")
+        }
 
     assert counts(0.0) == {}
     found = counts(1.0)

@@ -1,4 +1,5 @@
-"""The kind `builtin_tool`: its fake passes the contract tests, and `tool_server` enables the right plugins."""
+"""The kind `builtin_tool`: its fake passes the contract tests, and `tool_server` enables the right
+plugins."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def __getattr__(name):
         servers: list[str] = []
 
     return Options
-"""
+"""  # noqa: E501
 
 Make = Callable[..., tuple[Registry, Settings]]
 
@@ -58,7 +59,9 @@ Make = Callable[..., tuple[Registry, Settings]]
 def make(fake_distributions: FakeDistributions) -> Make:
     """Install a client of tool servers and a plugin that has its own tool."""
 
-    def make(*, has_client: bool = True, plugins: dict[str, Any] | None = None, **server: Any) -> tuple[Registry, Settings]:
+    def make(
+        *, has_client: bool = True, plugins: dict[str, Any] | None = None, **server: Any
+    ) -> tuple[Registry, Settings]:
         names = {"own": "OWN", **({"client": "CLIENT"} if has_client else {})}
         points = {"builtin_tool": {name: f"acme_tools:{spec}" for name, spec in names.items()}}
         fake_distributions.add("acme-tools", points, {"acme_tools": SOURCE})
@@ -80,7 +83,10 @@ class TestFakeBuiltinTool(BuiltinToolContract):
 
 
 def served(registry: Registry) -> dict[str, list[Any]]:
-    return {kind: [tool.servers for tool in tools] for kind, tools in asyncio.run(start_tools(registry)).items()}  # type: ignore[attr-defined]
+    return {
+        kind: [tool.servers for tool in tools]
+        for kind, tools in asyncio.run(start_tools(registry)).items()
+    }  # type: ignore[attr-defined]
 
 
 def test_nothing_runs_unless_it_is_enabled(make: Make) -> None:
@@ -98,11 +104,15 @@ def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
     registry = with_enabled(registry, settings)
     both = [["a:1", "b:2"], None]
     assert served(registry) == {"mcp": both, "web_search": both[:1]}
-    assert served(Registry.from_lock(registry.lock())) == served(registry), "each of several API processes does the same"
+    assert served(Registry.from_lock(registry.lock())) == served(registry), (
+        "each of several API processes does the same"
+    )
 
 
 def test_an_option_wins_over_the_setting(make: Make) -> None:
-    registry, settings = make(tool_server=["a:1"], plugins={"options": {"builtin_tool.client": {"servers": ["c:3"]}}})
+    registry, settings = make(
+        tool_server=["a:1"], plugins={"options": {"builtin_tool.client": {"servers": ["c:3"]}}}
+    )
     assert served(with_enabled(registry, settings))["mcp"] == [["c:3"]]
 
 

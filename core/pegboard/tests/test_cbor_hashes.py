@@ -12,7 +12,8 @@ from pegboard.engine.kv.pool import sha256_cbor_block
 
 
 def test_cbor_is_canonical() -> None:
-    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"  # [h'70', [1, 24, 256], null], encoded by hand as in RFC 8949
+    # [h'70', [1, 24, 256], null], encoded by hand as in RFC 8949
+    encoded = b"\x83\x41p\x83\x01\x18\x18\x19\x01\x00\xf6"
     assert sha256_cbor_block(b"p", [1, 24, 256], b"") == hashlib.sha256(encoded).digest()
 
 
@@ -20,13 +21,20 @@ def cbor(item: bytes | int | list[Any] | None) -> bytes:
     """Encode as RFC 8949 says, with heads as short as they can be."""
     if item is None:
         return b"\xf6"
-    major, number, content = 0, item, b""
+    major = 0
+    number = item
+    content = b""
     if isinstance(item, bytes):
-        major, number, content = 2, len(item), item
+        major = 2
+        number = len(item)
+        content = item
     elif isinstance(item, list):
-        major, number, content = 4, len(item), b"".join(map(cbor, item))
+        major = 4
+        number = len(item)
+        content = b"".join(map(cbor, item))
     elif item < 0:
-        major, number = 1, -1 - item
+        major = 1
+        number = -1 - item
     assert isinstance(number, int)
     if number < 24:
         return bytes([32 * major + number]) + content
@@ -37,8 +45,12 @@ def cbor(item: bytes | int | list[Any] | None) -> bytes:
 edges = st.sampled_from([0, 1, 23, 24, 25, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**64 - 1])
 
 
-@given(st.lists(edges | edges.map(lambda number: -1 - number), max_size=30), st.sampled_from([0, 1, 23, 24, 255, 256, 65536]))
+@given(
+    st.lists(edges | edges.map(lambda number: -1 - number), max_size=30),
+    st.sampled_from([0, 1, 23, 24, 255, 256, 65536]),
+)
 def test_cbor_has_the_shortest_heads(tokens: list[int], length: int) -> None:
-    parent, extra = b"p" * 32, b"x" * length
+    parent = b"p" * 32
+    extra = b"x" * length
     expected = hashlib.sha256(cbor([parent, tokens, extra or None])).digest()
     assert sha256_cbor_block(parent, tokens, extra) == expected

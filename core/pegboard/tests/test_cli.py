@@ -1,4 +1,5 @@
-"""The command line: flags generated from settings, config files, one-line errors, and the cost of asking for help."""
+"""The command line: flags generated from settings, config files, one-line errors, and the cost of
+asking for help."""
 
 from __future__ import annotations
 
@@ -58,12 +59,16 @@ def example(setting):
         value = text.split("'")[3]
         return value, [flag, value]
     for name, value in [("int", 7), ("float", 0.5), ("str", "word")]:
-        if setting.type == {"int": int, "float": float, "str": str}[name] or text.startswith((name, f"typing.Union[{name}")):
+        if setting.type == {"int": int, "float": float, "str": str}[name] or text.startswith(
+            (name, f"typing.Union[{name}")
+        ):
             return value, [flag, str(value)]
     raise AssertionError(text)
 
 
-EVERY = [setting for section in SECTIONS for setting in settings_of(section) if setting.name != "options"]
+EVERY = [
+    setting for section in SECTIONS for setting in settings_of(section) if setting.name != "options"
+]
 
 
 @pytest.mark.parametrize("setting", EVERY, ids=lambda setting: f"{setting.section}.{setting.name}")
@@ -96,9 +101,16 @@ def test_defaults_and_the_model():
 
 def test_options_of_plugins_and_parts_of_mappings():
     settings = parse(
-        "--attention.triton.num_splits", "4", "--model-source.hub.retry-count=3", "--hf-overrides.rope.factor", "2.0"
+        "--attention.triton.num_splits",
+        "4",
+        "--model-source.hub.retry-count=3",
+        "--hf-overrides.rope.factor",
+        "2.0",
     )
-    assert settings.plugins.options == {"attention.triton": {"num_splits": "4"}, "model_source.hub": {"retry_count": "3"}}
+    assert settings.plugins.options == {
+        "attention.triton": {"num_splits": "4"},
+        "model_source.hub": {"retry_count": "3"},
+    }
     assert settings.engine.hf_overrides == {"rope": {"factor": 2.0}}
     for words, message in [
         (["--atention.triton.x", "1"], "did you mean 'attention'"),
@@ -150,12 +162,21 @@ def test_words_without_dots_pass_through(words):
 
 def test_files_then_command_line(tmp_path, monkeypatch):
     low = tmp_path / "low.toml"
-    low.write_text('model = "low"\nport = 1\nmax-num-seqs = 3\n[attention.triton]\nnum_splits = 2\nother = 1\n')
+    low.write_text(
+        'model = "low"\nport = 1\nmax-num-seqs = 3\n[attention.triton]\nnum_splits = 2\nother = 1\n'
+    )
     high = tmp_path / "high.yaml"
-    high.write_text("engine: {model: high}\nserver:\n  port: 2\nplugins: {deny: [acme]}\nattention: {triton: {num_splits: 3}}\n")
+    high.write_text(
+        "engine: {model: high}\nserver:\n  port: 2\nplugins: {deny: [acme]}\nattention: {triton: "
+        "{num_splits: 3}}\n"
+    )
     monkeypatch.setenv("PEGBOARD_CONFIG", str(low))
     settings = parse("--config", str(high), "--port", "3", "--attention.triton.other", "9")
-    assert (settings.engine.model, settings.server.port, settings.engine.max_num_seqs) == ("high", 3, 3)
+    assert (settings.engine.model, settings.server.port, settings.engine.max_num_seqs) == (
+        "high",
+        3,
+        3,
+    )
     assert settings.plugins.options == {"attention.triton": {"num_splits": 3, "other": "9"}}
     assert settings.plugins.deny == ["acme"]
     assert settings.sources["model"] == str(high) and settings.sources["port"] == "the command line"
@@ -206,24 +227,31 @@ def test_help_imports_nothing_heavy(words):
     script = (
         "import sys\nfrom pegboard.cli.main import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'uvicorn', 'starlette', 'zmq', 'tokenizers'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'uvicorn', 'starlette', 'zmq', "
+        "'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "from pegboard.interfaces import KINDS\n"
         f"wanted = {'pegboard_server' if words[0] == 'serve' else 'none'!r}\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules if name.startswith('pegboard_')} - {wanted}\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules if "
+        "name.startswith('pegboard_')} - {wanted}\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_front_imports_no_torch_and_no_numpy():
     script = (
-        "import sys, pegboard.front.llm, pegboard.front.async_llm, pegboard.engine.boundary.client, pegboard_server.server\n"
+        "import sys, pegboard.front.llm, pegboard.front.async_llm, "
+        "pegboard.engine.boundary.client, pegboard_server.server\n"
         "import pegboard_server.serve\n"
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -234,7 +262,7 @@ def test_parsers_keep_values_with_underscores():
     assert parser.parse(["--some_name=a_b"]).some_name == "a_b"
 
 
-# --- commands of plugins ------------------------------------------------------------------------------------------------------
+# --- commands of plugins --------------------------------------------------------------------------
 
 GREET = """
 class Greet:
@@ -294,24 +322,35 @@ def test_an_allow_list_hides_no_command_and_a_deny_list_does(fakes, capsys, monk
     assert "denied by 'acme-greet'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "distribution"), [(["serve"], "pegboard-server"), (["plugins", "doctor"], "pegboard-doctor")])
+@pytest.mark.parametrize(
+    ("words", "distribution"),
+    [(["serve"], "pegboard-server"), (["plugins", "doctor"], "pegboard-doctor")],
+)
 def test_a_command_that_could_be_installed(fakes, capsys, words, distribution):
     assert main(words) == 2
     assert f"pip install {distribution}" in capsys.readouterr().err
 
 
-# --- a newcomer's help ----------------------------------------------------------------------------------------------------------
+# --- a newcomer's help ----------------------------------------------------------------------------
 
 
 def test_help_of_a_command_is_short_and_grouped():
-    short, full = make_parser().format_help(), io.StringIO()
+    short = make_parser().format_help()
+    full = io.StringIO()
     with contextlib.redirect_stdout(full), pytest.raises(SystemExit):
         make_parser().parse(["--help=all"])
     assert short.count("\n") < full.getvalue().count("\n") / 3
-    assert all(f"\n{section} settings:" in short for section in SECTIONS) and "--max-model-len" in short
+    assert (
+        all(f"\n{section} settings:" in short for section in SECTIONS)
+        and "--max-model-len" in short
+    )
     assert "--help=all" in short and "--kv-cache-metrics-sample" not in short
     assert "--max-model-len" in full.getvalue() and "--kv-cache-metrics-sample" in full.getvalue()
-    names = {f"{setting.section}.{setting.name}" for section in SECTIONS for setting in settings_of(section)}
+    names = {
+        f"{setting.section}.{setting.name}"
+        for section in SECTIONS
+        for setting in settings_of(section)
+    }
     assert names >= MOST_USED
 
 
@@ -339,9 +378,12 @@ def test_what_is_near_nothing_gets_no_suggestion(typed):
 
 def test_dashes_and_underscores_in_dotted_names(fake_distributions):
     settings = parse(
-        "--structured-outputs-config.disable-any-whitespace", "true", "--hf-overrides.rope-scaling.rope-type=x",
-        "--kv-connector.my-store.max-size", "3",
-    )  # fmt: skip
+        "--structured-outputs-config.disable-any-whitespace",
+        "true",
+        "--hf-overrides.rope-scaling.rope-type=x",
+        "--kv-connector.my-store.max-size",
+        "3",
+    )
     assert settings.engine.structured_outputs_config == {"disable_any_whitespace": True}
     assert settings.engine.hf_overrides == {"rope_scaling": {"rope_type": "x"}}
     fake_distributions.add("acme", {"kv_connector": {"my_store": "acme_store:SPEC"}}, {})

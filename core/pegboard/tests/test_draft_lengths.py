@@ -14,19 +14,28 @@ MAX_DRAFTS = 6
 
 
 def lengths(**values: object) -> DraftLengths:
-    return DraftLengths(fake_limits(max_num_seqs=32, max_drafts=MAX_DRAFTS, **values), fixed_tokens=1)
+    return DraftLengths(
+        fake_limits(max_num_seqs=32, max_drafts=MAX_DRAFTS, **values), fixed_tokens=1
+    )
 
 
 def play(made: DraftLengths, rates: list[float], steps: int, seed: int = 1) -> list[int]:
-    """Run steps in which each draft token of row i is right with probability rates[i]. Returns how many each row verified."""
-    chance, rows, verified = random.Random(seed), list(range(len(rates))), [0] * len(rates)
+    """Run steps in which each draft token of row i is right with probability rates[i]. Returns how
+    many each row verified."""
+    chance = random.Random(seed)
+    rows = list(range(len(rates)))
+    verified = [0] * len(rates)
     for _ in range(steps):
         proposals = [np.full(count, 7, np.int32) for count in made.ask(rows)]
         kept = made.cut(rows, proposals)
-        tokens, counts = [], []
+        tokens = []
+        counts = []
         for row, proposal in enumerate(kept):
             right = [chance.random() < rates[row] for _ in range(len(proposal) + 1)]
-            accepted = next((place for place, is_right in enumerate(right[: len(proposal)]) if not is_right), len(proposal))
+            accepted = next(
+                (place for place, is_right in enumerate(right[: len(proposal)]) if not is_right),
+                len(proposal),
+            )
             tokens.append([7 if right[0] else 8])
             counts.append(accepted + 1)
             verified[row] += len(proposal)
@@ -38,7 +47,10 @@ def play(made: DraftLengths, rates: list[float], steps: int, seed: int = 1) -> l
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 def test_rows_whose_drafts_are_wrong_soon_verify_none(num_rows: int) -> None:
     made = lengths()
-    assert max(play(made, [0.0] * num_rows, 20)) <= 2 and play(made, [0.0] * num_rows, 300) == [0] * num_rows
+    assert (
+        max(play(made, [0.0] * num_rows, 20)) <= 2
+        and play(made, [0.0] * num_rows, 300) == [0] * num_rows
+    )
     assert sum(play(made, [0.1] * num_rows, 300)) <= 0.2 * 300 * num_rows
 
 
@@ -48,13 +60,16 @@ def test_rows_whose_drafts_are_right_soon_verify_all_they_may(num_rows: int) -> 
     play(made, [1.0] * num_rows, 40)
     assert play(made, [1.0] * num_rows, 5) == [5 * MAX_DRAFTS] * num_rows
     play(made, [0.0] * num_rows, 20)
-    assert play(made, [0.0] * num_rows, 5) == [0] * num_rows, "and stop when the text no longer repeats"
+    assert play(made, [0.0] * num_rows, 5) == [0] * num_rows, (
+        "and stop when the text no longer repeats"
+    )
     play(made, [1.0] * num_rows, 40)
     assert play(made, [1.0] * num_rows, 5) == [5 * MAX_DRAFTS] * num_rows
 
 
 def test_a_batch_needs_better_drafts_than_one_row() -> None:
-    alone, batch = play(lengths(), [0.6], 300), play(lengths(), [0.6] * 16, 300)
+    alone = play(lengths(), [0.6], 300)
+    batch = play(lengths(), [0.6] * 16, 300)
     assert alone[0] > 300 and max(batch) < 0.4 * alone[0]
 
 
@@ -79,4 +94,7 @@ def test_a_fixed_length_and_a_limit_of_rows() -> None:
     assert play(fixed, [1.0, 1.0, 1.0], 10) == [0, 0, 0]
     adaptive = lengths(max_draft_rows=2)
     play(adaptive, [1.0, 1.0], 20)
-    assert play(adaptive, [1.0, 1.0, 1.0], 10) == [0, 0, 0] and min(play(adaptive, [1.0, 1.0], 1)) == MAX_DRAFTS
+    assert (
+        play(adaptive, [1.0, 1.0, 1.0], 10) == [0, 0, 0]
+        and min(play(adaptive, [1.0, 1.0], 1)) == MAX_DRAFTS
+    )

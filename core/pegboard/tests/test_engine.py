@@ -27,7 +27,7 @@ def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,16 @@ def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
         ([3, -1], {}, "token id -1 is out of vocabulary"),
         ([3], {"priority": 1}, "scheduling policy that honours it"),
         ([3], {"lora": LoRARequest("poet", 1, "/p")}, "'poet': LoRA is off"),
-        ([3], {"params": greedy(structured_outputs=StructuredOutputsParams(regex="a"))}, "needs a structured output plugin"),
+        (
+            [3],
+            {"params": greedy(structured_outputs=StructuredOutputsParams(regex="a"))},
+            "needs a structured output plugin",
+        ),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(prompt: list[int], fields: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    prompt: list[int], fields: dict[str, Any], message: str
+) -> None:
     engine = FakeEngine()
     with pytest.raises(RequestError, match=message):
         engine.add("a", prompt, **fields)
@@ -51,8 +57,11 @@ def test_what_cannot_be_served_is_refused_with_the_reason(prompt: list[int], fie
 
 
 @given(st.booleans(), st.booleans(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 8))
-def test_the_longest_prompt_and_the_highest_id(pools: bool, chunked: bool, vocab: int, length: int, budget: int) -> None:
-    """A completion needs room for one token. The second of two texts that are compared has ids above the vocabulary."""
+def test_the_longest_prompt_and_the_highest_id(
+    pools: bool, chunked: bool, vocab: int, length: int, budget: int
+) -> None:
+    """A completion needs room for one token. The second of two texts that are compared has ids
+    above the vocabulary."""
     limits = fake_limits(
         vocab_size=vocab,
         max_model_len=length + (not pools),
@@ -64,7 +73,9 @@ def test_the_longest_prompt_and_the_highest_id(pools: bool, chunked: bool, vocab
 
     def is_taken(prompt: list[int]) -> bool:
         pooling = PoolingParams() if pools else None
-        request = EngineRequest(request_id="a", prompt_token_ids=prompt, params=SamplingParams(), pooling=pooling)
+        request = EngineRequest(
+            request_id="a", prompt_token_ids=prompt, params=SamplingParams(), pooling=pooling
+        )
         try:
             check_request(request, limits, has_priority=False, embedding_size=0)
         except RequestError as error:
@@ -72,7 +83,12 @@ def test_the_longest_prompt_and_the_highest_id(pools: bool, chunked: bool, vocab
             return False
         return True
 
-    assert is_taken([highest]) and is_taken([0]) and not is_taken([highest + 1]) and not is_taken([-1, 0][:length])
+    assert (
+        is_taken([highest])
+        and is_taken([0])
+        and not is_taken([highest + 1])
+        and not is_taken([-1, 0][:length])
+    )
     longest = length if chunked else min(length, budget)
     assert is_taken([0] * longest) and not is_taken([0] * (longest + 1)) and not is_taken([])
 
@@ -105,7 +121,9 @@ def test_every_completion_counts_in_the_queue() -> None:
     engine.add("c", [3], greedy())
     with pytest.raises(RequestError, match="n must be at most 4") as caught:
         engine.add("d", [3], SamplingParams(n=5))
-    assert caught.value.parameter == "n" and not isinstance(caught.value, Overloaded), "trying again would not help"
+    assert caught.value.parameter == "n" and not isinstance(caught.value, Overloaded), (
+        "trying again would not help"
+    )
 
 
 def test_a_prompt_over_the_step_is_refused_without_chunked_prefill() -> None:
@@ -119,9 +137,17 @@ def test_a_longest_prompt_still_gets_one_token() -> None:
     assert len(result.token_ids) == 1 and result.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", ["max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "block_size"])
+@pytest.mark.parametrize(
+    "name", ["max_model_len", "max_num_batched_tokens", "max_num_seqs", "vocab_size", "block_size"]
+)
 def test_limits_name_what_is_wrong(name: str) -> None:
-    good = {"max_model_len": 8, "max_num_batched_tokens": 8, "max_num_seqs": 2, "vocab_size": 9, "block_size": 4}
+    good = {
+        "max_model_len": 8,
+        "max_num_batched_tokens": 8,
+        "max_num_seqs": 2,
+        "vocab_size": 9,
+        "block_size": 4,
+    }
     with pytest.raises(ConfigError, match=name):
         Limits(**{**good, name: 0})
 
@@ -131,13 +157,19 @@ def test_limits_that_contradict() -> None:
         fake_limits(max_num_batched_tokens=4, max_num_seqs=5)
 
 
-# --- how a completion ends ----------------------------------------------------------------------------------------------------
+# --- how a completion ends ------------------------------------------------------------------------
 
 
-def end(params: SamplingParams, outputs: list[int], max_model_len: int = 100) -> tuple[int, str | None, int | str | None]:
+def end(
+    params: SamplingParams, outputs: list[int], max_model_len: int = 100
+) -> tuple[int, str | None, int | str | None]:
     request = Request.of(EngineRequest(request_id="r", prompt_token_ids=[5, 6], params=params))
     kept, reason = request.append_until_stop(outputs, max_model_len)
-    assert request.output_token_ids == kept == outputs[: len(kept)] and request.all_token_ids == [5, 6, *kept]
+    assert request.output_token_ids == kept == outputs[: len(kept)] and request.all_token_ids == [
+        5,
+        6,
+        *kept,
+    ]
     return len(kept), reason, request.stop_reason
 
 
@@ -146,9 +178,17 @@ def test_the_order_of_ends() -> None:
     assert end(greedy(**eos), [3, EOS, 4]) == (2, "stop", None)
     assert end(greedy(**eos), [3, 7, 4]) == (2, "stop", 7)
     assert end(greedy(**eos, ignore_eos=True), [3, EOS, 4]) == (3, None, None)
-    assert end(greedy(eos_token_ids=[EOS], stop_token_ids=[EOS], max_tokens=9), [EOS]) == (1, "stop", None)
-    assert end(greedy(eos_token_ids=[EOS], stop_token_ids=[EOS], max_tokens=9, ignore_eos=True), [EOS]) == (1, "stop", EOS)
-    assert end(greedy(**{**eos, "max_tokens": 2}), [3, EOS]) == (2, "stop", None), "a stop token in the last place is a stop"
+    assert end(greedy(eos_token_ids=[EOS], stop_token_ids=[EOS], max_tokens=9), [EOS]) == (
+        1,
+        "stop",
+        None,
+    )
+    assert end(
+        greedy(eos_token_ids=[EOS], stop_token_ids=[EOS], max_tokens=9, ignore_eos=True), [EOS]
+    ) == (1, "stop", EOS)
+    assert end(greedy(**{**eos, "max_tokens": 2}), [3, EOS]) == (2, "stop", None), (
+        "a stop token in the last place is a stop"
+    )
     assert end(greedy(2), [3, 4, 5]) == (2, "length", None)
     assert end(greedy(None), [3, 4, 5], max_model_len=4) == (2, "length", None)
 
@@ -160,9 +200,21 @@ def test_min_tokens_holds_stops_back_but_never_the_model_length() -> None:
 
 
 @settings(max_examples=100)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 4), st.integers(4, 9), st.data())
-def test_tokens_in_one_go_end_like_tokens_one_by_one(outputs: list[int], min_tokens: int, max_tokens: int, data: Any) -> None:
-    params = greedy(max_tokens, min_tokens=min_tokens, eos_token_ids=[EOS], stop_token_ids=data.draw(st.sampled_from([[], [2]])))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.integers(0, 4),
+    st.integers(4, 9),
+    st.data(),
+)
+def test_tokens_in_one_go_end_like_tokens_one_by_one(
+    outputs: list[int], min_tokens: int, max_tokens: int, data: Any
+) -> None:
+    params = greedy(
+        max_tokens,
+        min_tokens=min_tokens,
+        eos_token_ids=[EOS],
+        stop_token_ids=data.draw(st.sampled_from([[], [2]])),
+    )
     one_by_one = Request.of(EngineRequest(request_id="r", prompt_token_ids=[5], params=params))
     for token in outputs:
         if one_by_one.append_until_stop([token], 100)[1]:
@@ -177,7 +229,10 @@ def test_abort_in_every_state() -> None:
     engine.step()
     engine.engine.abort(["running", "waiting", "unknown"])
     results = engine.run()
-    assert {name: results[name, 0].finish_reason for name in ("running", "waiting")} == {"running": "abort", "waiting": "abort"}
+    assert {name: results[name, 0].finish_reason for name in ("running", "waiting")} == {
+        "running": "abort",
+        "waiting": "abort",
+    }
     assert results["waiting", 0].token_ids == []
     engine.check_idle()
     assert engine.engine.step() == []
@@ -186,11 +241,14 @@ def test_abort_in_every_state() -> None:
 def test_logprobs_come_with_their_tokens() -> None:
     result = FakeEngine(max_drafts=3).generate(range(5), greedy(9, logprobs=2))
     for delta in result.deltas:
-        assert delta.logprobs is not None and [p.token_ids[0] for p in delta.logprobs] == delta.token_ids
+        assert (
+            delta.logprobs is not None
+            and [p.token_ids[0] for p in delta.logprobs] == delta.token_ids
+        )
         assert all(len(p.token_ids) == len(p.values) == 3 and p.rank == 1 for p in delta.logprobs)
 
 
-# --- metrics ------------------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 class Sink:
@@ -221,7 +279,8 @@ class Sink:
 
 
 def test_what_is_measured() -> None:
-    sink, now = Sink(), [100.0]
+    sink = Sink()
+    now = [100.0]
 
     def clock() -> float:
         now[0] += 0.5
@@ -233,16 +292,32 @@ def test_what_is_measured() -> None:
     engine.add("b", range(10), greedy(3))
     engine.run()
     assert sink.total("prompt_tokens_total") == 20 and sink.total("generation_tokens_total") == 6
-    assert sink.total("prefix_cache_queries_total") == 20 and sink.total("prefix_cache_hits_total") == 8
+    assert (
+        sink.total("prefix_cache_queries_total") == 20
+        and sink.total("prefix_cache_hits_total") == 8
+    )
     assert sink.total("request_success_total|length") == 2
-    assert len(sink.seen("time_to_first_token_seconds")) == 2 and len(sink.seen("inter_token_latency_seconds")) == 4
-    assert all(value > 0 for value in sink.seen("time_to_first_token_seconds") + sink.seen("e2e_request_latency_seconds"))
-    assert sink.seen("request_prompt_tokens") == [10, 10] and sink.seen("request_generation_tokens") == [3, 3]
+    assert (
+        len(sink.seen("time_to_first_token_seconds")) == 2
+        and len(sink.seen("inter_token_latency_seconds")) == 4
+    )
+    assert all(
+        value > 0
+        for value in sink.seen("time_to_first_token_seconds")
+        + sink.seen("e2e_request_latency_seconds")
+    )
+    assert sink.seen("request_prompt_tokens") == [10, 10] and sink.seen(
+        "request_generation_tokens"
+    ) == [3, 3]
     assert len(sink.samples) == len(engine.executor.batches), "one sample per step"
     assert max(sample.gauges["num_requests_running"] for sample in sink.samples) == 1
     declared = {metric.name: metric for metric in sink.metrics}
     for sample in sink.samples:
-        published = {"gauge": sample.gauges, "counter": sample.counters, "histogram": sample.observations}
+        published = {
+            "gauge": sample.gauges,
+            "counter": sample.counters,
+            "histogram": sample.observations,
+        }
         for kind, keys in published.items():
             for name, labels in map(split_series, keys):
                 assert declared[name].type == kind and len(declared[name].labels) == len(labels)
@@ -251,7 +326,8 @@ def test_what_is_measured() -> None:
 
 
 def test_a_failing_sink_is_switched_off_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    bad, good = Sink(fails_at=2), Sink()
+    bad = Sink(fails_at=2)
+    good = Sink()
     engine = FakeEngine(metrics=[bad, good])
     with caplog.at_level(logging.WARNING, "pegboard"):
         engine.generate(range(5), greedy(6))
@@ -259,7 +335,7 @@ def test_a_failing_sink_is_switched_off_with_one_warning(caplog: pytest.LogCaptu
     assert len([record for record in caplog.records if "Sink" in record.getMessage()]) == 1
 
 
-# --- control ------------------------------------------------------------------------------------------------------------------
+# --- control --------------------------------------------------------------------------------------
 
 
 def test_reset_prefix_cache() -> None:
@@ -280,7 +356,9 @@ def test_the_rest_of_the_side_door() -> None:
     engine.add("a", range(10), greedy(8))
     engine.step()
     stats = engine.engine.control("stats")
-    assert stats["blocks_of"] == {"a": [3]} and stats["num_free_blocks"] == stats["num_blocks"] - 1 - 3
+    assert (
+        stats["blocks_of"] == {"a": [3]} and stats["num_free_blocks"] == stats["num_blocks"] - 1 - 3
+    )
     assert engine.engine.control("call", method="profile", args=["/tmp/x"]) == [None]
     assert engine.executor.calls[-1] == ("profile", ("/tmp/x",))
     assert engine.engine.control("stats") == engine.engine.stats()
@@ -291,24 +369,34 @@ def test_the_rest_of_the_side_door() -> None:
 @pytest.mark.parametrize("method", ["allocate", "warm_up", "load", "run", "stop", "fly"])
 def test_what_would_disturb_serving_cannot_be_called(method: str) -> None:
     engine = FakeEngine()
-    with pytest.raises(RequestError, match=f"workers cannot run '{method}' while they serve; they can run memory, profile"):
+    with pytest.raises(
+        RequestError,
+        match=f"workers cannot run '{method}' while they serve; they can run memory, profile",
+    ):
         engine.engine.control("call", method=method)
     assert engine.executor.calls == []
     engine.generate(range(5), greedy())
 
 
-# --- death --------------------------------------------------------------------------------------------------------------------
+# --- death ----------------------------------------------------------------------------------------
 
 
 def test_a_failed_step_is_the_end() -> None:
     engine = FakeEngine(failing_step=1)
     engine.add("a", range(5), greedy(8))
     engine.step()
-    with pytest.raises(EngineDeadError, match="a step failed: RuntimeError: asked to fail") as error:
+    with pytest.raises(
+        EngineDeadError, match="a step failed: RuntimeError: asked to fail"
+    ) as error:
         engine.step()
     assert isinstance(error.value.__cause__, RuntimeError)
     inner = engine.engine
-    calls = [engine.step, lambda: engine.add("b", [3]), lambda: inner.abort(["a"]), lambda: inner.control("stats")]
+    calls = [
+        engine.step,
+        lambda: engine.add("b", [3]),
+        lambda: inner.abort(["a"]),
+        lambda: inner.control("stats"),
+    ]
     for call in calls:
         with pytest.raises(EngineDeadError, match="asked to fail"):
             call()
@@ -340,14 +428,19 @@ def test_a_failing_policy_is_named() -> None:
         engine.step()
 
 
-@pytest.mark.parametrize(("method", "value"), [("budget", None), ("budget", 3), ("victim", "the first")])
+@pytest.mark.parametrize(
+    ("method", "value"), [("budget", None), ("budget", 3), ("victim", "the first")]
+)
 def test_a_policy_that_returns_something_else_is_named(method: str, value: object) -> None:
     policy = FakePolicy(SchedulingPolicySetup(fake_limits()))
     setattr(policy, method, lambda *_: value)
     engine = FakeEngine(policy=policy, num_blocks=18)
     for name in "abc":
         engine.add(name, range(9), greedy(40))
-    with pytest.raises(PluginFailure, match=rf"scheduling_policy FakePolicy failed: FakePolicy.{method}\(\) returned a"):
+    with pytest.raises(
+        PluginFailure,
+        match=rf"scheduling_policy FakePolicy failed: FakePolicy.{method}\(\) returned a",
+    ):
         engine.run()
 
 
@@ -388,7 +481,9 @@ def test_the_policy_learns_from_every_step() -> None:
     engine.add("b", range(5), greedy(4))
     engine.run()
     assert len(policy.loads) == len(engine.executor.batches)
-    assert [load.num_decodes for load in policy.loads] == [0, 2, 2, 2] and policy.loads[0].num_waiting == 2
+    assert [load.num_decodes for load in policy.loads] == [0, 2, 2, 2] and policy.loads[
+        0
+    ].num_waiting == 2
 
 
 def test_a_dead_worker_is_noticed_between_steps() -> None:
@@ -407,7 +502,15 @@ def test_batches_share_no_state_with_the_engine() -> None:
     engine.add("a", range(9), greedy(9))
     engine.step()
     batch = engine.executor.batches[0]
-    before = [array.copy() for array in (batch.new[0].token_ids, *batch.new[0].block_ids, batch.rows, batch.num_computed_tokens)]
+    before = [
+        array.copy()
+        for array in (
+            batch.new[0].token_ids,
+            *batch.new[0].block_ids,
+            batch.rows,
+            batch.num_computed_tokens,
+        )
+    ]
     engine.run()
     after = [batch.new[0].token_ids, *batch.new[0].block_ids, batch.rows, batch.num_computed_tokens]
     assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))

@@ -19,18 +19,22 @@ def greedy(max_tokens: int | None = 4, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
 
 
-# --- grammars -----------------------------------------------------------------------------------------------------------------
+# --- grammars -------------------------------------------------------------------------------------
 
 
 def grammar(text: str, max_tokens: int = 20) -> SamplingParams:
-    return greedy(max_tokens, eos_token_ids=[EOS], structured_outputs=StructuredOutputsParams(grammar=text))
+    return greedy(
+        max_tokens, eos_token_ids=[EOS], structured_outputs=StructuredOutputsParams(grammar=text)
+    )
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_the_output_obeys_its_grammar(max_drafts: int, max_in_flight: int) -> None:
     backend = FakeStructuredOutput(64, [EOS])
-    engine = FakeEngine(structured_output=backend, max_drafts=max_drafts, max_in_flight=max_in_flight)
+    engine = FakeEngine(
+        structured_output=backend, max_drafts=max_drafts, max_in_flight=max_in_flight
+    )
     engine.add("free", range(9), greedy(12))
     for i in range(3):
         engine.add(str(i), range(i, i + 5), grammar("3:0,1,2:7"))
@@ -59,14 +63,18 @@ def test_a_grammar_that_does_not_compile_fails_its_request_only() -> None:
     engine.add("bad", range(5), grammar("nonsense"))
     engine.add("good", range(5), greedy(3))
     results = engine.run()
-    assert results["bad", 0].finish_reason == "error" and "bad grammar 'nonsense'" in (results["bad", 0].deltas[0].error or "")
+    assert results["bad", 0].finish_reason == "error" and "bad grammar 'nonsense'" in (
+        results["bad", 0].deltas[0].error or ""
+    )
     assert results["good", 0].finish_reason == "length"
     engine.check_idle()
 
 
 def test_a_grammar_has_a_time_limit() -> None:
     gate = threading.Event()
-    engine = FakeEngine(structured_output=FakeStructuredOutput(64, [EOS], gate=gate), grammar_timeout_s=0.0)
+    engine = FakeEngine(
+        structured_output=FakeStructuredOutput(64, [EOS], gate=gate), grammar_timeout_s=0.0
+    )
     engine.add("slow", range(5), grammar("3:0:7"))
     result = engine.run()["slow", 0]
     gate.set()
@@ -82,7 +90,11 @@ def test_a_constraint_that_no_backend_enforces_is_refused_with_every_reason() ->
 def test_completions_of_one_request_have_grammars_of_their_own() -> None:
     engine = FakeEngine(structured_output=FakeStructuredOutput(64, [EOS]))
     params = SamplingParams(
-        n=3, seed=3, max_tokens=20, eos_token_ids=[EOS], structured_outputs=StructuredOutputsParams(grammar="3:0,1,2:7")
+        n=3,
+        seed=3,
+        max_tokens=20,
+        eos_token_ids=[EOS],
+        structured_outputs=StructuredOutputsParams(grammar="3:0,1,2:7"),
     )
     engine.add("a", range(5), params)
     for (_, _), result in engine.run().items():
@@ -106,7 +118,7 @@ def test_parameters_become_one_constraint(params: dict[str, Any], kind: str, tex
     assert constraint.whitespace_pattern == params.get("whitespace_pattern")
 
 
-# --- KV connectors ------------------------------------------------------------------------------------------------------------
+# --- KV connectors --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
@@ -140,16 +152,24 @@ def test_blocks_of_another_model_are_not_loaded(load: Any) -> None:
 def test_a_failed_load(load: Any, policy: Any) -> None:
     store: dict[Any, Any] = {}
     before = FakeEngine(kv_load=load, kv_store=store).generate(range(21), greedy(6))
-    engine = FakeEngine(kv_load=load, kv_store=store, kv_fails=lambda key: 9, kv_load_failure_policy=policy)
+    engine = FakeEngine(
+        kv_load=load, kv_store=store, kv_fails=lambda key: 9, kv_load_failure_policy=policy
+    )
     after = engine.generate(range(21), greedy(6))
     if policy == "recompute":
         num_loaded = 0 if load == "in_step" else 9
-        assert after.token_ids == before.token_ids and after.deltas[0].num_cached_tokens == num_loaded
-        assert engine.engine.stats()["external_prefix_cache_hits_total"] == num_loaded, "only loaded tokens count as hits"
+        assert (
+            after.token_ids == before.token_ids and after.deltas[0].num_cached_tokens == num_loaded
+        )
+        assert engine.engine.stats()["external_prefix_cache_hits_total"] == num_loaded, (
+            "only loaded tokens count as hits"
+        )
         again = engine.generate(range(21), greedy(6))
         assert again.token_ids == before.token_ids, "nothing of the failed load was cached"
     else:
-        assert after.finish_reason == "error" and "kv_load_failure_policy" in (after.deltas[-1].error or "")
+        assert after.finish_reason == "error" and "kv_load_failure_policy" in (
+            after.deltas[-1].error or ""
+        )
         assert engine.engine.stats()["external_prefix_cache_hits_total"] == 0
     engine.check_idle()
 
@@ -163,15 +183,20 @@ def test_a_loading_request_is_passed_and_may_be_aborted() -> None:
     engine.step()
     assert [new.request_id for new in engine.executor.batches[0].new] == ["other"]
     engine.engine.abort(["loading"])
-    assert engine.engine.stats()["num_free_blocks"] < engine.engine.stats()["num_blocks"] - 1, "the load may still be writing"
+    assert engine.engine.stats()["num_free_blocks"] < engine.engine.stats()["num_blocks"] - 1, (
+        "the load may still be writing"
+    )
     assert engine.run()["loading", 0].finish_reason == "abort"
     engine.check_idle()
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("bad", [None, 0, 13])
-def test_a_window_prefix_travels_without_the_blocks_before_the_window(load: Any, bad: int | None) -> None:
-    """If such a load fails, the blocks before the window are missing, so the request must be computed from the start."""
+def test_a_window_prefix_travels_without_the_blocks_before_the_window(
+    load: Any, bad: int | None
+) -> None:
+    """If such a load fails, the blocks before the window are missing, so the request must be
+    computed from the start."""
     store: dict[Any, Any] = {}
     retains = [Full(), Window(6)]
     first = FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), greedy(12))
@@ -193,5 +218,8 @@ def test_no_request_forks_from_a_prompt_whose_load_may_still_fail() -> None:
     alone.add("a", range(21), params)
     engine = FakeEngine(kv_load="in_step", kv_store=store, kv_fails=lambda key: 3, max_in_flight=3)
     engine.add("a", range(21), params)
-    expected, results = alone.run(), engine.run()
-    assert [results["a", i].token_ids for i in range(3)] == [expected["a", i].token_ids for i in range(3)]
+    expected = alone.run()
+    results = engine.run()
+    assert [results["a", i].token_ids for i in range(3)] == [
+        expected["a", i].token_ids for i in range(3)
+    ]

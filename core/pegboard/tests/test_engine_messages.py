@@ -27,23 +27,44 @@ from pegboard.errors import Overloaded, PegboardError, PluginFailure, RequestErr
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(n=2, stop=["x"], logit_bias={3: 1.5}, structured_outputs=StructuredOutputsParams(json={"a": 1})),
+        SamplingParams(
+            n=2,
+            stop=["x"],
+            logit_bias={3: 1.5},
+            structured_outputs=StructuredOutputsParams(json={"a": 1}),
+        ),
         SamplingParams(temperature=0, max_tokens=None, extra_args={"k": [1, None]}),
     ],
 )
 def test_requests(params):
     request = EngineRequest(
-        request_id="r", prompt_token_ids=[1, 2], params=params, priority=-1, cache_salt="s", lora=LoRARequest("a", 1, "/a")
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        params=params,
+        priority=-1,
+        cache_salt="s",
+        lora=LoRARequest("a", 1, "/a"),
     )
     assert decode_to_engine(encode(Add(request))) == Add(request)
 
 
 def test_everything_else():
-    delta = RequestDelta(request_id="r", token_ids=[1], logprobs=[PositionLogprobs([1, 2], [-0.1, -0.2], 1)], stop_reason="s")
+    delta = RequestDelta(
+        request_id="r",
+        token_ids=[1],
+        logprobs=[PositionLogprobs([1, 2], [-0.1, -0.2], 1)],
+        stop_reason="s",
+    )
     for message in (Abort(["a"]), Control(3, "x", {"y": [1]})):
         assert decode_to_engine(encode(message)) == message
     failure = Failure.of(RequestError("no", parameter="p"))
-    for message in (Ready({"a": 1}), StepDeltas([delta]), Rejected("r", failure), ControlReply(3, {"a": 1}), Dead(failure)):
+    for message in (
+        Ready({"a": 1}),
+        StepDeltas([delta]),
+        Rejected("r", failure),
+        ControlReply(3, {"a": 1}),
+        Dead(failure),
+    ):
         assert decode_from_engine(encode(message)) == message
 
 
@@ -70,7 +91,11 @@ def test_errors_travel_by_type(error, type_, attributes):
 
 
 def test_every_error_of_the_tree_travels():
-    tree = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, PegboardError)]
+    tree = [
+        item
+        for item in vars(errors).values()
+        if isinstance(item, type) and issubclass(item, PegboardError)
+    ]
     assert len(tree) > 10
     for cls in tree:
         assert type(Failure.of(cls("m")).error()) is cls

@@ -1,5 +1,5 @@
-"""Two things at once: aborts in every step of a load or of n > 1, reloads of adapters of preempted requests, full pools. The fake
-engine checks its invariants after every step."""
+"""Two things at once: aborts in every step of a load or of n > 1, reloads of adapters of preempted
+requests, full pools. The fake engine checks its invariants after every step."""
 
 from __future__ import annotations
 
@@ -19,21 +19,38 @@ from pegboard.engine.queues import KVConnectors
 from pegboard.interfaces.attention import Full, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
 from pegboard.interfaces.metrics import BlocksStored, KVEvent, Metric, Sample
-from pegboard.interfaces.scheduling_policy import RequestView, SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import (
+    RequestView,
+    SchedulingPolicySetup,
+    StepBudget,
+    StepLoad,
+)
 from pegboard_testing.fake_engine import FakeEngine, expected_tokens
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_policy import FakePolicy
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
-LAYERS: list[list[Retain]] = [[Full()], [Full(), Window(6)], [State(checkpoint_every=4)], [Full(), State(checkpoint_every=4)]]
+LAYERS: list[list[Retain]] = [
+    [Full()],
+    [Full(), Window(6)],
+    [State(checkpoint_every=4)],
+    [Full(), State(checkpoint_every=4)],
+]
 
 
-def request(request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **fields: Any) -> EngineRequest:
-    return EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields)
+def request(
+    request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **fields: Any
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields
+    )
 
 
-def run(engine: FakeEngine, requests: Sequence[EngineRequest], abort: tuple[int, list[str]] = (-1, [])) -> None:
-    """Add the requests, abort some before step number abort[0], and check all answers and that everything is released."""
+def run(
+    engine: FakeEngine, requests: Sequence[EngineRequest], abort: tuple[int, list[str]] = (-1, [])
+) -> None:
+    """Add the requests, abort some before step number abort[0], and check all answers and that
+    everything is released."""
     for each in requests:
         engine.engine.add(each)
     for _ in range(abort[0]):
@@ -45,21 +62,31 @@ def run(engine: FakeEngine, requests: Sequence[EngineRequest], abort: tuple[int,
     engine.check_idle()
 
 
-# --- loads --------------------------------------------------------------------------------------------------------------------
+# --- loads ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("retains", LAYERS[:2])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_an_abort_in_any_step_of_a_load_that_fails_or_not(load: Any, retains: list[Retain], max_in_flight: int) -> None:
+def test_an_abort_in_any_step_of_a_load_that_fails_or_not(
+    load: Any, retains: list[Retain], max_in_flight: int
+) -> None:
     store: dict[Any, Any] = {}
     FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), GREEDY)
     for step in range(6):
         for first_bad in (None, 0, 9, 16):
             engine = FakeEngine(
-                retains, kv_load=load, kv_store=store, kv_fails=lambda key, bad=first_bad: bad, max_in_flight=max_in_flight
+                retains,
+                kv_load=load,
+                kv_store=store,
+                kv_fails=lambda key, bad=first_bad: bad,
+                max_in_flight=max_in_flight,
             )
-            run(engine, [request("a", range(21)), request("b", range(30, 40)), request("c", range(21))], (step, ["a"]))
+            run(
+                engine,
+                [request("a", range(21)), request("b", range(30, 40)), request("c", range(21))],
+                (step, ["a"]),
+            )
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
@@ -68,7 +95,9 @@ def test_a_request_of_the_same_name_follows_an_aborted_one_whose_load_is_open(lo
     FakeEngine(kv_load=load, kv_store=store).generate(range(21), GREEDY)
     for step in range(5):
         for first_bad in (None, 9):
-            engine = FakeEngine(kv_load=load, kv_store=store, kv_fails=lambda key, bad=first_bad: bad)
+            engine = FakeEngine(
+                kv_load=load, kv_store=store, kv_fails=lambda key, bad=first_bad: bad
+            )
             engine.add("a", range(21), GREEDY)
             for _ in range(step):
                 engine.step()
@@ -80,20 +109,26 @@ def test_a_request_of_the_same_name_follows_an_aborted_one_whose_load_is_open(lo
 
 @pytest.mark.parametrize("spare_blocks", range(9))
 @pytest.mark.parametrize("priorities", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_a_request_that_cannot_go_on_takes_what_was_loaded_for_others(spare_blocks: int, priorities: tuple[int, ...]) -> None:
+def test_a_request_that_cannot_go_on_takes_what_was_loaded_for_others(
+    spare_blocks: int, priorities: tuple[int, ...]
+) -> None:
     """Never its own blocks, whether it is the first or the last one that was added."""
     store: dict[Any, Any] = {}
     prompts = [range(start, start + 21) for start in (0, 10, 20)]
     for prompt in prompts:
         FakeEngine(kv_load="between_steps", kv_store=store).generate(prompt, GREEDY)
-    settings: dict[str, Any] = {"enable_prefix_caching": False, "by_priority": True, "spare_blocks": spare_blocks}
+    settings: dict[str, Any] = {
+        "enable_prefix_caching": False,
+        "by_priority": True,
+        "spare_blocks": spare_blocks,
+    }
     engine = FakeEngine(kv_load="between_steps", kv_store=store, max_model_len=32, **settings)
     run_short(engine, [request(f"r{i}", prompts[i], priority=priorities[i]) for i in range(3)])
 
 
 class Connector:
-    """The scheduler half. matches: what `match` returns, without regard to what is local. later: whether blocks are still
-    read."""
+    """The scheduler half. matches: what `match` returns, without regard to what is local. later:
+    whether blocks are still read."""
 
     def __init__(self, matches: Match | None = None) -> None:
         self.matches = matches or Match(0)
@@ -130,10 +165,15 @@ def test_no_external_prefix_reaches_the_last_token(num_tokens: int, data: st.Dat
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=4))
 def test_only_the_connector_that_won_loads(lengths: list[int]) -> None:
-    engine, loads = FakeEngine(), dict[str, int]()
-    chain: dict[str, Any] = {f"c{i}": Connector(Match(length, "in_step")) for i, length in enumerate(lengths)}
+    engine = FakeEngine()
+    loads = dict[str, int]()
+    chain: dict[str, Any] = {
+        f"c{i}": Connector(Match(length, "in_step")) for i, length in enumerate(lengths)
+    }
     for name, connector in chain.items():
-        connector.allocated = lambda request, blocks, num_tokens, name=name: loads.update({name: num_tokens})
+        connector.allocated = lambda request, blocks, num_tokens, name=name: loads.update(
+            {name: num_tokens}
+        )
     connectors = KVConnectors(chain, engine.engine._kv)
     engine.add("a", range(20), GREEDY)
     wanted = engine.engine._queues.requests["a"]
@@ -144,11 +184,20 @@ def test_only_the_connector_that_won_loads(lengths: list[int]) -> None:
     assert loads == {f"c{i}": length if i == first else 0 for i, length in enumerate(lengths)}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["end", "report"]), st.sampled_from("ab"), st.booleans()), max_size=16))
-def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(actions: list[tuple[str, str, bool]]) -> None:
-    """Requests of one name may follow each other while the connector still reads the blocks of the first."""
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["end", "report"]), st.sampled_from("ab"), st.booleans()),
+        max_size=16,
+    )
+)
+def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(
+    actions: list[tuple[str, str, bool]],
+) -> None:
+    """Requests of one name may follow each other while the connector still reads the blocks of the
+    first."""
     engine = FakeEngine(max_num_seqs=2)
-    kv, connector = engine.engine._kv, Connector()
+    kv = engine.engine._kv
+    connector = Connector()
     connectors = KVConnectors({"c": connector}, kv)  # type: ignore[dict-item]
     pinned: list[tuple[str, int]] = []
     total = kv.pool.num_free
@@ -171,12 +220,20 @@ def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(actions: li
 
 
 def test_a_prefix_that_finds_no_blocks_now_is_loaded_later() -> None:
-    """While another request holds the blocks, this one waits, and does not give its connector up."""
+    """While another request holds the blocks, this one waits, and does not give its connector
+    up."""
     store: dict[tuple[int, int, bytes], Any] = {}
-    settings: dict[str, Any] = {"kv_load": "between_steps", "kv_store": store, "max_model_len": 32, "spare_blocks": 0}
+    settings: dict[str, Any] = {
+        "kv_load": "between_steps",
+        "kv_store": store,
+        "max_model_len": 32,
+        "spare_blocks": 0,
+    }
     FakeEngine(**settings).generate(range(24), GREEDY)
     engine = FakeEngine(**settings)
-    engine.add("first", range(30, 54), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    engine.add(
+        "first", range(30, 54), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    )
     engine.step()
     engine.add("second", range(24), GREEDY)
     results = engine.run()
@@ -185,7 +242,7 @@ def test_a_prefix_that_finds_no_blocks_now_is_loaded_later() -> None:
     engine.check_idle()
 
 
-# --- completions of one request -----------------------------------------------------------------------------------------------
+# --- completions of one request -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retains", [*LAYERS, [Window(5)]])
@@ -194,16 +251,26 @@ def test_a_completion_is_aborted_in_any_step(retains: list[Retain], spare_blocks
     params = SamplingParams(n=4, seed=3, max_tokens=7)
     for aborted in (["0_a"], ["1_a"], ["3_a"], ["0_a", "2_a"], ["a"]):
         for step in range(8):
-            engine = FakeEngine(retains, spare_blocks=spare_blocks, max_num_seqs=3, max_num_batched_tokens=9)
+            engine = FakeEngine(
+                retains, spare_blocks=spare_blocks, max_num_seqs=3, max_num_batched_tokens=9
+            )
             run(engine, [request("a", range(17), params), request("b", range(5))], (step, aborted))
 
 
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 @pytest.mark.parametrize("spare_blocks", [0, 3, 30])
-def test_a_connector_is_told_of_the_blocks_of_every_completion(load: Any, spare_blocks: int) -> None:
+def test_a_connector_is_told_of_the_blocks_of_every_completion(
+    load: Any, spare_blocks: int
+) -> None:
     """The fake one refuses to release blocks that it was not told of."""
     engine = FakeEngine(kv_load=load, spare_blocks=spare_blocks)
-    run(engine, [request("a", range(17), SamplingParams(n=4, seed=3, max_tokens=7)), request("b", range(17))])
+    run(
+        engine,
+        [
+            request("a", range(17), SamplingParams(n=4, seed=3, max_tokens=7)),
+            request("b", range(17)),
+        ],
+    )
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
@@ -211,7 +278,13 @@ def test_every_completion_has_the_settings_of_its_request(max_num_seqs: int) -> 
     """Also those that wait, and both forms of a bad word. Only the seeds differ."""
     engine = FakeEngine(max_num_seqs=max_num_seqs)
     params = SamplingParams(
-        n=4, seed=7, max_tokens=3, min_tokens=1, logit_bias={3: -1.0}, repetition_penalty=1.2, stop_token_ids=[1]
+        n=4,
+        seed=7,
+        max_tokens=3,
+        min_tokens=1,
+        logit_bias={3: -1.0},
+        repetition_penalty=1.2,
+        stop_token_ids=[1],
     ).clone(bad_words_token_ids=[[4, 5], [6, 5], [5]])
     engine.engine.add(request("a", range(9), params))
     engine.run()
@@ -236,14 +309,17 @@ def test_as_many_completions_as_may_wait_are_taken_and_no_more(n: int, waiting: 
     engine.check_idle()
 
 
-# --- adapters and names of blocks ---------------------------------------------------------------------------------------------
+# --- adapters and names of blocks -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_an_adapter_is_reloaded_while_its_request_is_preempted(max_in_flight: int) -> None:
-    """What the request computed before has the names of the old files. The invariants compare its names with its adapter."""
+    """What the request computed before has the names of the old files. The invariants compare its
+    names with its adapter."""
     for step in range(12):
-        engine = FakeEngine(max_loras=2, max_cpu_loras=2, spare_blocks=2, max_in_flight=max_in_flight)
+        engine = FakeEngine(
+            max_loras=2, max_cpu_loras=2, spare_blocks=2, max_in_flight=max_in_flight
+        )
         lora = LoRARequest("x", 1, "/1")
         params = SamplingParams(temperature=0.0, max_tokens=24)
         requests = [request(f"r{i}", range(i, i + 13), params, lora=lora) for i in range(3)]
@@ -253,28 +329,49 @@ def test_an_adapter_is_reloaded_while_its_request_is_preempted(max_in_flight: in
             engine.step()
         engine.engine.control("reset_prefix_cache", reset_running_requests=True)
         engine.worker.versions["/1"] = "2"
-        engine.engine.add(request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True)))
+        engine.engine.add(
+            request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True))
+        )
         engine.run()
-        engine.check_results({each.request_id: each for each in [*requests, request("new", range(13), params, lora=lora)]})
+        engine.check_results(
+            {
+                each.request_id: each
+                for each in [*requests, request("new", range(13), params, lora=lora)]
+            }
+        )
         engine.check_idle()
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_an_adapter_is_reloaded_while_completions_wait(max_in_flight: int) -> None:
-    """They cannot start from the prompt that the old files computed. The invariants compare those who share blocks."""
-    lora, params = LoRARequest("x", 1, "/1"), SamplingParams(temperature=0.0, max_tokens=9)
+    """They cannot start from the prompt that the old files computed. The invariants compare those
+    who share blocks."""
+    lora = LoRARequest("x", 1, "/1")
+    params = SamplingParams(temperature=0.0, max_tokens=9)
     for step in range(10):
-        engine = FakeEngine(max_loras=2, max_cpu_loras=2, max_num_seqs=2, max_in_flight=max_in_flight)
+        engine = FakeEngine(
+            max_loras=2, max_cpu_loras=2, max_num_seqs=2, max_in_flight=max_in_flight
+        )
         several = request("a", range(13), SamplingParams(n=4, seed=3, max_tokens=12), lora=lora)
-        requests = [request("b", range(5), SamplingParams(temperature=0.0, max_tokens=1 + step)), several]
+        requests = [
+            request("b", range(5), SamplingParams(temperature=0.0, max_tokens=1 + step)),
+            several,
+        ]
         for each in requests:
             engine.engine.add(each)
         for _ in range(step):
             engine.step()
         engine.worker.versions["/1"] = "2"
-        engine.engine.add(request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True)))
+        engine.engine.add(
+            request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True))
+        )
         engine.run()
-        engine.check_results({each.request_id: each for each in [*requests, request("new", range(13), params, lora=lora)]})
+        engine.check_results(
+            {
+                each.request_id: each
+                for each in [*requests, request("new", range(13), params, lora=lora)]
+            }
+        )
         engine.check_idle()
 
 
@@ -296,19 +393,30 @@ class Recorder:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from([None, "x", "y"]), st.integers(1, 19)), min_size=1, max_size=4), st.sampled_from([2, 4])
+    st.lists(
+        st.tuples(st.sampled_from([None, "x", "y"]), st.integers(1, 19)), min_size=1, max_size=4
+    ),
+    st.sampled_from([2, 4]),
 )
-def test_events_name_blocks_that_anybody_can_compute(prompts: list[tuple[str | None, int]], block_size: int) -> None:
-    """The salt is told with the first block of a chain and no other, because it is in that block's name only."""
+def test_events_name_blocks_that_anybody_can_compute(
+    prompts: list[tuple[str | None, int]], block_size: int
+) -> None:
+    """The salt is told with the first block of a chain and no other, because it is in that block's
+    name only."""
     recorder = Recorder()
-    engine = FakeEngine(block_size=block_size, metrics=[recorder], kv_events=True, max_num_batched_tokens=8)
+    engine = FakeEngine(
+        block_size=block_size, metrics=[recorder], kv_events=True, max_num_batched_tokens=8
+    )
     for number, (salt, length) in enumerate(prompts):
         engine.add(f"r{number}", range(length), GREEDY, cache_salt=salt)
     engine.run()
     salts = set()
     for event in recorder.events:
-        assert isinstance(event, BlocksStored) and (event.cache_salt is None or event.parent_hash is None)
-        parent, tokens = event.parent_hash or root_hash(""), event.token_ids
+        assert isinstance(event, BlocksStored) and (
+            event.cache_salt is None or event.parent_hash is None
+        )
+        parent = event.parent_hash or root_hash("")
+        tokens = event.token_ids
         for start, name in zip(range(0, len(tokens), block_size), event.block_hashes, strict=True):
             has_salt = start == 0 and event.cache_salt is not None
             extra = msgspec.msgpack.encode([["salt", event.cache_salt]]) if has_salt else b""
@@ -318,59 +426,108 @@ def test_events_name_blocks_that_anybody_can_compute(prompts: list[tuple[str | N
     assert salts == {salt for salt, length in prompts if length + GREEDY.max_tokens > block_size}
 
 
-# --- scarcity -----------------------------------------------------------------------------------------------------------------
+# --- scarcity -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
 @pytest.mark.parametrize("more_tokens", [0, 1, 2, 5])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_drafts_fit_what_the_rows_leave_of_the_budget(max_num_seqs: int, more_tokens: int, max_in_flight: int) -> None:
+def test_drafts_fit_what_the_rows_leave_of_the_budget(
+    max_num_seqs: int, more_tokens: int, max_in_flight: int
+) -> None:
     engine = FakeEngine(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + more_tokens, max_in_flight=max_in_flight,
-        max_drafts=3, draft_accuracy=0.6,
-    )  # fmt: skip
-    run(engine, [request(f"r{i}", range(i, 2 * i + 3), SamplingParams(temperature=0.0, max_tokens=20)) for i in range(6)])
-    assert max(batch.num_tokens for batch in engine.executor.batches) == engine.limits.max_num_batched_tokens
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + more_tokens,
+        max_in_flight=max_in_flight,
+        max_drafts=3,
+        draft_accuracy=0.6,
+    )
+    run(
+        engine,
+        [
+            request(f"r{i}", range(i, 2 * i + 3), SamplingParams(temperature=0.0, max_tokens=20))
+            for i in range(6)
+        ],
+    )
+    assert (
+        max(batch.num_tokens for batch in engine.executor.batches)
+        == engine.limits.max_num_batched_tokens
+    )
 
 
 @pytest.mark.parametrize("spare_blocks", range(5))
-def test_without_chunked_prefill_a_preempted_request_may_be_longer_than_a_step(spare_blocks: int) -> None:
+def test_without_chunked_prefill_a_preempted_request_may_be_longer_than_a_step(
+    spare_blocks: int,
+) -> None:
     """It goes on in chunks, because no step could take it whole."""
-    settings: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8, "enable_prefix_caching": False}
+    settings: dict[str, Any] = {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 8,
+        "enable_prefix_caching": False,
+    }
     engine = FakeEngine(spare_blocks=spare_blocks, max_model_len=32, **settings)
-    run_short(engine, [request(f"r{i}", range(i, i + 7), SamplingParams(temperature=0.0, max_tokens=20)) for i in range(3)])
+    run_short(
+        engine,
+        [
+            request(f"r{i}", range(i, i + 7), SamplingParams(temperature=0.0, max_tokens=20))
+            for i in range(3)
+        ],
+    )
 
 
 class Turning(FakePolicy):
-    """Takes the blocks of any running request, at first: `places` says which. Later the last one gives way, so that all end."""
+    """Takes the blocks of any running request, at first: `places` says which. Later the last one
+    gives way, so that all end."""
 
     def __init__(self, places: Sequence[int]) -> None:
-        super().__init__(SchedulingPolicySetup(fake_limits(max_num_seqs=4, max_num_batched_tokens=32)))
+        super().__init__(
+            SchedulingPolicySetup(fake_limits(max_num_seqs=4, max_num_batched_tokens=32))
+        )
         self._places = list(places)
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        return running[self._places.pop(0) % len(running)] if self._places else super().victim(running, need)
+        return (
+            running[self._places.pop(0) % len(running)]
+            if self._places
+            else super().victim(running, need)
+        )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 3), max_size=12), st.sampled_from(LAYERS), st.integers(0, 6), st.integers(1, 3))
+@given(
+    st.lists(st.integers(0, 3), max_size=12),
+    st.sampled_from(LAYERS),
+    st.integers(0, 6),
+    st.integers(1, 3),
+)
 def test_any_running_request_may_be_the_victim(
     places: list[int], retains: list[Retain], spare_blocks: int, max_in_flight: int
 ) -> None:
-    """Also one before the request that needs the blocks, which is in the plan of the step already."""
-    engine = FakeEngine(retains, spare_blocks=spare_blocks, policy=Turning(places), max_in_flight=max_in_flight, max_model_len=32)
+    """Also one before the request that needs the blocks, which is in the plan of the step
+    already."""
+    engine = FakeEngine(
+        retains,
+        spare_blocks=spare_blocks,
+        policy=Turning(places),
+        max_in_flight=max_in_flight,
+        max_model_len=32,
+    )
     params = SamplingParams(temperature=0.0, max_tokens=18)
     run_short(engine, [request(f"r{i}", range(i, i + 6), params) for i in range(5)])
 
 
-budgets = st.builds(StepBudget, st.integers(1, 40), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2))
+budgets = st.builds(
+    StepBudget, st.integers(1, 40), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2)
+)
 
 
 class Moody(FakePolicy):
     """Its first budgets are `budgets`."""
 
     def __init__(self, budgets: Sequence[StepBudget]) -> None:
-        super().__init__(SchedulingPolicySetup(fake_limits(max_num_seqs=6, max_num_batched_tokens=24)))
+        super().__init__(
+            SchedulingPolicySetup(fake_limits(max_num_seqs=6, max_num_batched_tokens=24))
+        )
         self._budgets = list(budgets)
 
     def budget(self, load: StepLoad) -> StepBudget:
@@ -378,21 +535,30 @@ class Moody(FakePolicy):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(budgets, max_size=12), st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(0, 9), st.integers(1, 2))
+@given(
+    st.lists(budgets, max_size=12),
+    st.lists(st.integers(1, 20), min_size=1, max_size=7),
+    st.integers(0, 9),
+    st.integers(1, 2),
+)
 def test_the_budget_of_each_step_is_kept(
     budgets: list[StepBudget], lengths: list[int], spare_blocks: int, max_in_flight: int
 ) -> None:
     """Whatever a policy returns. The invariants compare every batch with its budget."""
     engine = FakeEngine(
-        policy=Moody(budgets), spare_blocks=spare_blocks, max_in_flight=max_in_flight, max_num_seqs=6, max_num_batched_tokens=24,
+        policy=Moody(budgets),
+        spare_blocks=spare_blocks,
+        max_in_flight=max_in_flight,
+        max_num_seqs=6,
+        max_num_batched_tokens=24,
         max_model_len=32,
-    )  # fmt: skip
+    )
     run_short(engine, [request(f"r{i}", range(i, i + length)) for i, length in enumerate(lengths)])
 
 
 class Earliest(FakePolicy):
-    """Takes the blocks of the first running request that is not the one in need. victims: their ids. Its budget is larger than
-    the engine's limit."""
+    """Takes the blocks of the first running request that is not the one in need. victims: their
+    ids. Its budget is larger than the engine's limit."""
 
     def __init__(self) -> None:
         super().__init__(SchedulingPolicySetup(fake_limits()))
@@ -406,19 +572,26 @@ class Earliest(FakePolicy):
 
 @pytest.mark.parametrize("spare_blocks", range(8))
 @pytest.mark.parametrize("retains", LAYERS[:2])
-def test_no_running_request_misses_a_step_because_an_earlier_one_left(retains: list[Retain], spare_blocks: int) -> None:
+def test_no_running_request_misses_a_step_because_an_earlier_one_left(
+    retains: list[Retain], spare_blocks: int
+) -> None:
     policy = Earliest()
-    engine = FakeEngine(retains, spare_blocks=spare_blocks, policy=policy, max_in_flight=1, max_model_len=32)
+    engine = FakeEngine(
+        retains, spare_blocks=spare_blocks, policy=policy, max_in_flight=1, max_model_len=32
+    )
     for i in range(5):
         engine.add(f"r{i}", range(i, i + 6), SamplingParams(temperature=0.0, max_tokens=18))
-    queues, num_victims = engine.engine._queues, 0
+    queues = engine.engine._queues
+    num_victims = 0
     while engine.engine.has_work:
         before = list(queues.running)
         engine.step()
         taken = policy.victims[num_victims:]
         num_victims += len(taken)
         rows = set(engine.executor.batches[-1].rows.tolist())
-        missed = [each.request_id for each in before if each in queues.running and each.row not in rows]
+        missed = [
+            each.request_id for each in before if each in queues.running and each.row not in rows
+        ]
         assert not missed, f"{missed} could run, and {taken} had to give their blocks"
     assert num_victims or spare_blocks > 4
 
@@ -428,7 +601,9 @@ def run_short(engine: FakeEngine, requests: Sequence[EngineRequest]) -> None:
         engine.engine.add(each)
     engine.run()
     for each in requests:
-        tokens, reason = expected_tokens(engine.model, each, max_model_len=engine.limits.max_model_len)
+        tokens, reason = expected_tokens(
+            engine.model, each, max_model_len=engine.limits.max_model_len
+        )
         result = engine.results[each.request_id, 0]
         assert (result.token_ids, result.finish_reason) == (tokens, reason)
     engine.check_idle()
@@ -436,8 +611,11 @@ def run_short(engine: FakeEngine, requests: Sequence[EngineRequest]) -> None:
 
 @pytest.mark.parametrize("retains", LAYERS)
 @pytest.mark.parametrize("num_tokens", [9, 12, 17])
-def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(retains: list[Retain], num_tokens: int) -> None:
-    """Also with exactly as many as the hit and the rest need. The source of a state's copy is one of them."""
+def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(
+    retains: list[Retain], num_tokens: int
+) -> None:
+    """Also with exactly as many as the hit and the rest need. The source of a state's copy is one
+    of them."""
     taken = []
     for num_left in range(16):
         engine = FakeEngine(retains, num_blocks=24, max_model_len=24)
@@ -446,7 +624,8 @@ def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(retain
         assert kv.pool.take(kv.pool.num_free - num_left) is not None
         engine.add("b", range(num_tokens), GREEDY)
         wanted = engine.engine._queues.requests["b"]
-        hit, references = kv.lookup(wanted), list(kv.pool._num_refs)
+        hit = kv.lookup(wanted)
+        references = list(kv.pool._num_refs)
         tables = kv.allocate(wanted, num_tokens, hit=hit, num_computed_tokens=hit.num_tokens)
         shared = [block_id for table in hit.block_ids for block_id in table if block_id]
         if tables is None:
@@ -454,9 +633,13 @@ def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(retain
             continue
         own = [block_id for table in tables for block_id in table if block_id]
         held = {*own, *shared}
-        assert kv.pool.num_free == num_left - len(held) and all(kv.pool._num_refs[block_id] == 1 for block_id in held)
+        assert kv.pool.num_free == num_left - len(held) and all(
+            kv.pool._num_refs[block_id] == 1 for block_id in held
+        )
         taken.append(num_left - len(held))
         kv.copies_done(kv.take_copies())
         kv.release(wanted)
         assert kv.pool.num_free == num_left
-    assert min(taken) == 0 or Window(6) in retains, "it was refused although there were enough blocks"
+    assert min(taken) == 0 or Window(6) in retains, (
+        "it was refused although there were enough blocks"
+    )

@@ -1,5 +1,5 @@
-"""Random work for the engine: every request gets the same tokens as when it runs alone, and at the end everything has been
-released."""
+"""Random work for the engine: every request gets the same tokens as when it runs alone, and at the
+end everything has been released."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens, score
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
 VOCAB = 64
-RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
+RANDOM = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate],
+}
 """There is no shrinking, because a failing scenario is printed completely and can be replayed."""
 ADAPTERS = [LoRARequest(f"adapter{i}", i, "/there") for i in (1, 2, 3)]
 BAD_ADAPTER = LoRARequest("bad", 4, "/bad")
@@ -43,7 +47,11 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     kinds = {type(retain) for retain in retains}
     max_num_seqs = draw(st.integers(1, 5))
     max_drafts = draw(st.sampled_from([0, 0, 1, 3]))
-    kv_load = draw(st.sampled_from([None, None, "in_step", "between_steps"])) if State not in kinds else None
+    kv_load = (
+        draw(st.sampled_from([None, None, "in_step", "between_steps"]))
+        if State not in kinds
+        else None
+    )
     max_num_batched_tokens = max_num_seqs + draw(st.integers(0, 30))
     return {
         "retains": retains,
@@ -87,7 +95,9 @@ def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
         structured_outputs=StructuredOutputsParams(grammar=grammar) if grammar else None,
     )
-    params.min_tokens = draw(st.integers(0, min(3, params.max_tokens or 3))) if grammar is None else 0
+    params.min_tokens = (
+        draw(st.integers(0, min(3, params.max_tokens or 3))) if grammar is None else 0
+    )
     return EngineRequest(
         request_id="",
         prompt_token_ids=prompt,
@@ -99,13 +109,17 @@ def requests(draw: st.DrawFn, max_model_len: int) -> EngineRequest:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, EngineRequest]], dict[str, int], set[int]]:
-    """Draw (arguments of the engine, [(step of arrival, request)], request id → step of abort, numbers of the KV loads that
-    fail)."""
+def scenarios(
+    draw: st.DrawFn,
+) -> tuple[dict[str, Any], list[tuple[int, EngineRequest]], dict[str, int], set[int]]:
+    """Draw (arguments of the engine, [(step of arrival, request)], request id → step of abort,
+    numbers of the KV loads that fail)."""
     engine = draw(engines())
     if engine["max_drafts"]:
         engine["retains"] = [
-            State(retain.checkpoint_every, engine["max_drafts"]) if isinstance(retain, State) else retain
+            State(retain.checkpoint_every, engine["max_drafts"])
+            if isinstance(retain, State)
+            else retain
             for retain in engine["retains"]
         ]
     arrivals = []
@@ -113,10 +127,17 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, EngineRe
         request = draw(requests(engine["max_model_len"]))
         request.request_id = f"r{number}"
         request.priority *= engine["by_priority"]
-        if len(request.prompt_token_ids) > engine["max_num_batched_tokens"] and not engine["enable_chunked_prefill"]:
+        if (
+            len(request.prompt_token_ids) > engine["max_num_batched_tokens"]
+            and not engine["enable_chunked_prefill"]
+        ):
             del request.prompt_token_ids[engine["max_num_batched_tokens"] :]
         arrivals.append((draw(st.sampled_from([0, 0, 1, 5, 12])), request))
-    aborts = {r.request_id: step + draw(st.integers(0, 8)) for step, r in arrivals if draw(st.integers(0, 5)) == 0}
+    aborts = {
+        r.request_id: step + draw(st.integers(0, 8))
+        for step, r in arrivals
+        if draw(st.integers(0, 5)) == 0
+    }
     return engine, arrivals, aborts, draw(st.sets(st.integers(0, 6), max_size=3))
 
 
@@ -127,14 +148,24 @@ def _expected(engine: FakeEngine, request: EngineRequest, index: int) -> tuple[l
         modulus, residues, length = wanted.grammar.split(":")
 
         def allowed(outputs: list[int]) -> list[int]:
-            grammar = FakeGrammar(int(modulus), tuple(map(int, residues.split(","))), int(length), frozenset({EOS}))
+            grammar = FakeGrammar(
+                int(modulus), tuple(map(int, residues.split(","))), int(length), frozenset({EOS})
+            )
             assert grammar.accept(outputs) == len(outputs)
             return [token for token in range(VOCAB) if grammar.allows(token)]
 
-    return expected_tokens(engine.model, request, index=index, max_model_len=engine.limits.max_model_len, allowed=allowed)
+    return expected_tokens(
+        engine.model,
+        request,
+        index=index,
+        max_model_len=engine.limits.max_model_len,
+        allowed=allowed,
+    )
 
 
-def _run(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: dict[str, int]) -> None:
+def _run(
+    engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: dict[str, int]
+) -> None:
     pending = sorted(arrivals, key=lambda arrival: arrival[0])
     for step in range(3000):
         while pending and pending[0][0] <= step:
@@ -146,7 +177,9 @@ def _run(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: 
     raise AssertionError(f"no end: {engine.engine.stats()} {engine.engine._queues.requests}")
 
 
-def _check_results(engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: dict[str, int]) -> None:
+def _check_results(
+    engine: FakeEngine, arrivals: list[tuple[int, EngineRequest]], aborts: dict[str, int]
+) -> None:
     for _, request in arrivals:
         for index in range(request.params.n):
             result = engine.results[request.request_id, index]
@@ -191,7 +224,8 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
 def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
     arguments, arrivals, aborts, failing_loads = scenario
     store: dict[Any, Any] = {}
-    for _ in range(2 if arguments["kv_load"] else 1):  # the second engine finds the KV that the first one stored
+    # the second engine finds the KV that the first one stored
+    for _ in range(2 if arguments["kv_load"] else 1):
         engine = _build(arguments, failing_loads, store)
         _run(engine, arrivals, aborts)
         _check_results(engine, arrivals, aborts)
@@ -200,19 +234,33 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
 
 
 def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
-    """The test above found this case. A request was preempted, and the connector loaded its prompt again. In the step of the
-    load, the request shared a block with its siblings before the block had any content."""
+    """The test above found this case. A request was preempted, and the connector loaded its prompt
+    again. In the step of the load, the request shared a block with its siblings before the block
+    had any content."""
     arguments = {
-        "retains": [Full(), Window(tokens=7, sinks=3)], "slot_bytes": [4, 4], "block_size": 2, "spare_blocks": 2,
-        "max_num_seqs": 4, "max_num_batched_tokens": 9, "max_model_len": 16, "max_in_flight": 3,
-        "enable_prefix_caching": True, "max_drafts": 3,
-        "enable_chunked_prefill": True, "draft_accuracy": 0.3, "kv_load": "in_step",
-    }  # fmt: skip
+        "retains": [Full(), Window(tokens=7, sinks=3)],
+        "slot_bytes": [4, 4],
+        "block_size": 2,
+        "spare_blocks": 2,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 9,
+        "max_model_len": 16,
+        "max_in_flight": 3,
+        "enable_prefix_caching": True,
+        "max_drafts": 3,
+        "enable_chunked_prefill": True,
+        "draft_accuracy": 0.3,
+        "kv_load": "in_step",
+    }
     store: dict[Any, Any] = {}
     for _ in range(2):
         grammar = StructuredOutputsParams(grammar="2:1:6")
-        first = SamplingParams(n=2, seed=1, max_tokens=7, eos_token_ids=[EOS], structured_outputs=grammar)
-        second = SamplingParams(n=3, seed=3, max_tokens=20, min_tokens=1, ignore_eos=True, eos_token_ids=[EOS])
+        first = SamplingParams(
+            n=2, seed=1, max_tokens=7, eos_token_ids=[EOS], structured_outputs=grammar
+        )
+        second = SamplingParams(
+            n=3, seed=3, max_tokens=20, min_tokens=1, ignore_eos=True, eos_token_ids=[EOS]
+        )
         arrivals = [
             (1, EngineRequest(request_id="r1", prompt_token_ids=[56, 27, 2, 51, 30], params=first)),
             (5, EngineRequest(request_id="r2", prompt_token_ids=[3, 31], params=second)),
@@ -225,15 +273,20 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
 @settings(max_examples=20, **RANDOM)
 @given(scenarios())
 def test_same_work_same_steps(scenario: Any) -> None:
-    """Nothing in the engine depends on object identity, hash seeds or time. Grammars are left out, because they compile in
-    threads."""
+    """Nothing in the engine depends on object identity, hash seeds or time. Grammars are left out,
+    because they compile in threads."""
     arguments, arrivals, aborts, failing_loads = scenario
-    arrivals = [(step, request) for step, request in arrivals if request.params.structured_outputs is None]
+    arrivals = [
+        (step, request) for step, request in arrivals if request.params.structured_outputs is None
+    ]
     runs = []
     for _ in range(2):
         engine = _build(arguments, failing_loads, {})
         _run(engine, arrivals, aborts)
         runs.append(
-            [(b.rows.tolist(), b.num_scheduled_tokens.tolist(), b.new_blocks.block_ids.lists()) for b in engine.executor.batches]
+            [
+                (b.rows.tolist(), b.num_scheduled_tokens.tolist(), b.new_blocks.block_ids.lists())
+                for b in engine.executor.batches
+            ]
         )
     assert runs[0] == runs[1]

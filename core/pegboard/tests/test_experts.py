@@ -1,4 +1,5 @@
-"""Experts: routing and the order of rows against brute force, and the layer against one token at a time."""
+"""Experts: routing and the order of rows against brute force, and the layer against one token at a
+time."""
 
 from __future__ import annotations
 
@@ -17,16 +18,23 @@ from pegboard.layers import Experts, RouterRule
 from pegboard.layers.build import LoRALimits
 from pegboard_testing.fake_build import adapter_rows, fake_build, load_layers
 
-E, HIDDEN, WIDTH = 6, 8, 4
+E = 6
+HIDDEN = 8
+WIDTH = 4
 
 
-def by_hand(logits: list[float], rule: RouterRule, correction: list[float] | None) -> dict[int, float]:
+def by_hand(
+    logits: list[float], rule: RouterRule, correction: list[float] | None
+) -> dict[int, float]:
     """The chosen experts of one token and their weights, in plain Python."""
     exps = torch.tensor(logits, dtype=torch.float64).exp()
     scores = (exps / exps.sum() if rule.score == "softmax" else exps / (1 + exps)).tolist()
     choice = [s + (0 if correction is None else correction[e]) for e, s in enumerate(scores)]
     size = len(logits) // rule.num_groups
-    worth = {g: sum(sorted(choice[g * size : (g + 1) * size], reverse=True)[: rule.group_best]) for g in range(rule.num_groups)}
+    worth = {
+        g: sum(sorted(choice[g * size : (g + 1) * size], reverse=True)[: rule.group_best])
+        for g in range(rule.num_groups)
+    }
     open_groups = sorted(worth, key=lambda g: worth[g], reverse=True)[: rule.top_groups]
     allowed = [e for e in range(len(logits)) if e // size in open_groups]
     chosen = sorted(allowed, key=lambda e: choice[e], reverse=True)[: rule.top_k]
@@ -49,8 +57,14 @@ def routings(draw: Any) -> tuple[Tensor, RouterRule, Tensor | None]:
         draw(st.integers(1, 2)),
     )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    correction = torch.randn(num_groups * size, generator=generator) if draw(st.booleans()) else None
-    return torch.randn(draw(st.integers(0, 5)), num_groups * size, generator=generator) * 2, rule, correction
+    correction = (
+        torch.randn(num_groups * size, generator=generator) if draw(st.booleans()) else None
+    )
+    return (
+        torch.randn(draw(st.integers(0, 5)), num_groups * size, generator=generator) * 2,
+        rule,
+        correction,
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -58,7 +72,11 @@ def routings(draw: Any) -> tuple[Tensor, RouterRule, Tensor | None]:
 def test_routing_is_that_of_brute_force(case: tuple[Tensor, RouterRule, Tensor | None]) -> None:
     logits, rule, correction = case
     weights, ids = ops.route(logits, rule, correction)
-    assert weights.dtype == torch.float32 and ids.dtype == torch.int32 and ids.shape == (len(logits), rule.top_k)
+    assert (
+        weights.dtype == torch.float32
+        and ids.dtype == torch.int32
+        and ids.shape == (len(logits), rule.top_k)
+    )
     for row, token in enumerate(logits.tolist()):
         expected = by_hand(token, rule, None if correction is None else correction.tolist())
         found = dict(zip(ids[row].tolist(), weights[row].tolist(), strict=True))
@@ -66,17 +84,27 @@ def test_routing_is_that_of_brute_force(case: tuple[Tensor, RouterRule, Tensor |
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 4), st.sampled_from([0.0, 0.01, 0.3]), st.lists(st.integers(-8, 8), min_size=4, max_size=7, unique=True))
-def test_sparse_mixing_is_that_of_brute_force(top_k: int, jitter: float, eighths: list[int]) -> None:
+@given(
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.lists(st.integers(-8, 8), min_size=4, max_size=7, unique=True),
+)
+def test_sparse_mixing_is_that_of_brute_force(
+    top_k: int, jitter: float, eighths: list[int]
+) -> None:
     """Each weight is exp(best) over the sum of exp(logit) of those that are left and near."""
-    logits, left, expected = [eighth / 8 for eighth in eighths], list(range(len(eighths))), []
+    logits = [eighth / 8 for eighth in eighths]
+    left = list(range(len(eighths)))
+    expected = []
     for _ in range(top_k):
         best = max(left, key=lambda e: logits[e])
         sizes = {e: max(abs(logits[e]), logits[best]) for e in left}
         near = [e for e in left if logits[best] - logits[e] <= 2 * jitter * sizes[e]]
         expected.append((best, 3 * math.exp(logits[best]) / sum(math.exp(logits[e]) for e in near)))
         left.remove(best)
-    weights, ids = ops.route(torch.tensor([logits]), RouterRule(top_k, "sparsemixer", scale=3.0, jitter=jitter))
+    weights, ids = ops.route(
+        torch.tensor([logits]), RouterRule(top_k, "sparsemixer", scale=3.0, jitter=jitter)
+    )
     assert weights.dtype == torch.float32 and ids.dtype == torch.int32
     assert ids[0].tolist() == [expert for expert, _ in expected]
     assert weights[0].tolist() == pytest.approx([weight for _, weight in expected], rel=1e-5)
@@ -84,7 +112,9 @@ def test_sparse_mixing_is_that_of_brute_force(top_k: int, jitter: float, eighths
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 9), st.integers(1, 4), st.booleans(), st.integers(0, 99))
-def test_rows_are_sorted_and_added_up_again(tokens: int, top_k: int, has_factors: bool, seed: int) -> None:
+def test_rows_are_sorted_and_added_up_again(
+    tokens: int, top_k: int, has_factors: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, 3, generator=generator)
     ids = torch.rand(tokens, E, generator=generator).argsort(1)[:, :top_k].int()
@@ -97,32 +127,55 @@ def test_rows_are_sorted_and_added_up_again(tokens: int, top_k: int, has_factors
             assert owner[places[token, choice]] == ids[token, choice]
             factor = weights[token, choice] if has_factors else 1.0
             torch.testing.assert_close(rows[places[token, choice]], x[token] * factor)
-    shared, gate = torch.randn(tokens, 3, generator=generator), torch.randn(tokens, 1, generator=generator)
+    shared = torch.randn(tokens, 3, generator=generator)
+    gate = torch.randn(tokens, 1, generator=generator)
     total = weights.sum(1, keepdim=True)
     if not has_factors:
         torch.testing.assert_close(ops.sum_experts(rows, places, weights), x * total)
         torch.testing.assert_close(ops.sum_experts(rows, places, None, shared), x * top_k + shared)
     else:
-        torch.testing.assert_close(ops.sum_experts(rows, places, None, shared, gate), x * total + shared * gate.sigmoid())
+        torch.testing.assert_close(
+            ops.sum_experts(rows, places, None, shared, gate), x * total + shared * gate.sigmoid()
+        )
 
 
 def weights_of(experts: int = E) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    shapes = {"gate": (experts, WIDTH, HIDDEN), "up": (experts, WIDTH, HIDDEN), "down": (experts, HIDDEN, WIDTH)}
-    shapes |= {"gate_bias": (experts, WIDTH), "up_bias": (experts, WIDTH), "down_bias": (experts, HIDDEN)}
+    shapes = {
+        "gate": (experts, WIDTH, HIDDEN),
+        "up": (experts, WIDTH, HIDDEN),
+        "down": (experts, HIDDEN, WIDTH),
+    }
+    shapes |= {
+        "gate_bias": (experts, WIDTH),
+        "up_bias": (experts, WIDTH),
+        "down_bias": (experts, HIDDEN),
+    }
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def expected_of(held: dict[str, Tensor], x: Tensor, weights: Tensor, ids: Tensor, *, bias: bool, clamped: bool, on_input: bool):  # type: ignore[no-untyped-def]
+def expected_of(
+    held: dict[str, Tensor],
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    *,
+    bias: bool,
+    clamped: bool,
+    on_input: bool,
+):  # type: ignore[no-untyped-def]
     out = torch.zeros_like(x)
     for token in range(len(x)):
         for weight, expert in zip(weights[token], ids[token].long(), strict=True):
             given_x = x[token] * weight if on_input else x[token]
-            gate, up = held["gate"][expert] @ given_x, held["up"][expert] @ given_x
+            gate = held["gate"][expert] @ given_x
+            up = held["up"][expert] @ given_x
             if bias:
-                gate, up = gate + held["gate_bias"][expert], up + held["up_bias"][expert]
+                gate = gate + held["gate_bias"][expert]
+                up = up + held["up_bias"][expert]
             if clamped:
-                gate, up = gate.clamp(max=2.0), up.clamp(-2.0, 2.0)
+                gate = gate.clamp(max=2.0)
+                up = up.clamp(-2.0, 2.0)
                 inner = gate * (1.5 * gate).sigmoid() * (up + 1)
             else:
                 inner = gate * gate.sigmoid() * up
@@ -141,15 +194,21 @@ LAYOUTS = ["modules", "stacked", "merged", "gpt_oss"]
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("on_input", [False, True])
 def test_the_layer_computes_what_each_expert_computes(layout: str, on_input: bool) -> None:
-    held, is_oss = weights_of(), layout == "gpt_oss"
+    held = weights_of()
+    is_oss = layout == "gpt_oss"
     tensors: dict[str, Tensor] = {}
     if layout == "modules":
         for e in range(E):
-            tensors |= {f"e.{e}.{name}_proj.weight": held[name][e] for name in ("gate", "up", "down")}
+            tensors |= {
+                f"e.{e}.{name}_proj.weight": held[name][e] for name in ("gate", "up", "down")
+            }
     elif layout == "stacked":
         tensors = {f"e.{name}_proj.weight": held[name] for name in ("gate", "up", "down")}
     elif layout == "merged":
-        tensors = {"e.gate_up_proj": torch.cat((held["gate"], held["up"]), 1), "e.down_proj": held["down"]}
+        tensors = {
+            "e.gate_up_proj": torch.cat((held["gate"], held["up"]), 1),
+            "e.down_proj": held["down"],
+        }
     else:
         tensors = {
             "e.gate_up_proj": interleaved(held["gate"], held["up"]).transpose(1, 2).contiguous(),
@@ -157,28 +216,45 @@ def test_the_layer_computes_what_each_expert_computes(layout: str, on_input: boo
             "e.down_proj": held["down"].transpose(1, 2).contiguous(),
             "e.down_proj_bias": held["down_bias"],
         }
-    more: dict[str, Any] = {"bias": True, "clamped": (1.5, 2.0), "is_transposed": True, "is_interleaved": True} if is_oss else {}
+    more: dict[str, Any] = (
+        {"bias": True, "clamped": (1.5, 2.0), "is_transposed": True, "is_interleaved": True}
+        if is_oss
+        else {}
+    )
     rule = RouterRule(2, renormalize=True)
-    layer = Experts(fake_build(path="e"), E, HIDDEN, WIDTH, rule=rule, weighs_input=on_input, **more)
+    layer = Experts(
+        fake_build(path="e"), E, HIDDEN, WIDTH, rule=rule, weighs_input=on_input, **more
+    )
     assert load_layers([layer], tensors) == set(tensors)
-    x, logits = torch.randn(7, HIDDEN), torch.randn(7, E)
+    x = torch.randn(7, HIDDEN)
+    logits = torch.randn(7, E)
     weights, ids = ops.route(logits, rule)
     expected = expected_of(held, x, weights, ids, bias=is_oss, clamped=is_oss, on_input=on_input)
     torch.testing.assert_close(layer(x, logits), expected, atol=1e-4, rtol=1e-4)
-    shared, gate = torch.randn(7, HIDDEN), torch.randn(7, 1)
-    torch.testing.assert_close(layer(x, logits, shared, gate), expected + shared * gate.sigmoid(), atol=1e-4, rtol=1e-4)
+    shared = torch.randn(7, HIDDEN)
+    gate = torch.randn(7, 1)
+    torch.testing.assert_close(
+        layer(x, logits, shared, gate), expected + shared * gate.sigmoid(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_routing_of_deepseek_v3_in_the_layer() -> None:
-    """Sigmoid scores, a correction that only affects the choice, and two of four groups (DeepSeek-AI 2024)."""
-    rule = RouterRule(3, "sigmoid", renormalize=True, scale=2.5, num_groups=4, top_groups=2, group_best=2)
-    held, correction = weights_of(8), torch.linspace(1.0, -1.0, 8)
+    """Sigmoid scores, a correction that only affects the choice, and two of four groups
+    (DeepSeek-AI 2024)."""
+    rule = RouterRule(
+        3, "sigmoid", renormalize=True, scale=2.5, num_groups=4, top_groups=2, group_best=2
+    )
+    held = weights_of(8)
+    correction = torch.linspace(1.0, -1.0, 8)
     tensors = {f"e.{name}_proj.weight": held[name] for name in ("gate", "up", "down")} | {
         "gate.e_score_correction_bias": correction
     }
-    layer = Experts(fake_build(path="e"), 8, HIDDEN, WIDTH, rule=rule, correction="gate.e_score_correction_bias")
+    layer = Experts(
+        fake_build(path="e"), 8, HIDDEN, WIDTH, rule=rule, correction="gate.e_score_correction_bias"
+    )
     assert load_layers([layer], tensors) == set(tensors)
-    x, logits = torch.randn(5, HIDDEN), torch.randn(5, 8)
+    x = torch.randn(5, HIDDEN)
+    logits = torch.randn(5, 8)
     chosen = [by_hand(row, rule, correction.tolist()) for row in logits.tolist()]
     ids = torch.tensor([list(choice) for choice in chosen])
     weights = torch.tensor([list(choice.values()) for choice in chosen], dtype=torch.float32)
@@ -188,32 +264,64 @@ def test_routing_of_deepseek_v3_in_the_layer() -> None:
 
 @pytest.mark.parametrize("layout", ["modules", "merged"])
 def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
-    """PEFT's layout: the delta of expert e is B.view(out, rank, E)[:, :, e] @ A.view(E, rank, in)[e]."""
-    held, generator, rank = weights_of(), torch.Generator().manual_seed(2), 3
+    """PEFT's layout: the delta of expert e is B.view(out, rank, E)[:, :, e] @ A.view(E, rank,
+    in)[e]."""
+    held = weights_of()
+    generator = torch.Generator().manual_seed(2)
+    rank = 3
     pairs = {
-        name: (torch.randn(E * rank, columns, generator=generator), torch.randn(rows, E * rank, generator=generator))
+        name: (
+            torch.randn(E * rank, columns, generator=generator),
+            torch.randn(rows, E * rank, generator=generator),
+        )
         for name, rows, columns in (("e.base_layer", 2 * WIDTH, HIDDEN), ("e", HIDDEN, WIDTH))
     }
-    first, down = (torch.einsum("ore,eri->eoi", b.view(len(b), rank, E), a.view(E, rank, -1)) * 0.5 for a, b in pairs.values())
-    changed = {"gate": held["gate"] + first[:, :WIDTH], "up": held["up"] + first[:, WIDTH:], "down": held["down"] + down}
+    first, down = (
+        torch.einsum("ore,eri->eoi", b.view(len(b), rank, E), a.view(E, rank, -1)) * 0.5
+        for a, b in pairs.values()
+    )
+    changed = {
+        "gate": held["gate"] + first[:, :WIDTH],
+        "up": held["up"] + first[:, WIDTH:],
+        "down": held["down"] + down,
+    }
     if layout == "merged":
-        tensors = {"e.gate_up_proj": torch.cat((held["gate"], held["up"]), 1), "e.down_proj": held["down"]}
+        tensors = {
+            "e.gate_up_proj": torch.cat((held["gate"], held["up"]), 1),
+            "e.down_proj": held["down"],
+        }
     else:
-        tensors = {f"e.{e}.{name}_proj.weight": held[name][e] for e in range(E) for name in ("gate", "up", "down")}
-    slots, rule = [0, 2, 1, 2, 2, 0, 1], RouterRule(2)
-    build = fake_build(path="e", lora=LoRALimits(2, 4, "float32"), lora_rows=lambda: adapter_rows(slots, 2))
+        tensors = {
+            f"e.{e}.{name}_proj.weight": held[name][e]
+            for e in range(E)
+            for name in ("gate", "up", "down")
+        }
+    slots = [0, 2, 1, 2, 2, 0, 1]
+    rule = RouterRule(2)
+    build = fake_build(
+        path="e", lora=LoRALimits(2, 4, "float32"), lora_rows=lambda: adapter_rows(slots, 2)
+    )
     layer = Experts(build, E, HIDDEN, WIDTH, rule=rule)
     load_layers([layer], tensors)
     unstacked = layer.unstacked(pairs)
     for part in layer.adapters:
         part.load(2, part.fitted(unstacked, 0.5))
-    x, logits = torch.randn(7, HIDDEN, generator=generator), torch.randn(7, E, generator=generator)
+    x = torch.randn(7, HIDDEN, generator=generator)
+    logits = torch.randn(7, E, generator=generator)
     weights, ids = ops.route(logits, rule)
-    base, other = (expected_of(w, x, weights, ids, bias=False, clamped=False, on_input=False) for w in (held, changed))
+    base, other = (
+        expected_of(w, x, weights, ids, bias=False, clamped=False, on_input=False)
+        for w in (held, changed)
+    )
     uses = torch.tensor(slots).unsqueeze(1) == 2
-    torch.testing.assert_close(layer(x, logits), torch.where(uses, other, base), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        layer(x, logits), torch.where(uses, other, base), atol=1e-4, rtol=1e-4
+    )
     assert (other - base)[1].abs().max() > 0.01
-    with pytest.raises(ModelError, match=r"shapes of e do not fit 6 experts with 8 and 4 channels: A \[3, 4\], B \[8, 3\]"):
+    with pytest.raises(
+        ModelError,
+        match=r"shapes of e do not fit 6 experts with 8 and 4 channels: A \[3, 4\], B \[8, 3\]",
+    ):
         layer.unstacked({"e": (torch.ones(3, 4), torch.ones(8, 3))})
 
 
@@ -226,23 +334,40 @@ def test_an_adapter_of_all_experts_is_that_of_each(layout: str) -> None:
 )
 def test_an_adapter_may_name_experts_as_transformers_does(path: str, module: str) -> None:
     held = weights_of()
-    build = fake_build(path=path, lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: adapter_rows([0], 1))
+    build = fake_build(
+        path=path, lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: adapter_rows([0], 1)
+    )
     layer = Experts(build, E, HIDDEN, WIDTH, rule=RouterRule(2))
-    load_layers([layer], {f"{path}.{e}.{name}_proj.weight": held[name][e] for e in range(E) for name in ("gate", "up", "down")})
-    pair, elsewhere = (torch.ones(E, HIDDEN), torch.ones(2 * WIDTH, E)), "model.layers.0.mlp.experts"
+    load_layers(
+        [layer],
+        {
+            f"{path}.{e}.{name}_proj.weight": held[name][e]
+            for e in range(E)
+            for name in ("gate", "up", "down")
+        },
+    )
+    pair = (torch.ones(E, HIDDEN), torch.ones(2 * WIDTH, E))
+    elsewhere = "model.layers.0.mlp.experts"
     unstacked = layer.unstacked({f"{module}.base_layer": pair, elsewhere: pair})
-    assert set(unstacked) == {f"{path}.{e}.{name}_proj" for e in range(E) for name in ("gate", "up")} | {elsewhere}
+    assert set(unstacked) == {
+        f"{path}.{e}.{name}_proj" for e in range(E) for name in ("gate", "up")
+    } | {elsewhere}
 
 
 def test_a_stack_that_does_not_fit_is_named() -> None:
     held = weights_of()
     tensors = {f"e.{name}_proj.weight": held[name] for name in ("gate", "up", "down")}
     layer = Experts(fake_build(path="e"), E, HIDDEN + 1, WIDTH, rule=RouterRule(2))
-    with pytest.raises(ModelError, match=r"e\.gate_proj\.weight has shape \[6, 4, 8\]; each of 6 experts needs \[4, 9\]"):
+    with pytest.raises(
+        ModelError,
+        match=r"e\.gate_proj\.weight has shape \[6, 4, 8\]; each of 6 experts needs \[4, 9\]",
+    ):
         load_layers([layer], tensors)
 
 
-@pytest.mark.parametrize(("experts", "rule"), [(2, RouterRule(3)), (6, RouterRule(1, num_groups=4))])
+@pytest.mark.parametrize(
+    ("experts", "rule"), [(2, RouterRule(3)), (6, RouterRule(1, num_groups=4))]
+)
 def test_rules_that_do_not_fit_are_refused(experts: int, rule: RouterRule) -> None:
     with pytest.raises(ModelError, match="does not fit"):
         Experts(fake_build(path="e"), experts, HIDDEN, WIDTH, rule=rule)

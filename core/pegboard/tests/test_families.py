@@ -23,16 +23,19 @@ BY_FILE = ModelFamilySpec(
     api="1.0", model_types=frozenset({"toy"}), file_patterns=("toy.json", "toy.model.v*"), recommends={"tokenizer": "toy"}
 )
 PARSER = OutputParserSpec(api="1.0", implementation="acme_families:nothing")
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def registry(fake_distributions):
-    """Return a function that makes a registry with the given families and the parsers `calls` and `thoughts`."""
+    """Return a function that makes a registry with the given families and the parsers `calls` and
+    `thoughts`."""
 
     def make(**families: str) -> Registry:
         points = {
-            "model_family": {name: f"acme_families:{variable}" for name, variable in families.items()},
+            "model_family": {
+                name: f"acme_families:{variable}" for name, variable in families.items()
+            },
             "tool_parser": {"calls": "acme_families:PARSER"},
             "reasoning_parser": {"thoughts": "acme_families:PARSER"},
         }
@@ -49,7 +52,9 @@ TEMPLATE = "{{ messages }} <call>{{ tools }}</call>"
 
 
 def need(model_type="toy", architecture="ToyForCausalLM", template=TEMPLATE) -> ModelFamilyNeed:
-    return ModelFamilyNeed(model_type=model_type, architectures=frozenset({architecture}), template=template)
+    return ModelFamilyNeed(
+        model_type=model_type, architectures=frozenset({architecture}), template=template
+    )
 
 
 def test_the_most_matches_win(registry):
@@ -59,7 +64,10 @@ def test_the_most_matches_win(registry):
     assert choose_family(found, need(model_type="llama", architecture="Other")).name == "markers"
     decision = found.decisions["model_family", ""]
     assert decision.winner.name == "markers"
-    assert {c.entry.name: c.state for c in decision.candidates} == {"markers": "selected", "toy": "unsuitable"}
+    assert {c.entry.name: c.state for c in decision.candidates} == {
+        "markers": "selected",
+        "toy": "unsuitable",
+    }
     assert len(decision.need) < 200  # the message does not contain the template
 
 
@@ -97,7 +105,10 @@ def test_a_recommended_parser_that_is_not_installed_is_said_and_left_out(registr
     found = registry(toy="BY_TYPE")
     family = choose_family(found, need())
     assert choose_parser(found, "tool_parser", "auto", family) is None
-    assert "absent" in caplog.text and "absent is recommended" in found.decisions["tool_parser", ""].rank
+    assert (
+        "absent" in caplog.text
+        and "absent is recommended" in found.decisions["tool_parser", ""].rank
+    )
     assert choose_parser(found, "reasoning_parser", "auto", family) == "acme-families:thoughts"
 
 
@@ -108,19 +119,35 @@ def test_the_family_template_serves_models_whose_own_knows_no_tools(registry, mo
         "toy", "matched model type toy, architecture ToyForCausalLM, template marker '<call>'",
         {"tool_parser": "absent", "reasoning_parser": "thoughts"}, "family template",
     )  # fmt: skip
-    for source in ("<call> {% if 'tools' in messages[0] %}{{ messages[0]['tools'] }}", "<call>{{ messages[0].tools }}"):
+    for source in (
+        "<call> {% if 'tools' in messages[0] %}{{ messages[0]['tools'] }}",
+        "<call>{{ messages[0].tools }}",
+    ):
         assert choose_family(found, need(template=source)).chat_template == "family template"
-    for source in ("<call> {% if not tools is defined %}", "<call>{%- for t in tools%}", "<call>{{tools|tojson}}"):
+    for source in (
+        "<call> {% if not tools is defined %}",
+        "<call>{%- for t in tools%}",
+        "<call>{{tools|tojson}}",
+    ):
         assert choose_family(found, need(template=source)).chat_template is None
 
 
 @pytest.mark.parametrize(
     ("files", "name"),
-    [({"toy.model.v3", "a.json"}, "files"), ({"toy.json"}, "files"), ({"toy.model"}, "markers"), (None, "markers")],
+    [
+        ({"toy.model.v3", "a.json"}, "files"),
+        ({"toy.json"}, "files"),
+        ({"toy.model"}, "markers"),
+        (None, "markers"),
+    ],
 )
 def test_a_file_beside_the_checkpoint_tells_a_family(registry, files, name):
     found = registry(markers="BY_MARKER", files="BY_FILE")
-    asked = ModelFamilyNeed(model_type="toy", template="" if name == "files" else TEMPLATE, files=files and frozenset(files))
+    asked = ModelFamilyNeed(
+        model_type="toy",
+        template="" if name == "files" else TEMPLATE,
+        files=files and frozenset(files),
+    )
     assert choose_family(found, asked).name == name
     other = ModelFamilyNeed(model_type="other", files=frozenset({"toy.json"}))
     assert choose_family(found, other).name is None  # the model type must also match

@@ -26,7 +26,13 @@ VOCAB = 64
 def structured(text: str, **more: Any) -> SamplingParams:
     structure = StructuredOutputsParams(grammar=text, **more.pop("structure", {}))
     return SamplingParams(
-        **{"temperature": 0.0, "max_tokens": 20, "eos_token_ids": [EOS], **more, "structured_outputs": structure}
+        **{
+            "temperature": 0.0,
+            "max_tokens": 20,
+            "eos_token_ids": [EOS],
+            **more,
+            "structured_outputs": structure,
+        }
     )
 
 
@@ -35,7 +41,9 @@ class Raising(FakeStructuredOutput):
 
     def __init__(self, method: str, after: int = 2, error: BaseException | None = None) -> None:
         super().__init__(VOCAB, [EOS])
-        self.method, self.left, self.error = method, after, error or ZeroDivisionError("by nothing")
+        self.method = method
+        self.left = after
+        self.error = error or ZeroDivisionError("by nothing")
 
     def count(self, method: str) -> None:
         self.left -= method == self.method
@@ -58,7 +66,9 @@ class Raising(FakeStructuredOutput):
 
 class RaisingGrammar(FakeGrammar):
     def __init__(self, inner: FakeGrammar, owner: Raising) -> None:
-        self.inner, self.owner, self.is_hostile = inner, owner, inner._length == 9
+        self.inner = inner
+        self.owner = owner
+        self.is_hostile = inner._length == 9
 
     def accept(self, token_ids: Any) -> int:
         self.owner.count("accept" if self.is_hostile else "")
@@ -78,10 +88,14 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
-@pytest.mark.parametrize("error", [ZeroDivisionError("by nothing"), PanicException("index out of bounds"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by nothing"), PanicException("index out of bounds"), MemoryError()]
+)
 @pytest.mark.parametrize("method", ["reject", "compile", "fork", "fill", "accept", "rollback"])
 @pytest.mark.parametrize("after", [0, 2])
-def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, error: BaseException, max_drafts: int) -> None:
+def test_what_a_backend_raises_ends_only_its_request(
+    method: str, after: int, error: BaseException, max_drafts: int
+) -> None:
     backend = Raising(method, after, error)
     engine = FakeEngine(structured_output=backend, max_drafts=max_drafts)
     engine.add("other", range(5), structured("3:0,1:7"))
@@ -95,7 +109,9 @@ def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, er
         assert "fake" in str(results["bad", 0].deltas[-1].error) and type(error).__name__ in str(
             results["bad", 0].deltas[-1].error
         )
-    elif after == 0 and (method != "rollback" or max_drafts) and method not in ("reject", "rollback"):
+    elif (
+        after == 0 and (method != "rollback" or max_drafts) and method not in ("reject", "rollback")
+    ):
         pytest.fail("nothing was raised")
     assert results["other", 0].finish_reason == "stop" and len(results["other", 0].token_ids) == 8
     assert len(results["free", 0].token_ids) == 12
@@ -104,8 +120,8 @@ def test_what_a_backend_raises_ends_only_its_request(method: str, after: int, er
 
 @pytest.mark.parametrize("method", ["compile", "fork", "fill", "accept", "nothing fits"])
 def test_a_request_that_failed_is_freed_at_once(method: str) -> None:
-    """The error of a constraint is kept for the next request with it. Through its traceback it would keep this request, those
-    that ran in the same step, and their grammars."""
+    """The error of a constraint is kept for the next request with it. Through its traceback it
+    would keep this request, those that ran in the same step, and their grammars."""
     backend = Raising(method, 0)
     backend.error = ZeroDivisionError  # type: ignore[assignment]  # a new error each time
     engine = FakeEngine(structured_output=backend)
@@ -114,7 +130,11 @@ def test_a_request_that_failed_is_freed_at_once(method: str) -> None:
     logging.disable()  # pytest keeps the records of the log, with their tracebacks
     try:
         for number in range(3):
-            engine.add(f"bad {number}", range(5), structured(f"{3 + number}:0,1,2:9" if method != "nothing fits" else "nonsense"))
+            engine.add(
+                f"bad {number}",
+                range(5),
+                structured(f"{3 + number}:0,1,2:9" if method != "nothing fits" else "nonsense"),
+            )
             engine.add(f"other {number}", range(5), structured("3:0,1:7"))
             results = engine.run()
             assert results[f"bad {number}", 0].finish_reason == "error"
@@ -126,7 +146,8 @@ def test_a_request_that_failed_is_freed_at_once(method: str) -> None:
 
 
 def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:
-    first, second = Raising("fill", 1), FakeStructuredOutput(VOCAB, [EOS])
+    first = Raising("fill", 1)
+    second = FakeStructuredOutput(VOCAB, [EOS])
     engine = FakeEngine(structured_output=first)
     engine.engine._grammars.compiler.chain["second"] = second  # type: ignore[index]
     engine.add("a", range(5), structured("3:0,1,2:9"))
@@ -139,11 +160,16 @@ def test_a_backend_that_failed_is_not_asked_again_for_that_constraint() -> None:
 
 
 class Slow(Raising):
-    """A backend whose `method` takes `seconds` on a clock of its own for constraints of length 9. The clock stands otherwise."""
+    """A backend whose `method` takes `seconds` on a clock of its own for constraints of length 9.
+    The clock stands otherwise."""
 
-    def __init__(self, method: str, seconds: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, method: str, seconds: Callable[[int], float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         super().__init__(method)
-        self.seconds, self.now, self.num_calls = seconds, 0.0, 0
+        self.seconds = seconds
+        self.now = 0.0
+        self.num_calls = 0
         for clock in ("perf_counter", "thread_time"):
             monkeypatch.setattr(time, clock, lambda: self.now)
 
@@ -156,9 +182,15 @@ class Slow(Raising):
 @pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("method", ["fill", "accept"])
-@pytest.mark.parametrize("seconds", [lambda call: 3.0 * (call in (4, 5)), lambda call: 0.4], ids=["two", "every"])
+@pytest.mark.parametrize(
+    "seconds", [lambda call: 3.0 * (call in (4, 5)), lambda call: 0.4], ids=["two", "every"]
+)
 def test_a_slow_grammar_ends_its_request_only(
-    method: str, seconds: Callable[[int], float], others: int, max_drafts: int, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    seconds: Callable[[int], float],
+    others: int,
+    max_drafts: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Slow(method, seconds, monkeypatch)
     engine = FakeEngine(structured_output=backend, max_drafts=max_drafts)
@@ -167,14 +199,18 @@ def test_a_slow_grammar_ends_its_request_only(
     engine.add("bad", range(5), structured("3:0,1,2:9" if not others else "3:0,1:9", max_tokens=40))
     results = engine.run()
     bad = results["bad", 0]
-    assert bad.finish_reason == "error" and re.search(r"fake is too slow .* last call took \d", str(bad.deltas[-1].error))
+    assert bad.finish_reason == "error" and re.search(
+        r"fake is too slow .* last call took \d", str(bad.deltas[-1].error)
+    )
     assert bad.deltas[-1].error_parameter == "structured_outputs"
     assert all(results[f"other {i}", 0].finish_reason == "stop" for i in range(others))
     assert backend.now < 7
     engine.check_idle()
 
 
-def test_a_grammar_that_waits_for_the_processor_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_waits_for_the_processor_is_not_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = Slow("fill", lambda call: 4.0 if call == 2 else 0.2, monkeypatch)
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     engine = FakeEngine(structured_output=backend)

@@ -1,5 +1,5 @@
-"""The parts of structured output in the engine: compilation with fallback and time limits, reasoning before the output, stop
-tokens."""
+"""The parts of structured output in the engine: compilation with fallback and time limits,
+reasoning before the output, stop tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import constraint_of
 from pegboard.engine.grammar.request_grammar import ReasoningEnd, RequestGrammar
 from pegboard.errors import ConfigError, RequestError
-from pegboard.interfaces.structured_output import Constraint, StructuredOutputNeed, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    StructuredOutputNeed,
+    StructuredOutputSetup,
+)
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard_testing.fake_engine import EOS, FakeEngine
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
@@ -60,11 +64,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-# --- compiling ----------------------------------------------------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [RequestError("I cannot"), ValueError("unexpected")])
-def test_another_backend_is_asked_and_the_reason_is_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_backend_is_asked_and_the_reason_is_logged(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     compiler = GrammarCompiler({"first": Refusing(error), "second": fake()}, timeout_s=60)
     with caplog.at_level("INFO"):
         assert result_of(compiler, GOOD).name == "second"
@@ -124,7 +130,8 @@ def test_the_time_limit_starts_with_the_compilation() -> None:
     now = [0.0]
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=10, clock=lambda: now[0])
-    first, second = compiler.start(GOOD), compiler.start(of_length(20))
+    first = compiler.start(GOOD)
+    second = compiler.start(of_length(20))
     wait_until(lambda: first.thread > 0)
     now[0] = 9.0
     slow.go.release()
@@ -155,19 +162,29 @@ def test_the_time_limit_counts_processor_time() -> None:
 
 
 def test_a_long_compilation_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, lowered = [0.0], []
-    monkeypatch.setattr(os, "setpriority", lambda which, thread, priority: lowered.append((thread, priority)))
+    now = [0.0]
+    lowered = []
+    monkeypatch.setattr(
+        os, "setpriority", lambda which, thread, priority: lowered.append((thread, priority))
+    )
     slow = Stepwise()
     compiler = GrammarCompiler({"slow": slow}, timeout_s=30, clock=lambda: now[0])
-    first, second = compiler.start(of_length(20)), compiler.start(of_length(22))
+    first = compiler.start(of_length(20))
+    second = compiler.start(of_length(22))
     wait_until(lambda: first.thread > 0)
     now[0] = grammar_compiler.PATIENCE_S - 0.1
     assert compiler.get(second) is None and not lowered and len(slow.begun) == 1
     now[0] = grammar_compiler.PATIENCE_S + 0.1
-    assert compiler.get(second) is None and lowered == [(first.thread, 19)] != [(threading.get_native_id(), 19)]
+    assert compiler.get(second) is None and lowered == [(first.thread, 19)] != [
+        (threading.get_native_id(), 19)
+    ]
     wait_until(lambda: len(slow.begun) == 2)
     slow.go.release(2)
-    assert result_of(compiler, first.constraint).name == result_of(compiler, second.constraint).name == "slow"
+    assert (
+        result_of(compiler, first.constraint).name
+        == result_of(compiler, second.constraint).name
+        == "slow"
+    )
     compiler.stop()
 
 
@@ -221,16 +238,28 @@ def test_no_client_takes_all_threads() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(10, 60)), min_size=1, max_size=12),
     st.lists(st.sampled_from("abc"), max_size=4),
 )
-def test_the_next_compilation_is_the_fairest(waiting: list[tuple[str, int]], running: list[str]) -> None:
+def test_the_next_compilation_is_the_fairest(
+    waiting: list[tuple[str, int]], running: list[str]
+) -> None:
     lane = grammar_compiler._Lane()
-    lane.waiting = [grammar_compiler.Compilation(of_length(size), client, [lambda: True]) for client, size in waiting]
+    lane.waiting = [
+        grammar_compiler.Compilation(of_length(size), client, [lambda: True])
+        for client, size in waiting
+    ]
     lane.running = [grammar_compiler.Compilation(GOOD, client) for client in running]
     chosen = lane.next()
-    able = [entry for entry in lane.waiting if running.count(entry.client) < grammar_compiler.MAX_OVERDUE]
+    able = [
+        entry
+        for entry in lane.waiting
+        if running.count(entry.client) < grammar_compiler.MAX_OVERDUE
+    ]
     assert (chosen is None) == (not able)
     for other in able:
-        mine, its = running.count(chosen.client), running.count(other.client)
-        assert mine < its or mine == its and len(chosen.constraint.text) <= len(other.constraint.text)
+        mine = running.count(chosen.client)
+        its = running.count(other.client)
+        assert (
+            mine < its or mine == its and len(chosen.constraint.text) <= len(other.constraint.text)
+        )
 
 
 def test_what_nobody_waits_for_is_not_compiled() -> None:
@@ -246,7 +275,9 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
     assert result_of(compiler, shared.constraint).name == "slow"
     assert slow.begun == [GOOD, shared.constraint] and abandoned[0].future.cancelled()
     slow.go.release()
-    assert result_of(compiler, abandoned[0].constraint).name == "slow", "and it can be asked for again"
+    assert result_of(compiler, abandoned[0].constraint).name == "slow", (
+        "and it can be asked for again"
+    )
     compiler.stop()
 
 
@@ -291,11 +322,13 @@ def test_old_constraints_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.stop()
 
 
-# --- which constraint ---------------------------------------------------------------------------------------------------------
+# --- which constraint -----------------------------------------------------------------------------
 
 
 def test_configured_options_hold_for_every_request() -> None:
-    config = StructuredOutputsConfig(disable_any_whitespace=True, disable_additional_properties=True)
+    config = StructuredOutputsConfig(
+        disable_any_whitespace=True, disable_additional_properties=True
+    )
     constraint = constraint_of(StructuredOutputsParams(json_object=True), config)
     assert constraint.disable_any_whitespace and constraint.disable_additional_properties
     assert not constraint_of(StructuredOutputsParams(json_object=True)).disable_any_whitespace
@@ -318,7 +351,9 @@ def test_wrong_settings_are_named(values: dict[str, Any], words: str) -> None:
 
 def test_names_of_backends() -> None:
     def names(value: Any) -> list[str]:
-        return structured_outputs_config(EngineConfig(structured_outputs_config={"backend": value})).names
+        return structured_outputs_config(
+            EngineConfig(structured_outputs_config={"backend": value})
+        ).names
 
     assert names("auto") == [] and names("a") == ["a"] and names(["b", "a"]) == ["b", "a"]
 
@@ -332,14 +367,16 @@ def test_the_setup_pads_the_vocabulary_and_joins_the_ends() -> None:
     assert StructuredOutputNeed(constraint="json").wants() == {"constraint": "json"}
 
 
-# --- one completion -----------------------------------------------------------------------------------------------------------
+# --- one completion -------------------------------------------------------------------------------
 
 
 def grammar_of(length: int, reasoning: ReasoningEnd | None = None) -> RequestGrammar:
     """Allows `length` tokens that are 0 modulo 3, then EOS."""
     backend = fake()
     inner = backend.compile(Constraint("grammar", f"3:0:{length}"))
-    return RequestGrammar("fake", backend, inner, vocab_size=VOCAB, stop_token_ids=[EOS], reasoning=reasoning)
+    return RequestGrammar(
+        "fake", backend, inner, vocab_size=VOCAB, stop_token_ids=[EOS], reasoning=reasoning
+    )
 
 
 def allowed(grammar: RequestGrammar) -> set[int]:
@@ -358,7 +395,9 @@ def test_stop_tokens_only_where_the_text_may_end_and_then_nothing_else() -> None
 
 
 @given(st.lists(st.integers(2, 40), max_size=12), st.integers(0, 6), st.data())
-def test_rollback_across_the_end_of_reasoning(thoughts: list[int], num_inside: int, data: st.DataObject) -> None:
+def test_rollback_across_the_end_of_reasoning(
+    thoughts: list[int], num_inside: int, data: st.DataObject
+) -> None:
     end = [50, 51]
     tokens = [*thoughts, *end, *[3] * num_inside, *([EOS, EOS] if num_inside == 6 else [])]
     grammar = grammar_of(6, ReasoningEnd([end], ()))
@@ -396,16 +435,26 @@ def test_the_end_is_found_however_it_is_spelled(pieces: list[bytes], is_found: b
 def test_special_tokens_are_found_by_id_and_any_end_will_do() -> None:
     reasoning = ReasoningEnd([[7], [5, 6], []], [b"a"] * 5 + [b"", b"x", b""])
     assert reasoning.ends_reasoning([1, 7]) and reasoning.ends_reasoning([5, 6])
-    assert not reasoning.ends_reasoning([5]) and not reasoning.ends_reasoning([6]) and not reasoning.ends_reasoning([99])
+    assert (
+        not reasoning.ends_reasoning([5])
+        and not reasoning.ends_reasoning([6])
+        and not reasoning.ends_reasoning([99])
+    )
 
 
-# --- in the engine ------------------------------------------------------------------------------------------------------------
+# --- in the engine --------------------------------------------------------------------------------
 
 
 def structured(text: str, **more: Any) -> SamplingParams:
     structure = StructuredOutputsParams(grammar=text, **more.pop("structure", {}))
     return SamplingParams(
-        **{"temperature": 0.0, "max_tokens": 20, "eos_token_ids": [EOS], **more, "structured_outputs": structure}
+        **{
+            "temperature": 0.0,
+            "max_tokens": 20,
+            "eos_token_ids": [EOS],
+            **more,
+            "structured_outputs": structure,
+        }
     )
 
 
@@ -415,7 +464,9 @@ def test_the_grammar_begins_after_the_reasoning(max_drafts: int, max_in_flight: 
     free = FakeEngine().generate(range(9), SamplingParams(temperature=0.0, max_tokens=12)).token_ids
     end = free[4:6]
     first = next(i for i in range(2, 7) if free[i - 2 : i] == end)
-    engine = FakeEngine(structured_output=fake(), max_drafts=max_drafts, max_in_flight=max_in_flight)
+    engine = FakeEngine(
+        structured_output=fake(), max_drafts=max_drafts, max_in_flight=max_in_flight
+    )
     engine.add("a", range(9), structured("3:0,1,2:4", structure={"reasoning_end_token_ids": [end]}))
     tokens = engine.run()["a", 0].token_ids
     assert tokens[:first] == free[:first]
@@ -434,11 +485,15 @@ def test_the_grammar_begins_after_the_reasoning(max_drafts: int, max_in_flight: 
     ],
 )
 def test_how_a_finished_text_ends(more: dict[str, Any], num_tokens: int, finish: str) -> None:
-    engine = FakeEngine(structured_output=FakeStructuredOutput(VOCAB, more.get("eos_token_ids", [EOS])))
+    engine = FakeEngine(
+        structured_output=FakeStructuredOutput(VOCAB, more.get("eos_token_ids", [EOS]))
+    )
     engine.add("a", range(5), structured("3:0:4", **more))
     result = engine.run()["a", 0]
     assert (len(result.token_ids), result.finish_reason) == (num_tokens, finish)
-    assert [token % 3 for token in result.token_ids[:4]] == [0] * 4 and set(result.token_ids[4:]) <= {EOS}
+    assert [token % 3 for token in result.token_ids[:4]] == [0] * 4 and set(
+        result.token_ids[4:]
+    ) <= {EOS}
     assert result.deltas[-1].ends_whole == (num_tokens == 4)
 
 
@@ -449,7 +504,9 @@ def test_the_field_at_fault_travels_with_the_failure() -> None:
     params = structured("nonsense", n=1)
     params.structured_outputs.parameter = "response_format"
     engine.add("b", range(5), params)
-    assert engine.run()["b", 0].deltas[-1].error_parameter == "response_format", "and it is that request's own"
+    assert engine.run()["b", 0].deltas[-1].error_parameter == "response_format", (
+        "and it is that request's own"
+    )
 
 
 def test_all_completions_of_a_bad_request_fail_after_one_compilation() -> None:

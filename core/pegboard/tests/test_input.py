@@ -44,7 +44,9 @@ def test_special_tokens_can_be_left_out():
 
 
 def test_what_rides_along():
-    request = BUILDER.build(as_prompt({"prompt": "a", "cache_salt": "tenant"}), SamplingParams(), "name", priority=-3)
+    request = BUILDER.build(
+        as_prompt({"prompt": "a", "cache_salt": "tenant"}), SamplingParams(), "name", priority=-3
+    )
     assert (request.request_id, request.cache_salt, request.priority) == ("name", "tenant", -3)
     assert request.params.eos_token_ids == [EOS]
 
@@ -74,9 +76,19 @@ def test_truncation_keeps_the_last_tokens(length, limit):
         ({"text": "a"}, {}, "unknown prompt field 'text'", "text"),
         ({}, {}, "text or token ids", "prompt"),
         (Prompt(), {}, "text or token ids", "prompt"),
-        ({"prompt": "a", "multi_modal_data": {"image": object()}}, {}, "text only", "multi_modal_data"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": object()}},
+            {},
+            "text only",
+            "multi_modal_data",
+        ),
         ({"prompt_embeds": [1.0]}, {}, "numpy array.*got list", "prompt_embeds"),
-        ("a", {"truncate_prompt_tokens": 17}, "over the model's max_model_len", "truncate_prompt_tokens"),
+        (
+            "a",
+            {"truncate_prompt_tokens": 17},
+            "over the model's max_model_len",
+            "truncate_prompt_tokens",
+        ),
         ("a", {"logprobs": 21}, "limit of 20", "logprobs"),
         ("a", {"allowed_token_ids": [258]}, "outside the vocabulary", "allowed_token_ids"),
     ],
@@ -97,12 +109,18 @@ class SpaceTokenizer(ByteTokenizer):
 def test_bad_words_are_banned_with_and_without_a_leading_space():
     builder = RequestBuilder(echo_plan(), SpaceTokenizer())
     params = builder.build(as_prompt([1]), SamplingParams(bad_words=["ab", " b"]), "r").params
-    # with the space, "ab" starts with another token and keeps its length; " b" would ban the space itself
+    # with the space, "ab" starts with another token and keeps its length; " b" would ban the space
+    # itself
     assert params.bad_words_token_ids == [[97, 98], [65, 98], [98]]
 
 
 @pytest.mark.parametrize(
-    "params", [{"stop": ["x"]}, {"bad_words": ["x"]}, {"structured_outputs": StructuredOutputsParams(choice=["x"])}]
+    "params",
+    [
+        {"stop": ["x"]},
+        {"bad_words": ["x"]},
+        {"structured_outputs": StructuredOutputsParams(choice=["x"])},
+    ],
 )
 def test_without_a_tokenizer_only_ids_are_served(params):
     builder = RequestBuilder(echo_plan(), None)
@@ -116,7 +134,11 @@ def test_without_a_tokenizer_only_ids_are_served(params):
 def test_users_params_are_not_changed():
     params = SamplingParams(max_tokens=None, bad_words=["a"])
     BUILDER.build(as_prompt("b"), params, "r")
-    assert params.max_tokens is None and params.eos_token_ids == [] and params.bad_words_token_ids == []
+    assert (
+        params.max_tokens is None
+        and params.eos_token_ids == []
+        and params.bad_words_token_ids == []
+    )
 
 
 def test_prompt_is_passed_through():
@@ -134,7 +156,7 @@ ANY = LogitsProcessorSpec(api="1.0", implementation="acme_evens:Any")
 def even_only(params):
     step = (params.extra_args or {}).get("step", 2)
     return None if step % 2 == 0 else f"step must be even, got {step!r}"
-"""
+"""  # noqa: E501
 
 
 NAMING = """
@@ -143,7 +165,7 @@ from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 SOME = LogitsProcessorSpec(api="1.0", implementation="acme_naming:Some", arguments=("step", "window"))
 NONE = LogitsProcessorSpec(api="1.0", implementation="acme_naming:None_", arguments=())
 SILENT = LogitsProcessorSpec(api="1.0", implementation="acme_naming:Silent")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -156,13 +178,26 @@ SILENT = LogitsProcessorSpec(api="1.0", implementation="acme_naming:Silent")
         (["some", "silent"], {"other": 1}, None),
     ],
 )
-def test_extra_arguments_that_no_processor_reads_are_refused(fake_distributions, processors, extra, told):
-    points = {"logits_processor": {name: f"acme_naming:{name.upper()}" for name in ("some", "none", "silent")}}
+def test_extra_arguments_that_no_processor_reads_are_refused(
+    fake_distributions, processors, extra, told
+):
+    points = {
+        "logits_processor": {
+            name: f"acme_naming:{name.upper()}" for name in ("some", "none", "silent")
+        }
+    }
     fake_distributions.add("acme-naming", points, {"acme_naming": NAMING})
-    builder = RequestBuilder(echo_plan(logits_processors=processors), ByteTokenizer(), Registry(fake_distributions.scan()))
+    builder = RequestBuilder(
+        echo_plan(logits_processors=processors),
+        ByteTokenizer(),
+        Registry(fake_distributions.scan()),
+    )
     builder.build(as_prompt("a"), SamplingParams(), "r")
     if told is None:
-        assert builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r").params.extra_args == extra
+        assert (
+            builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r").params.extra_args
+            == extra
+        )
         return
     with pytest.raises(RequestError, match=told) as caught:
         builder.build(as_prompt("a"), SamplingParams(extra_args=extra), "r")
@@ -193,4 +228,6 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized():
         with pytest.raises(RequestError, match="max_model_len is 16") as caught:
             builder.build(as_prompt(prompt), SamplingParams(), "r")
         assert caught.value.parameter == "prompt"
-    assert len(build("a" * 5000, truncate_prompt_tokens=15).prompt_token_ids) == 15, "a text to cut may be longer"
+    assert len(build("a" * 5000, truncate_prompt_tokens=15).prompt_token_ids) == 15, (
+        "a text to cut may be longer"
+    )

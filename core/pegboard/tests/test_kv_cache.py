@@ -33,7 +33,14 @@ from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
 
 def make_request(tokens: list[int], **fields: Any) -> Request:
-    return Request.of(EngineRequest(request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields))
+    return Request.of(
+        EngineRequest(
+            request_id=fields.pop("id", "r"),
+            prompt_token_ids=tokens,
+            params=SamplingParams(),
+            **fields,
+        )
+    )
 
 
 def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes]:
@@ -44,19 +51,27 @@ def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes
 
 def small_plan(*retains: Retain, num_blocks: int = 40, **limits: Any) -> Any:
     specs = {i: fake_kv_spec(retain) for i, retain in enumerate(retains)}
-    return plan_kv(specs, 0, fake_limits(**{"max_model_len": 32, **limits}), num_blocks_override=num_blocks)
+    return plan_kv(
+        specs, 0, fake_limits(**{"max_model_len": 32, **limits}), num_blocks_override=num_blocks
+    )
 
 
 def small_cache(*retains: Retain, num_blocks: int = 40) -> KVCache:
     return KVCache(small_plan(*retains, num_blocks=num_blocks), fake_limits())
 
 
-# --- hashes -------------------------------------------------------------------------------------------------------------------
+# --- hashes ---------------------------------------------------------------------------------------
 
 
 def test_the_chain_is_what_the_docstring_says() -> None:
-    first = hashlib.sha256(root_hash("") + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))).digest()
-    assert hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] == first == sha256_block(root_hash(""), [1, 2, 3, 4], b"")
+    first = hashlib.sha256(
+        root_hash("") + b"".join(t.to_bytes(8, "little") for t in (1, 2, 3, 4))
+    ).digest()
+    assert (
+        hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])[0]
+        == first
+        == sha256_block(root_hash(""), [1, 2, 3, 4], b"")
+    )
     assert len(hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])) == 2
 
 
@@ -89,14 +104,19 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
         hashes(tokens, lora=LoRARequest("x", 1, "/p", digest="2")),
     ]
     assert len({chain[0] for chain in variants}) == len(variants)
-    assert len({chain[2] for chain in variants}) == len(variants), "and later hashes of the chain depend on it"
+    assert len({chain[2] for chain in variants}) == len(variants), (
+        "and later hashes of the chain depend on it"
+    )
 
 
 def test_blocks_of_an_adapter_without_a_digest_stay_in_their_engine() -> None:
     """Its files may be others in another engine, or after it was loaded again."""
     lora = LoRARequest("x", 1, "/p")
-    assert hashes([1, 2, 3, 4], lora=lora) != hashes([1, 2, 3, 4], lora=lora), "each call makes an engine's hasher"
-    hasher, chains = BlockHasher("sha256", 4), []
+    assert hashes([1, 2, 3, 4], lora=lora) != hashes([1, 2, 3, 4], lora=lora), (
+        "each call makes an engine's hasher"
+    )
+    hasher = BlockHasher("sha256", 4)
+    chains = []
     for lora_id in (1, 1, 2):
         request = make_request([1, 2, 3, 4], lora=LoRARequest("x", lora_id, "/p"))
         hasher.extend(request)
@@ -105,7 +125,8 @@ def test_blocks_of_an_adapter_without_a_digest_stay_in_their_engine() -> None:
 
 
 def test_caches_of_different_identity_share_no_hash() -> None:
-    plan, found = small_plan(Full()), []
+    plan = small_plan(Full())
+    found = []
     for identity in ("", "a", "b", "a"):
         request = make_request(list(range(20)))
         KVCache(msgspec.structs.replace(plan, identity=identity), fake_limits()).lookup(request)
@@ -130,15 +151,23 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
     from pegboard.engine.build import _kv_identity
 
     plan, config = plan_of(tmp_path)
-    kv_plan, layout = small_plan(Full()), "native 1"
+    kv_plan = small_plan(Full())
+    layout = "native 1"
 
-    def identity(layout: str = layout, kv: KVPlan = kv_plan, engine: EngineConfig = config, **checkpoint: Any) -> str:
-        changed = dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, **checkpoint))
+    def identity(
+        layout: str = layout, kv: KVPlan = kv_plan, engine: EngineConfig = config, **checkpoint: Any
+    ) -> str:
+        changed = dataclasses.replace(
+            plan, checkpoint=dataclasses.replace(plan.checkpoint, **checkpoint)
+        )
         return _kv_identity(changed, engine, layout, kv)
 
     group = kv_plan.groups[0]
     other_type = msgspec.structs.replace(
-        group.spec, tensors=tuple(msgspec.structs.replace(tensor, dtype="int8") for tensor in group.spec.tensors)
+        group.spec,
+        tensors=tuple(
+            msgspec.structs.replace(tensor, dtype="int8") for tensor in group.spec.tensors
+        ),
     )
     variants = [
         identity(),
@@ -151,15 +180,25 @@ def test_everything_that_decides_a_block_enters_the_identity(tmp_path: Path) -> 
         identity(engine=msgspec.structs.replace(config, quantization="int8")),
         identity(engine=msgspec.structs.replace(config, tensor_parallel_size=2)),
         identity(kv=msgspec.structs.replace(kv_plan, hash_block_size=8)),
-        identity(kv=msgspec.structs.replace(kv_plan, groups=(msgspec.structs.replace(group, block_size=32),))),
-        identity(kv=msgspec.structs.replace(kv_plan, groups=(msgspec.structs.replace(group, spec=other_type),))),
+        identity(
+            kv=msgspec.structs.replace(
+                kv_plan, groups=(msgspec.structs.replace(group, block_size=32),)
+            )
+        ),
+        identity(
+            kv=msgspec.structs.replace(
+                kv_plan, groups=(msgspec.structs.replace(group, spec=other_type),)
+            )
+        ),
     ]
     assert len(set(variants)) == len(variants)
-    assert identity() == identity(kv=msgspec.structs.replace(kv_plan, num_blocks=99)), "the size of the cache decides nothing"
+    assert identity() == identity(kv=msgspec.structs.replace(kv_plan, num_blocks=99)), (
+        "the size of the cache decides nothing"
+    )
     assert identity(digest="") != identity(digest=""), "a checkpoint without a digest is unknown"
 
 
-# --- rules --------------------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 retains = st.one_of(
     st.just(Full()),
@@ -169,10 +208,16 @@ retains = st.one_of(
 
 
 @given(retains, st.integers(1, 5), st.integers(0, 40))
-def test_expired_blocks_hold_nothing_a_later_token_sees(retain: Retain, block_size: int, num_computed: int) -> None:
+def test_expired_blocks_hold_nothing_a_later_token_sees(
+    retain: Retain, block_size: int, num_computed: int
+) -> None:
     rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), 1)
     model = FakeModel([retain])
-    seen = {int(p) // block_size for later in range(num_computed, num_computed + 20) for p in model.seen(retain, later)}
+    seen = {
+        int(p) // block_size
+        for later in range(num_computed, num_computed + 20)
+        for p in model.seen(retain, later)
+    }
     assert not seen & set(rule.expired(num_computed))
 
 
@@ -182,7 +227,9 @@ def test_next_expiry_misses_nothing(retain: Retain, block_size: int, num_compute
     until = min(rule.next_expiry(num_computed), num_computed + 30)
     assert until > num_computed
     for n in range(num_computed, until):
-        assert rule.expired(n).stop <= max(rule.expired(num_computed).stop, rule.expired(num_computed).start)
+        assert rule.expired(n).stop <= max(
+            rule.expired(num_computed).stop, rule.expired(num_computed).start
+        )
 
 
 @given(retains, st.integers(1, 4), st.sets(st.integers(0, 11)), st.integers(0, 12))
@@ -198,14 +245,18 @@ def test_a_hit_is_the_longest_prefix_whose_needed_blocks_are_there(
         return needed <= cached
 
     best = max(n for n in range(0, max_tokens + 1, block_size) if servable(n))
-    assert rule.hit(lambda h: h[0] + 1 if h[0] in cached else None, chain, max_tokens, block_size) == best
+    assert (
+        rule.hit(lambda h: h[0] + 1 if h[0] in cached else None, chain, max_tokens, block_size)
+        == best
+    )
 
 
 @given(retains, st.integers(1, 5), st.integers(1, 9), st.integers(1, 60))
 def test_a_request_holds_as_many_blocks_as_its_rule_says_and_hardly_fewer(
     retain: Retain, block_size: int, chunk: int, num_tokens: int
 ) -> None:
-    """Before a chunk is computed, what expired is dropped. The bound may be larger where blocks cannot begin at every token."""
+    """Before a chunk is computed, what expired is dropped. The bound may be larger where blocks
+    cannot begin at every token."""
     rule = make_rule(KVGroup((0,), fake_kv_spec(retain), block_size), 1)
 
     def most_held(num_tokens: int, chunk: int) -> int:
@@ -218,10 +269,12 @@ def test_a_request_holds_as_many_blocks_as_its_rule_says_and_hardly_fewer(
     assert bound <= most_held(num_tokens + whole + 24, whole)
     if isinstance(retain, Window) and block_size > 1:
         filled = chunk + -(retain.tokens - 1 + chunk) % block_size
-        assert bound <= most_held(200, filled), "the last tokens of the window and the chunk fill their blocks"
+        assert bound <= most_held(200, filled), (
+            "the last tokens of the window and the chunk fill their blocks"
+        )
 
 
-# --- the plan -----------------------------------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 def test_one_type_is_one_group() -> None:
@@ -243,15 +296,22 @@ def test_mixed_layers_become_groups_of_equal_size() -> None:
 @given(st.lists(st.tuples(retains, st.integers(1, 9)), min_size=1, max_size=8), st.integers(1, 8))
 def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: int) -> None:
     specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in enumerate(layers)}
-    plan = plan_kv(specs, 0, fake_limits(block_size=block_size, max_model_len=20), num_blocks_override=1000)
+    plan = plan_kv(
+        specs, 0, fake_limits(block_size=block_size, max_model_len=20), num_blocks_override=1000
+    )
     for group in plan.groups:
         assert len(group.layers) * group.spec.slot_bytes() * group.block_size <= plan.block_bytes
         assert group.block_size % plan.hash_block_size == 0 and group.block_size >= block_size
-    assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(len(layers)))
+    assert sorted(layer for group in plan.groups for layer in group.layers) == list(
+        range(len(layers))
+    )
 
 
 def test_a_large_state_makes_the_blocks_of_attention_larger_and_is_kept_where_they_end() -> None:
-    specs = {0: fake_kv_spec(slot_bytes=4), 1: fake_kv_spec(State(checkpoint_every=32), slot_bytes=1000)}
+    specs = {
+        0: fake_kv_spec(slot_bytes=4),
+        1: fake_kv_spec(State(checkpoint_every=32), slot_bytes=1000),
+    }
     plan = plan_kv(specs, 100_000, fake_limits(block_size=16, max_model_len=128))
     assert plan.block_bytes == 1000
     assert [group.block_size for group in plan.groups] == [240, 240]
@@ -259,8 +319,12 @@ def test_a_large_state_makes_the_blocks_of_attention_larger_and_is_kept_where_th
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.booleans(), st.integers(1, 400))
-def test_memory_grows_for_one_request_and_then_the_context_shrinks(blocks: int, room: int, shorten: bool, length: int) -> None:
-    specs, limits, block = {0: fake_kv_spec(slot_bytes=4)}, fake_limits(block_size=16, max_model_len=length), 64
+def test_memory_grows_for_one_request_and_then_the_context_shrinks(
+    blocks: int, room: int, shorten: bool, length: int
+) -> None:
+    specs = {0: fake_kv_spec(slot_bytes=4)}
+    limits = fake_limits(block_size=16, max_model_len=length)
+    block = 64
     enough = -(-length // 16) + 1
     largest = max(blocks, min(room, enough))
     if largest < enough and (not shorten or largest < 2):
@@ -274,17 +338,26 @@ def test_memory_grows_for_one_request_and_then_the_context_shrinks(blocks: int, 
 
 def test_block_size_is_what_the_kernels_need() -> None:
     spec = type(fake_kv_spec())(tensors=fake_kv_spec().tensors, block_size_multiple=32)
-    assert plan_kv({0: spec}, 100_000, fake_limits(block_size=16, max_model_len=64)).groups[0].block_size == 32
+    assert (
+        plan_kv({0: spec}, 100_000, fake_limits(block_size=16, max_model_len=64))
+        .groups[0]
+        .block_size
+        == 32
+    )
 
 
 def test_too_little_memory_says_what_would_do() -> None:
     specs = {0: fake_kv_spec(slot_bytes=4)}
-    with pytest.raises(KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48 .*, or") as error:
+    with pytest.raises(
+        KVCacheTooSmall, match=r"max_model_len=1000 tokens needs 4096 bytes.*at most 48 .*, or"
+    ) as error:
         plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=1000))
     assert "4 blocks" in str(error.value)
     assert plan_kv(specs, 4 * 16 * 4, fake_limits(block_size=16, max_model_len=48)).num_blocks == 4
     with pytest.raises(KVCacheTooSmall):
-        plan_kv(specs, 1 << 30, fake_limits(block_size=16, max_model_len=1000), num_blocks_override=3)
+        plan_kv(
+            specs, 1 << 30, fake_limits(block_size=16, max_model_len=1000), num_blocks_override=3
+        )
     with pytest.raises(ConfigError):
         plan_kv({}, 1 << 30, fake_limits(block_size=16, max_model_len=1000))
 
@@ -294,12 +367,13 @@ def test_a_window_needs_few_blocks_however_long_the_text() -> None:
     assert blocks_per_request(plan, 10_000, 16) <= 7
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 def test_allocate_is_all_groups_or_nothing() -> None:
     cache = small_cache(Full(), Window(8), num_blocks=20)
-    a, b = make_request([1] * 30, id="a"), make_request([2] * 30, id="b")
+    a = make_request([1] * 30, id="a")
+    b = make_request([2] * 30, id="b")
     assert [len(ids) for ids in cache.allocate(a, 30) or ()] == [8, 8]
     before = cache.pool.num_free
     assert cache.allocate(b, 30) is None
@@ -316,7 +390,9 @@ def test_a_finished_prompt_is_found_again_but_for_its_last_token() -> None:
     cache.commit(first, 13)
     cache.release(first)
     assert cache.lookup(make_request(list(range(13)), id="b")).num_tokens == 12
-    assert cache.lookup(make_request(list(range(12)), id="b")).num_tokens == 8, "a fully cached prompt computes its last block"
+    assert cache.lookup(make_request(list(range(12)), id="b")).num_tokens == 8, (
+        "a fully cached prompt computes its last block"
+    )
     assert cache.lookup(make_request([0, 1, 2, 3, 9, 9, 9, 9, 9], id="b")).num_tokens == 4
     assert cache.lookup(make_request(list(range(13)), id="b", cache_salt="x")).num_tokens == 0
 
@@ -331,7 +407,8 @@ def test_only_committed_tokens_are_found() -> None:
 
 def test_a_shared_prefix_is_held_once_and_survives_its_first_owner() -> None:
     cache = small_cache(Full())
-    a, b = make_request(list(range(13)), id="a"), make_request(list(range(13)), id="b")
+    a = make_request(list(range(13)), id="a")
+    b = make_request(list(range(13)), id="b")
     cache.allocate(a, 13)
     cache.commit(a, 13)
     hit = cache.lookup(b)
@@ -353,7 +430,10 @@ def test_blocks_before_the_window_go_back_and_a_window_hit_needs_no_more() -> No
     assert cache.pool.num_free == 39 - 3
     cache.release(request)
     hit = cache.lookup(make_request(list(range(25)), id="b"))
-    assert hit.num_tokens == 24 and [bool(block) for block in hit.block_ids[0]] == [False] * 4 + [True] * 2
+    assert (
+        hit.num_tokens == 24
+        and [bool(block) for block in hit.block_ids[0]] == [False] * 4 + [True] * 2
+    )
 
 
 def test_groups_agree_on_the_shortest_hit() -> None:
@@ -364,22 +444,27 @@ def test_groups_agree_on_the_shortest_hit() -> None:
     window_blocks = cache.tables(request)[1]
     cache.release(request)
     taken = cache.pool.take(59 - cache.pool.num_cached) or []
-    while cache.pool.find(1, request.block_hashes[5]) is not None:  # evict blocks until the window's last block is gone
+    # evict blocks until the window's last block is gone
+    while cache.pool.find(1, request.block_hashes[5]) is not None:
         taken += cache.pool.take(1) or []
     assert window_blocks[5] in taken
     hit = cache.lookup(make_request(list(range(25)), id="b"))
     assert hit.num_tokens < 24
     for group in (0, 1):
-        found = cache.rules[group].hit(lambda h, g=group: cache.pool.find(g, h), request.block_hashes, hit.num_tokens, 4)
+        found = cache.rules[group].hit(
+            lambda h, g=group: cache.pool.find(g, h), request.block_hashes, hit.num_tokens, 4
+        )
         assert found == hit.num_tokens
 
 
 def test_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     cache = small_cache(Full())
-    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    parent = make_request(list(range(10)), id="a")
+    child = make_request(list(range(10)), id="b")
     cache.allocate(parent, 10)
     assert cache.fork(parent, child)
-    old, new = cache.tables(parent)[0], cache.tables(child)[0]
+    old = cache.tables(parent)[0]
+    new = cache.tables(child)[0]
     assert old[:2] == new[:2] and old[2] != new[2] and len(new) == 3
     assert cache.take_copies() == [(0, old[2], new[2])]
     cache.release(parent)
@@ -391,7 +476,8 @@ def test_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
 
 def test_fork_at_a_block_border_copies_nothing() -> None:
     cache = small_cache(Full())
-    parent, child = make_request(list(range(9)), id="a"), make_request(list(range(9)), id="b")
+    parent = make_request(list(range(9)), id="a")
+    child = make_request(list(range(9)), id="b")
     cache.allocate(parent, 9)
     assert cache.fork(parent, child)
     assert cache.take_copies() == []
@@ -399,7 +485,8 @@ def test_fork_at_a_block_border_copies_nothing() -> None:
 
 def test_fork_is_refused_when_the_window_has_moved_on() -> None:
     cache = small_cache(Window(3))
-    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    parent = make_request(list(range(10)), id="a")
+    child = make_request(list(range(10)), id="b")
     cache.allocate(parent, 20)
     parent.all_token_ids.extend(range(9))
     cache.commit(parent, 18)
@@ -430,7 +517,8 @@ def test_what_a_connector_still_reads_outlives_the_request() -> None:
 
 def test_a_released_request_takes_its_waiting_copies_along() -> None:
     cache = small_cache(Full())
-    parent, child = make_request(list(range(10)), id="a"), make_request(list(range(10)), id="b")
+    parent = make_request(list(range(10)), id="a")
+    child = make_request(list(range(10)), id="b")
     cache.allocate(parent, 10)
     cache.fork(parent, child)
     cache.release(child)
@@ -449,7 +537,9 @@ def test_a_state_is_cached_at_its_checkpoints() -> None:
     ((group, source, destination),) = cache.take_copies()
     assert (group, source) == (0, cache.tables(request)[0][0])
     cache.commit(request, 4)
-    assert cache.lookup(make_request(list(range(10)), id="b")).num_tokens == 0, "the copy may not have run yet"
+    assert cache.lookup(make_request(list(range(10)), id="b")).num_tokens == 0, (
+        "the copy may not have run yet"
+    )
     cache.copies_done([(group, source, destination)])
     cache.commit(request, 8)
     hit = cache.lookup(make_request(list(range(10)), id="b"))
@@ -459,10 +549,18 @@ def test_a_state_is_cached_at_its_checkpoints() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(retains, min_size=1, max_size=3), st.lists(st.integers(0, 3), min_size=1, max_size=31), st.data())
-def test_a_request_never_holds_more_than_the_plan_reckons(layers: list[Retain], tokens: list[int], data: Any) -> None:
+@given(
+    st.lists(retains, min_size=1, max_size=3),
+    st.lists(st.integers(0, 3), min_size=1, max_size=31),
+    st.data(),
+)
+def test_a_request_never_holds_more_than_the_plan_reckons(
+    layers: list[Retain], tokens: list[int], data: Any
+) -> None:
     chunk = data.draw(st.integers(1, 9))
-    plan = small_plan(*layers, num_blocks=60, block_size=2, max_num_seqs=1, max_num_batched_tokens=chunk)
+    plan = small_plan(
+        *layers, num_blocks=60, block_size=2, max_num_seqs=1, max_num_batched_tokens=chunk
+    )
     cache = KVCache(plan, fake_limits())
     request = make_request(tokens)
     for start in range(0, len(tokens), chunk):

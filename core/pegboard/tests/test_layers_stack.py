@@ -21,7 +21,8 @@ def test_norm_alone_and_with_a_residual() -> None:
     weight = torch.randn(6, generator=random)
     norm = Norm(fake_build().at("n"), 6, 1e-3)
     load_layers([norm], {"n.weight": weight})
-    x, residual = torch.randn(4, 6, generator=random), torch.randn(4, 6, generator=random)
+    x = torch.randn(4, 6, generator=random)
+    residual = torch.randn(4, 6, generator=random)
 
     def formula(value: Tensor) -> Tensor:
         return value / (value.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
@@ -36,12 +37,20 @@ def test_norm_alone_and_with_a_residual() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    half=st.sampled_from([1, 2, 5]), extra=st.sampled_from([0, 3]), pairs=st.booleans(), position=st.integers(0, 63),
+    half=st.sampled_from([1, 2, 5]),
+    extra=st.sampled_from([0, 3]),
+    pairs=st.booleans(),
+    position=st.integers(0, 63),
     base=st.sampled_from([100.0, 10000.0]),
-)  # fmt: skip
-def test_rope_turns_each_pair_by_its_angle(half: int, extra: int, pairs: bool, position: int, base: float) -> None:
-    """Each pair (x_i, x_j) is rotated by position · base^(−2i/d). Channels after the rotary ones do not change."""
-    layer = Rope(fake_build(rope_style="pairs" if pairs else "halves"), 2 * half, max_positions=64, base=base)
+)
+def test_rope_turns_each_pair_by_its_angle(
+    half: int, extra: int, pairs: bool, position: int, base: float
+) -> None:
+    """Each pair (x_i, x_j) is rotated by position · base^(−2i/d). Channels after the rotary ones do
+    not change."""
+    layer = Rope(
+        fake_build(rope_style="pairs" if pairs else "halves"), 2 * half, max_positions=64, base=base
+    )
     layer.bind()
     cos, sin = layer(torch.tensor([position]))
     x = torch.randn(1, 2, 2 * half + extra, generator=torch.Generator().manual_seed(position))
@@ -51,7 +60,8 @@ def test_rope_turns_each_pair_by_its_angle(half: int, extra: int, pairs: bool, p
         angle = position * base ** (-2 * i / (2 * half))
         first, second = (2 * i, 2 * i + 1) if pairs else (i, i + half)
         for head in range(2):
-            a, b = float(x[0, head, first]), float(x[0, head, second])
+            a = float(x[0, head, first])
+            b = float(x[0, head, second])
             expected[0, head, first] = a * math.cos(angle) - b * math.sin(angle)
             expected[0, head, second] = a * math.sin(angle) + b * math.cos(angle)
     torch.testing.assert_close(turned, expected, atol=1e-4, rtol=1e-4)
@@ -63,10 +73,13 @@ def test_rope_scores_depend_on_the_distance_alone(first: int, second: int, shift
     layer = Rope(fake_build(), 8, max_positions=64)
     layer.bind()
     random = torch.Generator().manual_seed(first)
-    q, k = torch.randn(1, 1, 8, generator=random), torch.randn(1, 1, 8, generator=random)
+    q = torch.randn(1, 1, 8, generator=random)
+    k = torch.randn(1, 1, 8, generator=random)
 
     def score(at_q: int, at_k: int) -> float:
-        turned = [rope(x.clone(), *layer(torch.tensor([at])), False) for x, at in ((q, at_q), (k, at_k))]
+        turned = [
+            rope(x.clone(), *layer(torch.tensor([at])), False) for x, at in ((q, at_q), (k, at_k))
+        ]
         return float((turned[0] * turned[1]).sum())
 
     assert score(first, second) == pytest.approx(score(first + shift, second + shift), abs=1e-4)
@@ -91,7 +104,7 @@ def test_activation() -> None:
         Activation(fake_build().at("a"), "mish")
 
 
-# --- the stack ---------------------------------------------------------------------------------------------------------------
+# --- the stack ------------------------------------------------------------------------------------
 
 
 class Step(nn.Module):
@@ -99,19 +112,27 @@ class Step(nn.Module):
 
     def __init__(self, path: str, index: int) -> None:
         super().__init__()
-        self.path, self.index = path, index
+        self.path = path
+        self.index = index
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, extra: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, extra: float
+    ) -> tuple[Tensor, Tensor]:
         residual = hidden if residual is None else hidden + residual
         return residual * 2 + self.index + extra, residual
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 def test_a_stack_calls_its_layers_in_order(num_layers: int) -> None:
-    stack = LayerStack(fake_build().at("layers"), num_layers, lambda build, index: Step(build.path, index))
+    stack = LayerStack(
+        fake_build().at("layers"), num_layers, lambda build, index: Step(build.path, index)
+    )
     found = stack(torch.ones(1, 1), 0.5)
-    hidden, residual = torch.ones(1, 1), None
+    hidden = torch.ones(1, 1)
+    residual = None
     for index in range(num_layers):
         hidden, residual = Step("", index)(hidden, residual, 0.5)
     assert torch.equal(torch.stack(found), torch.stack((hidden, residual)))
-    assert [layer.path for layer in stack.layers] == [f"layers.{index}" for index in range(num_layers)]
+    assert [layer.path for layer in stack.layers] == [
+        f"layers.{index}" for index in range(num_layers)
+    ]

@@ -1,5 +1,5 @@
-"""LLM with an engine in the same process: order of outputs, errors before anything runs, chat, beam search, Ctrl-C, and
-LLMEngine."""
+"""LLM with an engine in the same process: order of outputs, errors before anything runs, chat, beam
+search, Ctrl-C, and LLMEngine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import pytest
 from pegboard.config.sources import engine_settings
 from pegboard.data.output import Counter, Logprob
 from pegboard.data.request import PositionLogprobs, RequestDelta
-from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from pegboard.data.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from pegboard.errors import ConfigError, RequestError
 from pegboard.front.beam_search import score
 from pegboard.front.llm import LLM
@@ -33,10 +38,15 @@ def test_outputs_come_in_the_order_of_the_prompts():
     prompts = [[97 + number] for number in range(8)]
     params = [SamplingParams(max_tokens=8 - number) for number in range(8)]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [output.outputs[0].text for output in outputs] == [chr(97 + number) * (8 - number) for number in range(8)]
+    assert [output.outputs[0].text for output in outputs] == [
+        chr(97 + number) * (8 - number) for number in range(8)
+    ]
     assert all(output.finished for output in outputs)
     assert not llm.llm_engine.has_unfinished_requests()
-    assert llm.generate([97, 98], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].text == "ab"
+    assert (
+        llm.generate([97, 98], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].text
+        == "ab"
+    )
     assert llm.generate([], use_tqdm=False) == []
 
 
@@ -58,7 +68,9 @@ def test_a_wrong_prompt_stops_everything_before_it_runs():
     with pytest.raises(RequestError, match="refused"):
         llm.generate(["a", "b"], priority=[0, REFUSED_PRIORITY], use_tqdm=False)
     assert not llm.llm_engine.has_unfinished_requests() and not llm.llm_engine.engine.running
-    assert llm.generate([[98]], SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].text == "b"
+    assert (
+        llm.generate([[98]], SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].text == "b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,8 +88,14 @@ def test_a_wrong_prompt_stops_everything_before_it_runs():
         (lambda llm: llm.beam_search("a", SamplingParams()), "params"),
         (lambda llm: BeamSearchParams(beam_width=0, max_tokens=1), "beam_width"),
         (lambda llm: BeamSearchParams(beam_width=1, max_tokens="1"), "max_tokens"),
-        (lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=float("nan")), "length_penalty"),
-        (lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=1e308), "length_penalty"),
+        (
+            lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=float("nan")),
+            "length_penalty",
+        ),
+        (
+            lambda llm: BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=1e308),
+            "length_penalty",
+        ),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(call, parameter):
@@ -95,20 +113,35 @@ def test_structured_output_of_a_chat_starts_behind_its_reasoning():
 
     seen: list[SamplingParams] = []
     entry = Entry(
-        "reasoning_parser", "fake", "acme", "1.0", "pegboard_testing.fake_parsers:REASONING", "pegboard.reasoning_parser.v1"
+        "reasoning_parser",
+        "fake",
+        "acme",
+        "1.0",
+        "pegboard_testing.fake_parsers:REASONING",
+        "pegboard.reasoning_parser.v1",
     )
     plan = replace(echo_plan(), reasoning_parser="acme:fake")
-    llm = LLM.from_engine(LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,)))))
-    structured = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True))
+    llm = LLM.from_engine(
+        LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,))))
+    )
+    structured = SamplingParams(
+        max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True)
+    )
     conversation = [{"role": "user", "content": "a"}]
     llm.chat([conversation] * 2, [structured, SamplingParams(max_tokens=2)], use_tqdm=False)
     assert seen[0].structured_outputs.reasoning_end_token_ids == [list(b"</think>")]
-    assert seen[1].structured_outputs is None and structured.structured_outputs.reasoning_end_token_ids is None
+    assert (
+        seen[1].structured_outputs is None
+        and structured.structured_outputs.reasoning_end_token_ids is None
+    )
 
 
 @pytest.mark.parametrize(("named", "expected"), [("fake", [list(b"</think>")]), ("auto", None)])
-def test_structured_output_of_a_prompt_waits_for_reasoning_when_the_parser_was_asked_for(named, expected):
-    """As in vLLM, where only the user names a parser. The parser that a family recommends is for chats only."""
+def test_structured_output_of_a_prompt_waits_for_reasoning_when_the_parser_was_asked_for(
+    named, expected
+):
+    """As in vLLM, where only the user names a parser. The parser that a family recommends is for
+    chats only."""
 
     class Recording(EchoEngine):
         def add(self, request):
@@ -117,11 +150,20 @@ def test_structured_output_of_a_prompt_waits_for_reasoning_when_the_parser_was_a
 
     seen: list[StructuredOutputsParams] = []
     entry = Entry(
-        "reasoning_parser", "fake", "acme", "1.0", "pegboard_testing.fake_parsers:REASONING", "pegboard.reasoning_parser.v1"
+        "reasoning_parser",
+        "fake",
+        "acme",
+        "1.0",
+        "pegboard_testing.fake_parsers:REASONING",
+        "pegboard.reasoning_parser.v1",
     )
     plan = replace(echo_plan(reasoning_parser=named), reasoning_parser="acme:fake")
-    llm = LLM.from_engine(LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,)))))
-    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True))
+    llm = LLM.from_engine(
+        LLMEngine(plan, ByteTokenizer(), Recording(plan), Registry(Scan(entries=(entry,))))
+    )
+    params = SamplingParams(
+        max_tokens=2, structured_outputs=StructuredOutputsParams(json_object=True)
+    )
     llm.generate(["a", "b"], params, use_tqdm=False)
     assert [structure.reasoning_end_token_ids for structure in seen] == [expected] * 2
     assert params.structured_outputs.reasoning_end_token_ids is None
@@ -154,13 +196,18 @@ def test_interrupt_between_steps_leaves_it_usable():
         llm.generate(["a", "b"], SamplingParams(max_tokens=100), use_tqdm=False)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not llm.llm_engine.engine.has_work
-    assert llm.generate([[98]], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].text == "bb"
+    assert (
+        llm.generate([[98]], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].text
+        == "bb"
+    )
 
 
 def test_progress_bar_counts_requests():
     class Bar:
         def __init__(self, **arguments):
-            self.total, self.done, self.is_closed = arguments["total"], 0, False
+            self.total = arguments["total"]
+            self.done = 0
+            self.is_closed = False
             bars.append(self)
 
         def set_postfix_str(self, text):
@@ -186,7 +233,11 @@ def test_unknown_and_wrong_settings_are_named():
     with pytest.raises(ConfigError, match="max_num_seqs"):
         LLM("m", max_num_seqs=0)
     settings = engine_settings("m", {"plugin_options": {"attention.x": {"a": 1}}, "seed": 3})
-    assert (settings.engine.model, settings.engine.seed, settings.plugins.options) == ("m", 3, {"attention.x": {"a": 1}})
+    assert (settings.engine.model, settings.engine.seed, settings.plugins.options) == (
+        "m",
+        3,
+        {"attention.x": {"a": 1}},
+    )
 
 
 def test_request_level_engine():
@@ -213,7 +264,8 @@ def test_an_engine_that_gives_a_request_up():
             deltas = super().step()
             for delta in deltas:
                 if self._num_done[delta.request_id] == 2 and delta.request_id in self.running:
-                    delta.finish_reason, delta.error = "error", "the cache is on fire"
+                    delta.finish_reason = "error"
+                    delta.error = "the cache is on fire"
                     del self.running[delta.request_id]
             return deltas
 
@@ -227,18 +279,30 @@ class Branching(EchoEngine):
     def _step_one(self, request_id, request):
         del self.running[request_id]
         logprobs = [PositionLogprobs([98, 98, 97, 257], [-0.1, -0.1, -0.5, -2.0], 1)]
-        return [RequestDelta(request_id=request_id, token_ids=[98], logprobs=logprobs, finish_reason="length")]
+        return [
+            RequestDelta(
+                request_id=request_id, token_ids=[98], logprobs=logprobs, finish_reason="length"
+            )
+        ]
 
 
 def test_beam_search_keeps_the_best_by_score():
-    (result,) = make_llm(Branching).beam_search([[97]], BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True))
-    assert [(beam.text, round(beam.cum_logprob, 3)) for beam in result.sequences] == [("abb", -0.2), ("aba", -0.6)]
+    (result,) = make_llm(Branching).beam_search(
+        [[97]], BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True)
+    )
+    assert [(beam.text, round(beam.cum_logprob, 3)) for beam in result.sequences] == [
+        ("abb", -0.2),
+        ("aba", -0.6),
+    ]
     assert [beam.finish_reason for beam in result.sequences] == ["length", "length"]
     assert result.sequences[0].logprobs[0][97] == Logprob(-0.5, 2, "a")
-    (result,) = make_llm(Branching).beam_search([[97]], BeamSearchParams(beam_width=3, max_tokens=1))
+    (result,) = make_llm(Branching).beam_search(
+        [[97]], BeamSearchParams(beam_width=3, max_tokens=1)
+    )
     assert [beam.tokens for beam in result.sequences] == [[97, 98], [97, 97], [97, 257]]
     assert result.sequences[2].finish_reason == "stop" and result.sequences[2].text == "a"
-    assert score(result.sequences[2], 1.0, {257}) == -2.0  # the end-of-sequence token does not count
+    # the end-of-sequence token does not count
+    assert score(result.sequences[2], 1.0, {257}) == -2.0
     with pytest.raises(RequestError, match="limit of 20"):
         make_llm(Branching).beam_search([[97]], BeamSearchParams(beam_width=11, max_tokens=1))
 

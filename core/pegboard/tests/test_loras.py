@@ -30,7 +30,11 @@ def adapter(number: int, **fields: Any) -> LoRARequest:
 
 def reads(engine: FakeEngine) -> list[int]:
     """Return the ids of the adapters in the order in which their files were read."""
-    tickets = {args[0]: args[1].lora_int_id for method, args in engine.executor.calls if method == "read_adapter"}
+    tickets = {
+        args[0]: args[1].lora_int_id
+        for method, args in engine.executor.calls
+        if method == "read_adapter"
+    }
     return list(tickets.values())
 
 
@@ -44,8 +48,48 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize(
     ("fields", "parameter"),
-    [(("", 1, "/p"), "lora_name"), (("x", 0, "/p"), "lora_int_id"), (("x", True, "/p"), "lora_int_id"), (("x", 1), "lora_path"),
-     (("x", 2**63, "/p"), "lora_int_id"), ((None, 1, "/p"), "lora_name"), (("x", "1", "/p"), "lora_int_id")],
+    [(((
+        ""
+    ), 1, (
+        "/p"
+    )), (
+        "lora_name"
+    )), (((
+        "x"
+    ), 0, (
+        "/p"
+    )), (
+        "lora_int_id"
+    )), (((
+        "x"
+    ), True, (
+        "/p"
+    )), (
+        "lora_int_id"
+    )), (((
+        "x"
+    ), 1), (
+        "lora_path"
+    )),
+     (((
+         "x"
+     ), 2**63, (
+         "/p"
+     )), (
+         "lora_int_id"
+     )), ((None, 1, (
+         "/p"
+     )), (
+         "lora_name"
+     )), (((
+         "x"
+     ), (
+         "1"
+     ), (
+         "/p"
+     )), (
+         "lora_int_id"
+     ))],
 )  # fmt: skip
 def test_a_wrong_field_is_named(fields: Any, parameter: str) -> None:
     with pytest.raises(RequestError, match=parameter) as raised:
@@ -54,7 +98,9 @@ def test_a_wrong_field_is_named(fields: Any, parameter: str) -> None:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-def test_others_go_on_while_an_adapter_is_read(max_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_go_on_while_an_adapter_is_read(
+    max_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loras, "POLL_S", 0.0)
     engine = FakeEngine(max_loras=1, max_in_flight=max_in_flight, max_model_len=64)
     engine.worker.slow_reads = 5
@@ -122,11 +168,15 @@ def test_without_room_adding_is_refused() -> None:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_an_adapter_removed_in_flight_serves_its_requests_and_then_frees_its_slot(max_in_flight: int) -> None:
+def test_an_adapter_removed_in_flight_serves_its_requests_and_then_frees_its_slot(
+    max_in_flight: int,
+) -> None:
     engine = FakeEngine(max_loras=1, max_in_flight=max_in_flight)
     engine.add("old", range(4), greedy(9), lora=adapter(1))
     engine.step()
-    assert engine.engine.control("remove_lora", lora_id=1) and not engine.engine.control("remove_lora", lora_id=1)
+    assert engine.engine.control("remove_lora", lora_id=1) and not engine.engine.control(
+        "remove_lora", lora_id=1
+    )
     assert engine.engine.control("list_loras") == []
     engine.add("new", range(4), greedy(9), lora=adapter(2))
     engine.run()
@@ -142,16 +192,25 @@ def test_a_reload_reads_again_and_shares_no_blocks_with_the_old_one(max_in_fligh
     engine.generate(prompt, GREEDY, lora=adapter(1))
     assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0
     engine.worker.versions["/1"] = "2"
-    assert engine.generate(prompt, GREEDY, lora=adapter(1, load_inplace=True)).deltas[0].num_cached_tokens == 0
+    assert (
+        engine.generate(prompt, GREEDY, lora=adapter(1, load_inplace=True))
+        .deltas[0]
+        .num_cached_tokens
+        == 0
+    )
     assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0
     assert engine.engine.control("add_lora", lora=adapter(1, load_inplace=True))
     assert reads(engine) == [1, 1, 1]
-    assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0, "the same files, the same blocks"
+    assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0, (
+        "the same files, the same blocks"
+    )
 
 
 def test_workers_are_asked_no_more_often_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5.0]
-    monkeypatch.setattr(loras, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(
+        loras, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    )
     engine = FakeEngine(max_loras=1)
     engine.worker.slow_reads = 99
     engine.add("base", range(4), greedy(40))
@@ -166,7 +225,8 @@ def test_workers_are_asked_no_more_often_than_is_said(monkeypatch: pytest.Monkey
 
 
 def test_an_adapter_that_waits_for_a_slot_gets_its_turn() -> None:
-    """Requests of an adapter that is in use come in all the time. MAX_BYPASSES of them go first, and no more."""
+    """Requests of an adapter that is in use come in all the time. MAX_BYPASSES of them go first,
+    and no more."""
     engine = FakeEngine(max_loras=1, max_num_seqs=2, num_blocks=99)
     engine.add("first", range(4), greedy(3), lora=adapter(1))
     engine.step()
@@ -176,13 +236,19 @@ def test_an_adapter_that_waits_for_a_slot_gets_its_turn() -> None:
         engine.step()
     engine.run()
     order = [name for name, _ in engine.results]
-    assert order[: loras.MAX_BYPASSES + 2] == ["first", *(f"more{n}" for n in range(loras.MAX_BYPASSES)), "waits"]
+    assert order[: loras.MAX_BYPASSES + 2] == [
+        "first",
+        *(f"more{n}" for n in range(loras.MAX_BYPASSES)),
+        "waits",
+    ]
     engine.check_idle()
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_a_slot_goes_to_the_first_in_the_order_of_priorities(num_slots: int) -> None:
-    engine = FakeEngine(by_priority=True, max_loras=num_slots, max_num_seqs=num_slots, num_blocks=99)
+    engine = FakeEngine(
+        by_priority=True, max_loras=num_slots, max_num_seqs=num_slots, num_blocks=99
+    )
     for number in range(num_slots):
         engine.add(f"first{number}", range(4), greedy(6), lora=adapter(1 + number))
     engine.step()
@@ -201,7 +267,9 @@ def test_an_aborted_request_gives_up_its_turn() -> None:
     engine.step()
     engine.engine.abort(["waits"])
     for number in range(2 * loras.MAX_BYPASSES):
-        assert engine.generate(range(4), greedy(1), lora=adapter(1)).finish_reason == "length", number
+        assert engine.generate(range(4), greedy(1), lora=adapter(1)).finish_reason == "length", (
+            number
+        )
 
 
 def test_without_lora_there_is_nothing_to_add() -> None:
@@ -219,11 +287,20 @@ def test_without_lora_there_is_nothing_to_add() -> None:
     slow_reads=st.integers(0, 2),
 )
 def test_any_order_of_use_pins_reloads_and_removals(
-    actions: list[tuple[Any, ...]], max_loras: int, more_read: int, max_in_flight: int, spare_blocks: int, slow_reads: int
+    actions: list[tuple[Any, ...]],
+    max_loras: int,
+    more_read: int,
+    max_in_flight: int,
+    spare_blocks: int,
+    slow_reads: int,
 ) -> None:
-    """Every request ends with the tokens that it has alone, or with an error if all slots are pinned. Then everything is free."""
+    """Every request ends with the tokens that it has alone, or with an error if all slots are
+    pinned. Then everything is free."""
     engine = FakeEngine(
-        max_loras=max_loras, max_cpu_loras=max_loras + more_read, max_in_flight=max_in_flight, spare_blocks=spare_blocks
+        max_loras=max_loras,
+        max_cpu_loras=max_loras + more_read,
+        max_in_flight=max_in_flight,
+        spare_blocks=spare_blocks,
     )
     engine.worker.slow_reads = slow_reads
     requests: list[EngineRequest] = []
@@ -243,18 +320,26 @@ def test_any_order_of_use_pins_reloads_and_removals(
             assert (result.token_ids, result.finish_reason) == (tokens, reason)
     slots = engine.engine._queues.loras
     assert not any(adapter.num_users for adapter in slots._adapters.values())
-    for number in range(1, 5):  # one that was being read when its request was aborted is not in list_loras
+    # one that was being read when its request was aborted is not in list_loras
+    for number in range(1, 5):
         engine.engine.control("remove_lora", lora_id=number)
     assert sorted(slots._free) == list(range(1, max_loras + 1)) and not slots._adapters
     engine.check_idle()
 
 
-def _act(engine: FakeEngine, requests: list[EngineRequest], action: str, arguments: list[Any]) -> None:
+def _act(
+    engine: FakeEngine, requests: list[EngineRequest], action: str, arguments: list[Any]
+) -> None:
     if action == "request":
         number, length, is_reload = arguments
         lora = adapter(number, load_inplace=is_reload) if number else None
         requests.append(
-            EngineRequest(request_id=f"r{len(requests)}", prompt_token_ids=[number] * length, params=GREEDY, lora=lora)
+            EngineRequest(
+                request_id=f"r{len(requests)}",
+                prompt_token_ids=[number] * length,
+                params=GREEDY,
+                lora=lora,
+            )
         )
         engine.engine.add(requests[-1])
     elif action == "step":

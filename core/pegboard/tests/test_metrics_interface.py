@@ -16,7 +16,9 @@ from pegboard.interfaces.metrics import Metric, Sample, Totals, series, split_se
 from pegboard_testing.contract_metrics import OWN, random_sample
 
 names = st.text("abc_:", min_size=1)
-samples = st.integers(0, 2**32 - 1).map(lambda seed: random_sample(np.random.default_rng(seed), 1.0))
+samples = st.integers(0, 2**32 - 1).map(
+    lambda seed: random_sample(np.random.default_rng(seed), 1.0)
+)
 
 
 @given(names, st.lists(st.text(), max_size=3))
@@ -27,7 +29,11 @@ def test_a_series_can_be_taken_apart(name: str, values: list[str]) -> None:
 def state(totals: Totals) -> dict[tuple[str, int, tuple[str, ...]], tuple[float, int, list[int]]]:
     """Return every series whose value has changed since the start."""
     return {
-        (metric.name, reading.engine, reading.labels): (round(reading.value, 6), reading.count, reading.bucket_counts)
+        (metric.name, reading.engine, reading.labels): (
+            round(reading.value, 6),
+            reading.count,
+            reading.bucket_counts,
+        )
         for metric, readings in totals.readings()
         for reading in readings
         if reading.value or reading.count
@@ -55,8 +61,11 @@ def test_merged_samples_add_up_to_the_same(parts: list[Sample]) -> None:
     for part in parts[1:]:
         whole = merged(whole, part)
     latest = {metric.name for metric in OWN if metric.latest}
-    one, many = state(summed([whole])), state(summed(parts))
-    assert {k: v for k, v in one.items() if k[0] not in latest} == {k: v for k, v in many.items() if k[0] not in latest}
+    one = state(summed([whole]))
+    many = state(summed(parts))
+    assert {k: v for k, v in one.items() if k[0] not in latest} == {
+        k: v for k, v in many.items() if k[0] not in latest
+    }
     assert list(whole.requests) == [record for part in parts for record in part.requests]
 
 
@@ -69,8 +78,15 @@ def test_buckets_count_what_is_at_most_their_edge(parts: list[list[float]]) -> N
     ((_, (reading,)),) = totals.readings()
     values = [value for part in parts for value in part]
     edges = (-np.inf, 1.0, 5.0, 10.0, np.inf)
-    counts = [sum(low < value <= high for value in values) for low, high in zip(edges, edges[1:], strict=False)]
-    assert reading.bucket_counts == counts and reading.count == len(values) and reading.value == pytest.approx(sum(values))
+    counts = [
+        sum(low < value <= high for value in values)
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
+    assert (
+        reading.bucket_counts == counts
+        and reading.count == len(values)
+        and reading.value == pytest.approx(sum(values))
+    )
 
 
 def test_what_exists_before_anything_is_measured() -> None:
@@ -84,7 +100,11 @@ def test_what_exists_before_anything_is_measured() -> None:
     totals.declare(metrics)
 
     def series_of() -> list[tuple[str, int, tuple[str, ...]]]:
-        return [(metric.name, reading.engine, reading.labels) for metric, found in totals.readings() for reading in found]
+        return [
+            (metric.name, reading.engine, reading.labels)
+            for metric, found in totals.readings()
+            for reading in found
+        ]
 
     assert series_of() == [
         ("steps_total", 0, ()),
@@ -110,7 +130,9 @@ def test_a_sample_survives_the_journey(sample: Sample) -> None:
 
 
 def busy(time_s: float, **observations: list[float]) -> Sample:
-    return Sample(time_s, {"num_requests_running": 1.0}, {"generation_tokens_total": 1}, observations)
+    return Sample(
+        time_s, {"num_requests_running": 1.0}, {"generation_tokens_total": 1}, observations
+    )
 
 
 def test_the_relay_sends_seldom_but_never_keeps_news_from_who_has_the_answer() -> None:
@@ -125,7 +147,12 @@ def test_the_relay_sends_seldom_but_never_keeps_news_from_who_has_the_answer() -
     assert sample is not None and sample.counters == {"generation_tokens_total": 6}
     relay.publish(busy(100.0 + RELAY_INTERVAL_S * 2.5, e2e_request_latency_seconds=[1.0]))
     assert relay.take() is not None, "a completion has ended"
-    relay.publish(Sample(100.0 + RELAY_INTERVAL_S * 2.5, {"num_requests_running": 0.0, "num_requests_waiting": 0.0}))
+    relay.publish(
+        Sample(
+            100.0 + RELAY_INTERVAL_S * 2.5,
+            {"num_requests_running": 0.0, "num_requests_waiting": 0.0},
+        )
+    )
     assert relay.take() is not None, "the engine goes idle, so there may be no next step"
 
 
@@ -145,7 +172,8 @@ class Sink:
 
 @pytest.mark.parametrize("method", ["declare", "publish", "close"])
 def test_a_failing_sink_does_no_harm(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    bad, good = Sink(method), Sink()
+    bad = Sink(method)
+    good = Sink()
     sinks = Sinks([bad, good])  # type: ignore[list-item]
     with caplog.at_level(logging.WARNING, "pegboard"):
         sinks.declare([])

@@ -1,4 +1,5 @@
-"""Reading a checkpoint's config: how overrides meet the two ways to write rotary settings, and ids."""
+"""Reading a checkpoint's config: how overrides meet the two ways to write rotary settings, and
+ids."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pegboard.config.sources import engine_settings
 from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ConfigError, ModelError
 from pegboard.layers.rope import Rope
-from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, rope_parameters, stretched
+from pegboard.plan.model_config import (
+    eos_token_ids,
+    max_model_len,
+    overridden,
+    rope_parameters,
+    stretched,
+)
 from pegboard_testing.fake_build import fake_build
 
 
@@ -25,11 +32,20 @@ def test_ids_that_are_none(value: Any) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_left_out() -> None:
-    assert eos_token_ids(10, ({"eos_token_id": [3, -1, 10, 3]}, {"eos_token_id": None}, {"eos_token_id": 4})) == (3, 4)
+    assert eos_token_ids(
+        10, ({"eos_token_id": [3, -1, 10, 3]}, {"eos_token_id": None}, {"eos_token_id": 4})
+    ) == (3, 4)
 
 
-OLD = {"max_position_embeddings": 100, "rope_theta": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}
-NEW = {"max_position_embeddings": 100, "rope_parameters": {"rope_theta": 5e3, "rope_type": "linear", "factor": 3.0}}
+OLD = {
+    "max_position_embeddings": 100,
+    "rope_theta": 5e3,
+    "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+}
+NEW = {
+    "max_position_embeddings": 100,
+    "rope_parameters": {"rope_theta": 5e3, "rope_type": "linear", "factor": 3.0},
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 
 
@@ -52,11 +68,18 @@ def test_overrides_of_rotary_settings_reach_every_reader(
     found, scaling = rope_parameters(merged)
     assert (found, scaling.get("rope_type", "default")) == (base, kind)
     assert max_model_len(merged, None) == length
-    assert ("rope_parameters" in merged) != ("rope_scaling" in merged), "readers must not have two to choose from"
+    assert ("rope_parameters" in merged) != ("rope_scaling" in merged), (
+        "readers must not have two to choose from"
+    )
 
 
 def test_rotary_settings_per_type_of_layer_are_overridden_as_a_whole() -> None:
-    config = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    config = {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6},
+            "sliding_attention": {"rope_theta": 1e4},
+        }
+    }
     with pytest.raises(ConfigError, match="rope_parameters per type of layer"):
         overridden(config, {"rope_theta": 1e5})
 
@@ -77,14 +100,50 @@ def test_rotary_settings_that_cannot_be_computed(scaling: dict[str, Any]) -> Non
         Rope(fake_build(), 8, max_positions=64, scaling=scaling)
 
 
-NAMES = ("factor", "original_max_position_embeddings", "partial_rotary_factor", "alpha", "mixed_b", "low_freq_factor",
-         "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "long_factor",
-         "short_factor", "truncate", "rope_theta", "unknown")  # fmt: skip
-KINDS = ("linear", "dynamic", "ntk", "llama3", "yarn", "deepseek_yarn", "longrope", "su", "default", "", "none")
+NAMES = (
+    "factor",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "alpha",
+    "mixed_b",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "long_factor",
+    "short_factor",
+    "truncate",
+    "rope_theta",
+    "unknown",
+)
+KINDS = (
+    "linear",
+    "dynamic",
+    "ntk",
+    "llama3",
+    "yarn",
+    "deepseek_yarn",
+    "longrope",
+    "su",
+    "default",
+    "",
+    "none",
+)
 ODD = st.one_of(
-    st.integers(-(10**40), 10**40), st.floats(), st.booleans(), st.text(max_size=2), st.lists(st.integers(), max_size=4),
-    st.none(), st.just({"a": 1}), st.just([1.0] * 4), st.just(10**400), st.floats(0.5, 64),
-)  # fmt: skip
+    st.integers(-(10**40), 10**40),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=2),
+    st.lists(st.integers(), max_size=4),
+    st.none(),
+    st.just({"a": 1}),
+    st.just([1.0] * 4),
+    st.just(10**400),
+    st.floats(0.5, 64),
+)
 
 
 @given(
@@ -112,7 +171,10 @@ def test_odd_rotary_settings_are_computed_or_refused(
     [
         ({"rope_theta": [1e4, 1e6]}, "rope_theta=\\[10000.0, 1000000.0\\], expected 0 or a number"),
         ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta='1e4'"),
-        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type=\\['yarn'\\] in its rotary settings, expected a name"),
+        (
+            {"rope_parameters": {"rope_type": ["yarn"]}},
+            "rope_type=\\['yarn'\\] in its rotary settings, expected a name",
+        ),
         ({"rope_parameters": [1]}, "rope_scaling \\[1\\], expected an object"),
         ({"rope_scaling": {"type": "linear", "factor": True}}, "factor=True"),
     ],
@@ -127,7 +189,23 @@ def test_an_odd_number_of_rotary_channels() -> None:
         Rope(fake_build(), 7, max_positions=64)
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"\xff{}", "UTF-8"), (b"[1]", "an object"), (b"{" * 5000, "not JSON"),
+@pytest.mark.parametrize(((
+    "content"
+), (
+    "words"
+)), [((
+    b"\xff{}"
+), (
+    "UTF-8"
+)), ((
+    b"[1]"
+), (
+    "an object"
+)), ((
+    b"{"
+) * 5000, (
+    "not JSON"
+)),
                                                 (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
                                                 (b" " * 101, "larger than 100")])  # fmt: skip
 def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:
@@ -155,7 +233,8 @@ def test_vllms_names_of_types_of_the_kv_cache(asked: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16"), ("auto", "auto")]
+    ("asked", "meant"),
+    [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16"), ("auto", "auto")],
 )
 def test_names_of_compute_types(asked: str, meant: str) -> None:
     engine = engine_settings("model", {"dtype": asked}).engine

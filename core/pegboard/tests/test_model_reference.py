@@ -13,7 +13,11 @@ from pegboard.interfaces.model_source import ModelReference, ModelSourceSpec
 from pegboard.interfaces.weight_loader import WeightLoaderSpec
 from pegboard.plan.model_reference import parse_reference, split_reference
 
-SCHEMES = {"disk": frozenset({"directory"}), "hugging": frozenset({"default"}), "index": frozenset()}
+SCHEMES = {
+    "disk": frozenset({"directory"}),
+    "hugging": frozenset({"default"}),
+    "index": frozenset(),
+}
 
 
 def _split(text: str, revision: str | None = None) -> ModelReference:
@@ -61,13 +65,18 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
     assert _split("weights") == ModelReference("disk", "weights")
     assert _split("plain:m.gguf") == ModelReference("disk", "plain", None, "m.gguf")
     assert _split("./org/name:m.gguf") == ModelReference("disk", "./org/name", None, "m.gguf")
-    assert _split(f"{tmp_path}/plain:m.gguf") == ModelReference("disk", f"{tmp_path}/plain", None, "m.gguf")
+    assert _split(f"{tmp_path}/plain:m.gguf") == ModelReference(
+        "disk", f"{tmp_path}/plain", None, "m.gguf"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("indx:package", r"no installed model source is called 'indx', did you mean index:package\?"),
+        (
+            "indx:package",
+            r"no installed model source is called 'indx', did you mean index:package\?",
+        ),
         ("zzz:package", r"called 'zzz'; expected"),
         ("index", "index is a scheme and needs a name"),
         ("index:", "expected"),
@@ -112,12 +121,18 @@ class Registry:
         if entry.flags is None:
             raise PluginBroken("broken")
         if entry in self.loaders:
-            return WeightLoaderSpec(api="1.0", implementation="x:Y", file_patterns=("*.Weights", "config"))
+            return WeightLoaderSpec(
+                api="1.0", implementation="x:Y", file_patterns=("*.Weights", "config")
+            )
         return ModelSourceSpec(api="1.0", implementation="x:Y", flags=entry.flags)
 
 
 def test_schemes_come_from_the_installed_sources():
-    full = Registry(Entry("a1", frozenset()), Entry("b1", frozenset({"directory"})), Entry("c1", frozenset({"default"})))
+    full = Registry(
+        Entry("a1", frozenset()),
+        Entry("b1", frozenset({"directory"})),
+        Entry("c1", frozenset({"default"})),
+    )
     assert parse_reference("./x", full).scheme == "b1"
     assert parse_reference("org/x", full, revision="r") == ModelReference("c1", "org/x", "r")
     assert parse_reference("a1:x", full).scheme == "a1"
@@ -125,19 +140,31 @@ def test_schemes_come_from_the_installed_sources():
 
 
 def test_what_a_file_of_weights_ends_with_comes_from_the_installed_loaders():
-    disk, loaders = Entry("disk", frozenset({"directory"})), (Entry("w", frozenset()), Entry("broken", None))
-    assert parse_reference("missing.weights", Registry(disk, loaders=loaders)) == ModelReference("disk", "missing.weights")
+    disk = Entry("disk", frozenset({"directory"}))
+    loaders = (Entry("w", frozenset()), Entry("broken", None))
+    assert parse_reference("missing.weights", Registry(disk, loaders=loaders)) == ModelReference(
+        "disk", "missing.weights"
+    )
     with pytest.raises(PluginNotFound, match="not a model reference"):
         parse_reference("missing.weights", Registry(disk))
 
 
 def test_missing_sources_are_named_with_what_to_install():
-    with pytest.raises(PluginNotFound, match="no plugin of kind 'model_source' is installed; .*pip install pegboard-"):
+    with pytest.raises(
+        PluginNotFound,
+        match="no plugin of kind 'model_source' is installed; .*pip install pegboard-",
+    ):
         parse_reference("./x", Registry())
     other = Registry(Entry("a1", frozenset()))
-    with pytest.raises(PluginNotFound, match="no installed model source takes paths; .*pip install pegboard-"):
+    with pytest.raises(
+        PluginNotFound, match="no installed model source takes paths; .*pip install pegboard-"
+    ):
         parse_reference("./x", other)
-    with pytest.raises(PluginNotFound, match="takes names of the form org/name; .*pip install pegboard-"):
+    with pytest.raises(
+        PluginNotFound, match="takes names of the form org/name; .*pip install pegboard-"
+    ):
         parse_reference("org/x", other)
-    with pytest.raises(PluginNotFound, match="model_source 'pypi' is not installed; .*pip install pegboard-"):
+    with pytest.raises(
+        PluginNotFound, match="model_source 'pypi' is not installed; .*pip install pegboard-"
+    ):
         parse_reference("pypi:x", other)

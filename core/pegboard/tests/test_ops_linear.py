@@ -13,6 +13,7 @@ class TestFloatWeight(FloatWeightContract):
 
     def test_other_types_stay_plain(self) -> None:
         values = torch.randn(16, 16, dtype=torch.bfloat16)
-        weight, x = self.filled(values), torch.randn(2, 16, dtype=torch.bfloat16)
+        weight = self.filled(values)
+        x = torch.randn(2, 16, dtype=torch.bfloat16)
         assert weight.plain() is weight.plain()
         assert torch.equal(weight.bind()(x), torch.nn.functional.linear(x, values))

@@ -1,4 +1,5 @@
-"""Compares each op with a definition for one row in numpy. Random draws are checked by chi-square with fixed seeds."""
+"""Compares each op with a definition for one row in numpy. Random draws are checked by chi-square
+with fixed seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=40, deadline=None)
 
 
-def logits_of(rng: np.random.Generator, n: int, vocab_size: int, *, ties: bool = False) -> np.ndarray:
+def logits_of(
+    rng: np.random.Generator, n: int, vocab_size: int, *, ties: bool = False
+) -> np.ndarray:
     x = rng.normal(0, 3, (n, vocab_size)).astype(np.float32)
     return np.round(x) if ties else x
 
@@ -26,10 +29,16 @@ def logits_of(rng: np.random.Generator, n: int, vocab_size: int, *, ties: bool =
 @given(seeds, st.integers(1, 5), st.integers(1, 40))
 def test_penalties(seed: int, n: int, vocab_size: int) -> None:
     rng = np.random.default_rng(seed)
-    x, in_prompt = logits_of(rng, n, vocab_size), rng.random((n, vocab_size)) < 0.3
+    x = logits_of(rng, n, vocab_size)
+    in_prompt = rng.random((n, vocab_size)) < 0.3
     counts = rng.integers(0, 3, (n, vocab_size))
-    r, f, p = rng.uniform(0.5, 2, n), rng.uniform(-2, 2, n), rng.uniform(-2, 2, n)
-    found = apply_penalties(*(torch.tensor(a) for a in (x, in_prompt, counts)), *(torch.tensor(a).float() for a in (r, f, p)))
+    r = rng.uniform(0.5, 2, n)
+    f = rng.uniform(-2, 2, n)
+    p = rng.uniform(-2, 2, n)
+    found = apply_penalties(
+        *(torch.tensor(a) for a in (x, in_prompt, counts)),
+        *(torch.tensor(a).float() for a in (r, f, p)),
+    )
     for i in range(n):
         for t in range(vocab_size):
             value = float(x[i, t])
@@ -43,17 +52,22 @@ def test_penalties(seed: int, n: int, vocab_size: int) -> None:
 @given(seeds, st.integers(1, 5), st.integers(1, 40))
 def test_min_p(seed: int, n: int, vocab_size: int) -> None:
     rng = np.random.default_rng(seed)
-    x, min_p = logits_of(rng, n, vocab_size), rng.uniform(0, 1, n).astype(np.float32) * (rng.random(n) < 0.8)
+    x = logits_of(rng, n, vocab_size)
+    min_p = rng.uniform(0, 1, n).astype(np.float32) * (rng.random(n) < 0.8)
     found = ops.apply_min_p(torch.tensor(x), torch.tensor(min_p).float())
     probs = softmax(x)
-    assert found.tolist() == np.where(probs < min_p[:, None] * probs.max(-1, keepdims=True), NEG_INF, x).tolist()
+    assert (
+        found.tolist()
+        == np.where(probs < min_p[:, None] * probs.max(-1, keepdims=True), NEG_INF, x).tolist()
+    )
 
 
 @quick
 @given(seeds, st.integers(1, 5), st.integers(1, 40), st.booleans())
 def test_top_k_keeps_ties(seed: int, n: int, vocab_size: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
-    x, top_k = logits_of(rng, n, vocab_size, ties=ties), rng.integers(1, vocab_size + 1, n)
+    x = logits_of(rng, n, vocab_size, ties=ties)
+    top_k = rng.integers(1, vocab_size + 1, n)
     found = ops.apply_top_k_top_p(torch.tensor(x), torch.tensor(top_k), None).numpy()
     for row, k, kept in zip(x, top_k, found, strict=True):
         above = np.array([(row > value).sum() for value in row])
@@ -65,7 +79,8 @@ def test_top_k_keeps_ties(seed: int, n: int, vocab_size: int, ties: bool) -> Non
 @given(seeds, st.integers(1, 5), st.integers(1, 40))
 def test_top_p_drops_from_the_least_likely_up(seed: int, n: int, vocab_size: int) -> None:
     rng = np.random.default_rng(seed)
-    x, top_p = logits_of(rng, n, vocab_size), rng.uniform(0.01, 1, n).astype(np.float32)
+    x = logits_of(rng, n, vocab_size)
+    top_p = rng.uniform(0.01, 1, n).astype(np.float32)
     found = ops.apply_top_k_top_p(torch.tensor(x), None, torch.tensor(top_p)).numpy()
     for row, p, kept in zip(x, top_p, found, strict=True):
         order = np.argsort(row)
@@ -82,7 +97,8 @@ def test_top_p_one_and_equal_logits_keep_everything() -> None:
 def test_top_p_looks_at_what_top_k_left() -> None:
     x = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     both = ops.apply_top_k_top_p(x, torch.tensor([2]), torch.tensor([0.55]))
-    assert both.isfinite().tolist() == [[True, False, False, False]]  # 0.4 / 0.7 is over 0.55, 0.4 is not
+    # 0.4 / 0.7 is over 0.55, 0.4 is not
+    assert both.isfinite().tolist() == [[True, False, False, False]]
     assert ops.apply_top_k_top_p(x, None, torch.tensor([0.55])).isfinite().sum() == 2
 
 
@@ -90,30 +106,38 @@ def test_top_p_looks_at_what_top_k_left() -> None:
 @given(seeds, st.integers(1, 4), st.integers(1, 30), st.integers(-1, 40), st.booleans())
 def test_log_softmax_topk(seed: int, n: int, vocab_size: int, k: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
-    x, chosen = logits_of(rng, n, vocab_size, ties=ties), rng.integers(0, vocab_size, n)
+    x = logits_of(rng, n, vocab_size, ties=ties)
+    chosen = rng.integers(0, vocab_size, n)
     ids, values, ranks = log_softmax_topk(torch.tensor(x), torch.tensor(chosen), k)
     for i, row in enumerate(x):
         best = sorted(range(vocab_size), key=lambda t: (-row[t], t))[: vocab_size if k < 0 else k]
         assert ids[i].tolist() == [chosen[i], *best]
         np.testing.assert_allclose(values[i].numpy(), log_softmax(row)[ids[i]], atol=1e-4)
         assert ranks[i].item() == 1 + sum(value > row[chosen[i]] for value in row)
-    assert log_softmax_topk(torch.tensor(x), torch.tensor(chosen), 0, normalize=False)[1][:, 0].tolist() == [
-        row[t] for row, t in zip(x, chosen, strict=True)
-    ]
+    assert log_softmax_topk(torch.tensor(x), torch.tensor(chosen), 0, normalize=False)[1][
+        :, 0
+    ].tolist() == [row[t] for row, t in zip(x, chosen, strict=True)]
 
 
 def test_sample_inverse_covers_each_token_by_its_share() -> None:
     weights = torch.tensor([[0.0, 2.0, 0.0, 1.0, 5.0, 0.0]])
     uniforms = torch.arange(8, dtype=torch.float64) / 8
     assert ops.sample_inverse(weights.expand(8, -1), uniforms).tolist() == [1, 1, 3, 4, 4, 4, 4, 4]
-    assert ops.sample_inverse(weights, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [4]
+    assert ops.sample_inverse(
+        weights, torch.tensor([1 - 2**-53], dtype=torch.float64)
+    ).tolist() == [4]
 
 
 def test_sample_tokens_draws_where_there_is_a_temperature() -> None:
-    """The rows are: greedy; drawn from the two best tokens; with NaN; only −inf. The last two give the most likely token."""
-    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, NEG_INF, float("nan")], [NEG_INF] * 3])
-    before, temperature = logits.clone(), torch.tensor([0.0, 0.7, 1.0, 1.0])
-    top_k, uniforms = torch.tensor([3, 2, 3, 3]), torch.tensor([0.9, 0.6, 0.1, 0.5], dtype=torch.float64)
+    """The rows are: greedy; drawn from the two best tokens; with NaN; only −inf. The last two give
+    the most likely token."""
+    logits = torch.tensor(
+        [[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [0.0, NEG_INF, float("nan")], [NEG_INF] * 3]
+    )
+    before = logits.clone()
+    temperature = torch.tensor([0.0, 0.7, 1.0, 1.0])
+    top_k = torch.tensor([3, 2, 3, 3])
+    uniforms = torch.tensor([0.9, 0.6, 0.1, 0.5], dtype=torch.float64)
     assert ops.sample_tokens(logits, uniforms, temperature, None, top_k).tolist() == [1, 1, 2, 0]
     assert ops.sample_tokens(logits).tolist() == [1, 0, 2, 0]
     torch.testing.assert_close(logits, before, equal_nan=True)

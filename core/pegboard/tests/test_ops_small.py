@@ -13,12 +13,16 @@ from pegboard.ops.rope import rope
 
 def naive_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) -> torch.Tensor:
     """Rotate channel by channel."""
-    out, count = x.double().clone(), cos.shape[-1]
+    out = x.double().clone()
+    count = cos.shape[-1]
     for channel in range(count):
         a, b = (2 * channel, 2 * channel + 1) if pairs else (channel, channel + count)
-        c, s = cos[:, channel, None].double(), sin[:, channel, None].double()
-        first, second = x[..., a].double(), x[..., b].double()
-        out[..., a], out[..., b] = first * c - second * s, second * c + first * s
+        c = cos[:, channel, None].double()
+        s = sin[:, channel, None].double()
+        first = x[..., a].double()
+        second = x[..., b].double()
+        out[..., a] = first * c - second * s
+        out[..., b] = second * c + first * s
     return out
 
 
@@ -32,9 +36,11 @@ def naive_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: boo
     offset=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_rope(tokens: int, heads: int, rotary: int, rest: int, pairs: bool, offset: int, seed: int) -> None:
-    """rope also works on views that start anywhere, such as slices of a merged projection, and keeps channels that are not
-    rotated."""
+def test_rope(
+    tokens: int, heads: int, rotary: int, rest: int, pairs: bool, offset: int, seed: int
+) -> None:
+    """rope also works on views that start anywhere, such as slices of a merged projection, and
+    keeps channels that are not rotated."""
     generator = torch.Generator().manual_seed(seed)
     width = 2 * rotary + rest
     buffer = torch.randn(tokens, heads + 2, width + offset, generator=generator)
@@ -43,12 +49,15 @@ def test_rope(tokens: int, heads: int, rotary: int, rest: int, pairs: bool, offs
     before = x.clone()
     turned = rope(x, angles.cos(), angles.sin(), pairs)
     assert turned.shape == x.shape
-    torch.testing.assert_close(turned.double(), naive_rope(before, angles.cos(), angles.sin(), pairs), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        turned.double(), naive_rope(before, angles.cos(), angles.sin(), pairs), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pairs", [True, False])
 def test_rope_keeps_the_type(pairs: bool) -> None:
-    x, angles = torch.randn(4, 2, 8).bfloat16(), torch.randn(4, 4)
+    x = torch.randn(4, 2, 8).bfloat16()
+    angles = torch.randn(4, 4)
     turned = rope(x, angles.cos(), angles.sin(), pairs)
     assert turned.dtype == torch.bfloat16
     expected = naive_rope(x, angles.cos(), angles.sin(), pairs)
@@ -56,7 +65,12 @@ def test_rope_keeps_the_type(pairs: bool) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(0, 5), width=st.integers(1, 40), eps=st.sampled_from([1e-6, 1e-5, 0.1]), seed=st.integers(0, 99))
+@given(
+    rows=st.integers(0, 5),
+    width=st.integers(1, 40),
+    eps=st.sampled_from([1e-6, 1e-5, 0.1]),
+    seed=st.integers(0, 99),
+)
 def test_rms_norm(rows: int, width: int, eps: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, other = torch.randn(2, rows, width, generator=generator).unbind(0)

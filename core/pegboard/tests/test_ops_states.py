@@ -1,4 +1,5 @@
-"""Ops with states against the formula token by token: any split of a prompt, any mix of rows, and states that are not read."""
+"""Ops with states against the formula token by token: any split of a prompt, any mix of rows, and
+states that are not read."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from pegboard.ops.states import CHUNK
 from pegboard.worker.attention_groups import StateGroup
 from pegboard_testing.fake_build import fake_build, load_layers
 
-BLOCKS, CHANNELS, WIDTH, HEADS, GROUPS, HEAD_DIM, STATE = 5, 6, 4, 4, 2, 3, 5
+BLOCKS = 5
+CHANNELS = 6
+WIDTH = 4
+HEADS = 4
+GROUPS = 2
+HEAD_DIM = 3
+STATE = 5
 LIMITS = (0.2, 1.5)
 Op = Callable[[dict[str, Tensor], Tensor, ops.StateRows], Tensor]
 
@@ -33,14 +40,23 @@ def inputs_of(num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
         return torch.randn(shape, generator=generator)
 
     return {
-        "weight": random(CHANNELS, WIDTH), "bias": random(CHANNELS), "skip": random(CHANNELS), "head_skip": random(HEADS),
-        "a_log": random(CHANNELS, STATE), "head_a_log": random(HEADS), "head_bias": random(HEADS),
-        "x": random(num_tokens, CHANNELS), "steps": random(num_tokens, CHANNELS),
-        "head_steps": random(num_tokens, HEADS) * 2, "b": random(num_tokens, GROUPS, STATE),
-        "c": random(num_tokens, GROUPS, STATE), "heads": random(num_tokens, HEADS, HEAD_DIM),
-        "beta": random(num_tokens, HEADS), "channel_bias": random(HEADS, STATE),
+        "weight": random(CHANNELS, WIDTH),
+        "bias": random(CHANNELS),
+        "skip": random(CHANNELS),
+        "head_skip": random(HEADS),
+        "a_log": random(CHANNELS, STATE),
+        "head_a_log": random(HEADS),
+        "head_bias": random(HEADS),
+        "x": random(num_tokens, CHANNELS),
+        "steps": random(num_tokens, CHANNELS),
+        "head_steps": random(num_tokens, HEADS) * 2,
+        "b": random(num_tokens, GROUPS, STATE),
+        "c": random(num_tokens, GROUPS, STATE),
+        "heads": random(num_tokens, HEADS, HEAD_DIM),
+        "beta": random(num_tokens, HEADS),
+        "channel_bias": random(HEADS, STATE),
         "channel_steps": random(num_tokens, HEADS, STATE) * 2,
-    }  # fmt: skip
+    }
 
 
 def conv(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
@@ -48,22 +64,47 @@ def conv(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
 
 
 def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    return ops.selective_scan(own["x"], own["steps"], own["a_log"], own["b"][:, 0], own["c"][:, 0], own["skip"], state, rows)
+    return ops.selective_scan(
+        own["x"],
+        own["steps"],
+        own["a_log"],
+        own["b"][:, 0],
+        own["c"][:, 0],
+        own["skip"],
+        state,
+        rows,
+    )
 
 
 def delta(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    bias, a_log = own["head_bias"], own["head_a_log"]
-    return ops.gated_delta_rule(own["b"], own["c"], own["heads"], own["head_steps"], bias, a_log, own["beta"], state, rows)
+    bias = own["head_bias"]
+    a_log = own["head_a_log"]
+    return ops.gated_delta_rule(
+        own["b"], own["c"], own["heads"], own["head_steps"], bias, a_log, own["beta"], state, rows
+    )
 
 
 def delta_of_channels(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    bias, a_log = own["channel_bias"], own["head_a_log"]
-    return ops.gated_delta_rule(own["b"], own["c"], own["heads"], own["channel_steps"], bias, a_log, own["beta"], state, rows)
+    bias = own["channel_bias"]
+    a_log = own["head_a_log"]
+    return ops.gated_delta_rule(
+        own["b"],
+        own["c"],
+        own["heads"],
+        own["channel_steps"],
+        bias,
+        a_log,
+        own["beta"],
+        state,
+        rows,
+    )
 
 
 def chunks(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     steps = own["head_steps"], own["head_bias"], LIMITS
-    return ops.chunked_scan(own["heads"], *steps, own["head_a_log"], own["b"], own["c"], own["head_skip"], state, rows)
+    return ops.chunked_scan(
+        own["heads"], *steps, own["head_a_log"], own["b"], own["c"], own["head_skip"], state, rows
+    )
 
 
 OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
@@ -79,7 +120,8 @@ PER_TOKEN = ("x", "steps", "head_steps", "b", "c", "heads", "beta", "channel_ste
 def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The outputs and the last state of one new request, in float64 and one token at a time."""
     own = {key: value.double() for key, value in own.items()}
-    state, outputs = torch.zeros(OPS[name][1], dtype=torch.float64), []
+    state = torch.zeros(OPS[name][1], dtype=torch.float64)
+    outputs = []
     for t in range(len(own["x"])):
         if name == "causal_conv":
             window = torch.cat((state, own["x"][t, :, None]), 1)
@@ -87,18 +129,29 @@ def formula(name: str, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             state = window[:, 1:]
         elif name == "selective_scan":
             step = softplus(own["steps"][t, :, None])
-            state = (step * -own["a_log"].exp()).exp() * state + step * own["x"][t, :, None] * own["b"][t, 0]
+            state = (step * -own["a_log"].exp()).exp() * state + step * own["x"][t, :, None] * own[
+                "b"
+            ][t, 0]
             out = state @ own["c"][t, 0] + own["skip"] * own["x"][t]
         elif name.startswith("gated_delta_rule"):
-            q, k = (normalize(own[key][t], eps=0).repeat_interleave(HEADS // GROUPS, 0) for key in ("b", "c"))
+            q, k = (
+                normalize(own[key][t], eps=0).repeat_interleave(HEADS // GROUPS, 0)
+                for key in ("b", "c")
+            )
             kind = "channel" if "channels" in name else "head"
-            decay = softplus(own[f"{kind}_steps"][t] + own[f"{kind}_bias"]).view(HEADS, -1) * -own["head_a_log"].exp()[:, None]
+            decay = (
+                softplus(own[f"{kind}_steps"][t] + own[f"{kind}_bias"]).view(HEADS, -1)
+                * -own["head_a_log"].exp()[:, None]
+            )
             state = state * decay.exp()[:, None]
-            change = own["beta"][t].sigmoid()[:, None] * (own["heads"][t] - torch.einsum("hpk,hk->hp", state, k))
+            change = own["beta"][t].sigmoid()[:, None] * (
+                own["heads"][t] - torch.einsum("hpk,hk->hp", state, k)
+            )
             state = state + change[:, :, None] * k[:, None]
             out = torch.einsum("hpk,hk->hp", state, q) / STATE**0.5
         else:
-            b, c = own["b"][t].repeat_interleave(HEADS // GROUPS, 0), own["c"][t].repeat_interleave(HEADS // GROUPS, 0)
+            b = own["b"][t].repeat_interleave(HEADS // GROUPS, 0)
+            c = own["c"][t].repeat_interleave(HEADS // GROUPS, 0)
             step = softplus(own["head_steps"][t] + own["head_bias"]).clamp(*LIMITS)
             state = (step * -own["head_a_log"].exp()).exp()[:, None, None] * state
             state = state + (step[:, None] * own["heads"][t])[:, :, None] * b[:, None]
@@ -115,23 +168,37 @@ def rows_of(blocks: list[int], starts: list[int], lengths: list[int]) -> ops.Sta
     group = StateGroup()
     group.plan(
         AttentionInputs(
-            num_rows=len(blocks), num_tokens=int(loc[-1]), query_start_loc=torch.from_numpy(loc), query_start_loc_cpu=loc,
-            seq_lens=torch.from_numpy(seq_lens), seq_lens_cpu=seq_lens, block_table=torch.from_numpy(table),
-            block_table_cpu=table, slot_mapping=torch.zeros(0, dtype=torch.int64),
+            num_rows=len(blocks),
+            num_tokens=int(loc[-1]),
+            query_start_loc=torch.from_numpy(loc),
+            query_start_loc_cpu=loc,
+            seq_lens=torch.from_numpy(seq_lens),
+            seq_lens_cpu=seq_lens,
+            block_table=torch.from_numpy(table),
+            block_table_cpu=table,
+            slot_mapping=torch.zeros(0, dtype=torch.int64),
         )
-    )  # fmt: skip
+    )
     return group.rows
 
 
 @pytest.mark.parametrize("name", OPS)
 @settings(deadline=None, max_examples=8)
 @given(
-    pieces=st.lists(st.lists(st.sampled_from([1, 1, 2, 3, CHUNK + 7]), min_size=1, max_size=4), min_size=1, max_size=3),
+    pieces=st.lists(
+        st.lists(st.sampled_from([1, 1, 2, 3, CHUNK + 7]), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
     seed=st.integers(0, 1000),
 )
-def test_any_split_and_any_batch_is_the_formula(name: str, pieces: list[list[int]], seed: int) -> None:
-    """Each request is computed in its pieces, one per step together with the other requests, in blocks full of garbage."""
-    (op, shape), generator = OPS[name], torch.Generator().manual_seed(seed)
+def test_any_split_and_any_batch_is_the_formula(
+    name: str, pieces: list[list[int]], seed: int
+) -> None:
+    """Each request is computed in its pieces, one per step together with the other requests, in
+    blocks full of garbage."""
+    (op, shape) = OPS[name]
+    generator = torch.Generator().manual_seed(seed)
     requests = [inputs_of(sum(own), generator) for own in pieces]
     weights = requests[0]
     requests = [{**weights, **{key: own[key] for key in PER_TOKEN}} for own in requests]
@@ -140,9 +207,15 @@ def test_any_split_and_any_batch_is_the_formula(name: str, pieces: list[list[int
     found: list[list[Tensor]] = [[] for _ in pieces]
     for step in range(max(map(len, pieces))):
         active = [r for r, own in enumerate(pieces) if step < len(own)]
-        starts, lengths = [sum(pieces[r][:step]) for r in active], [pieces[r][step] for r in active]
-        spans = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        batch = {key: torch.cat([requests[r][key][span] for r, span in zip(active, spans, strict=True)]) for key in PER_TOKEN}
+        starts = [sum(pieces[r][:step]) for r in active]
+        lengths = [pieces[r][step] for r in active]
+        spans = [
+            slice(start, start + length) for start, length in zip(starts, lengths, strict=True)
+        ]
+        batch = {
+            key: torch.cat([requests[r][key][span] for r, span in zip(active, spans, strict=True)])
+            for key in PER_TOKEN
+        }
         out = op({**weights, **batch}, state, rows_of([blocks[r] for r in active], starts, lengths))
         for r, part in zip(active, out.split(lengths), strict=True):
             found[r].append(part)
@@ -156,14 +229,18 @@ def test_any_split_and_any_batch_is_the_formula(name: str, pieces: list[list[int
 
 @pytest.mark.parametrize("gates_first", [False, True])
 def test_gated_norm_normalizes_parts(gates_first: bool) -> None:
-    x, gate, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(4)
+    x = torch.randn(3, 8)
+    gate = torch.randn(3, 8)
+    weight = torch.randn(4)
     for own in (weight, torch.cat((weight, weight))):
         found = ops.gated_norm(x, gate, own, 1e-5, 4, gates_first)
         for part in (slice(0, 4), slice(4, 8)):
             factor = silu(gate[:, part])
             expected = x[:, part] * factor if gates_first else x[:, part]
             expected = expected / (expected.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
-            torch.testing.assert_close(found[:, part], expected if gates_first else expected * factor)
+            torch.testing.assert_close(
+                found[:, part], expected if gates_first else expected * factor
+            )
     torch.testing.assert_close(ops.gated_norm(x, gate, None, 0.0, 8, gates_first), x * silu(gate))
 
 
@@ -171,7 +248,8 @@ def test_a_state_layer_gets_its_memory_and_the_steps_rows() -> None:
     build = fake_build()
     layer = StateLayer(build.at("conv"), 3, KVTensor("conv", (CHANNELS, 2), "float32"))
     assert build.declared.states == {3: (KVTensor("conv", (CHANNELS, 2), "float32"),)}
-    group, states = StateGroup(), {"conv": torch.zeros(2, CHANNELS, 2)}
+    group = StateGroup()
+    states = {"conv": torch.zeros(2, CHANNELS, 2)}
     build.attention[3] = group.bind(states)
     layer.bind()
     group.rows = rows_of([1], [0], [2])
@@ -184,7 +262,10 @@ def test_parameters_keep_the_type_that_was_asked_for() -> None:
     build = fake_build()
     own = Parameters(build.at("mixer"), {"D": (2,)}, "float32")
     short = ShortConv(build.at("conv1d"), 2, 3, bias=False, activates=False)
-    weights: dict[str, Any] = {"mixer.D": torch.tensor([1.0, 2.0]), "conv1d.weight": torch.tensor([[[1.0, 2, 3]], [[0, 0, 1]]])}
+    weights: dict[str, Any] = {
+        "mixer.D": torch.tensor([1.0, 2.0]),
+        "conv1d.weight": torch.tensor([[[1.0, 2, 3]], [[0, 0, 1]]]),
+    }
     load_layers([own, short], weights)
     assert own["D"].tolist() == [1, 2] and own["D"].dtype == torch.float32
     x = torch.tensor([[1.0, 5.0], [2.0, 6.0]])

@@ -1,5 +1,5 @@
-"""Text, stop strings and logprobs of outputs do not depend on how tokens are grouped into deltas, and agree with a search over
-the whole text."""
+"""Text, stop strings and logprobs of outputs do not depend on how tokens are grouped into deltas,
+and agree with a search over the whole text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,27 @@ def chunks_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [token_ids[a:b] for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def run(params: SamplingParams, chunks: list[list[int]], reason: str = "length", take_every: int = 1):
-    """Feed the chunks and take an output after every `take_every`-th. Return the outputs, and what each `feed` returned."""
+def run(
+    params: SamplingParams, chunks: list[list[int]], reason: str = "length", take_every: int = 1
+):
+    """Feed the chunks and take an output after every `take_every`-th. Return the outputs, and what
+    each `feed` returned."""
     stream = open_stream(params)
-    outputs, hits = [], []
+    outputs = []
+    hits = []
     for number, chunk in enumerate(chunks):
         last = number == len(chunks) - 1
-        logprobs = None if params.logprobs is None else [PositionLogprobs([token], [-float(token)], 1) for token in chunk]
-        delta = RequestDelta(request_id="r", token_ids=chunk, logprobs=logprobs, finish_reason=reason if last else None)
+        logprobs = (
+            None
+            if params.logprobs is None
+            else [PositionLogprobs([token], [-float(token)], 1) for token in chunk]
+        )
+        delta = RequestDelta(
+            request_id="r",
+            token_ids=chunk,
+            logprobs=logprobs,
+            finish_reason=reason if last else None,
+        )
         hits.append(stream.feed(delta))
         if (number % take_every == 0 or last) and (output := stream.take()):
             outputs.append(output)
@@ -42,7 +55,8 @@ def run(params: SamplingParams, chunks: list[list[int]], reason: str = "length",
 
 
 def oracle(token_ids: list[int], params: SamplingParams) -> tuple[str, str | None, int]:
-    """Search the whole text after each token. Return (text, the stop string that was found, number of tokens kept)."""
+    """Search the whole text after each token. Return (text, the stop string that was found, number
+    of tokens kept)."""
     pushed = 0
     stream = TOKENIZER.stream((), skip_special_tokens=True)
     text = ""
@@ -55,7 +69,11 @@ def oracle(token_ids: list[int], params: SamplingParams) -> tuple[str, str | Non
             continue
         for stop in params.stop:
             # a match must end in the new text
-            found = [at for at in range(len(text)) if text.startswith(stop, at) and at + len(stop) > pushed]
+            found = [
+                at
+                for at in range(len(text))
+                if text.startswith(stop, at) and at + len(stop) > pushed
+            ]
             if found:
                 end = found[0] + len(stop) if params.include_stop_str_in_output else found[0]
                 return text[:end], stop, count
@@ -67,13 +85,25 @@ stops = st.lists(st.text("abé€", min_size=1, max_size=4), max_size=3)
 
 
 @settings(max_examples=300, deadline=None)
-@given(letters, stops, st.lists(st.integers(0, 200), max_size=12), st.integers(0, 6), st.booleans(), st.integers(1, 4))
+@given(
+    letters,
+    stops,
+    st.lists(st.integers(0, 200), max_size=12),
+    st.integers(0, 6),
+    st.booleans(),
+    st.integers(1, 4),
+)
 def test_any_chunking_gives_the_oracles_text(text, stop, cuts, min_tokens, include, take_every):
     token_ids = list(text.encode())
     expected = None
     for kind in RequestOutputKind:
         params = SamplingParams(
-            stop=stop, min_tokens=min_tokens, max_tokens=200, include_stop_str_in_output=include, output_kind=kind, logprobs=0
+            stop=stop,
+            min_tokens=min_tokens,
+            max_tokens=200,
+            include_stop_str_in_output=include,
+            output_kind=kind,
+            logprobs=0,
         )
         outputs, hits = run(params, chunks_of(token_ids, cuts), take_every=take_every)
         expected = oracle(token_ids, params)
@@ -82,7 +112,9 @@ def test_any_chunking_gives_the_oracles_text(text, stop, cuts, min_tokens, inclu
         if kind is RequestOutputKind.DELTA:
             assert "".join(part.text for part in parts) == expected[0]
             assert sum((part.token_ids for part in parts), []) == token_ids[: expected[2]]
-            assert sum((part.logprobs for part in parts), []) == [{token: part_of(token)} for token in token_ids[: expected[2]]]
+            assert sum((part.logprobs for part in parts), []) == [
+                {token: part_of(token)} for token in token_ids[: expected[2]]
+            ]
         else:
             assert parts[-1].text == expected[0]
             assert parts[-1].token_ids == token_ids[: expected[2]]
@@ -93,7 +125,9 @@ def test_any_chunking_gives_the_oracles_text(text, stop, cuts, min_tokens, inclu
             for earlier, later in zip(parts, parts[1:], strict=False):
                 assert later.text.startswith(earlier.text)
         assert parts[-1].cumulative_logprob == -float(sum(token_ids[: expected[2]]))
-        assert (parts[-1].finish_reason, parts[-1].stop_reason) == (("stop", expected[1]) if expected[1] else ("length", None))
+        assert (parts[-1].finish_reason, parts[-1].stop_reason) == (
+            ("stop", expected[1]) if expected[1] else ("length", None)
+        )
         assert sum(hits) <= 1
 
 
@@ -116,17 +150,30 @@ def test_a_stop_string_asks_for_one_abort_and_later_deltas_are_ignored():
 
 
 def test_first_stop_in_list_order_wins():
-    (output,), _ = run(SamplingParams(stop=["yz", "z"], max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY), [list(b"xyz")])
+    (output,), _ = run(
+        SamplingParams(stop=["yz", "z"], max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY),
+        [list(b"xyz")],
+    )
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("x", "yz")
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abc")])
 def test_the_stop_tokens_text_is_left_out_unless_wanted(include, text):
-    params = SamplingParams(stop_token_ids=[ord("c")], include_stop_str_in_output=include, max_tokens=9)
+    params = SamplingParams(
+        stop_token_ids=[ord("c")], include_stop_str_in_output=include, max_tokens=9
+    )
     stream = open_stream(params)
-    assert not stream.feed(RequestDelta(request_id="r", token_ids=list(b"abc"), finish_reason="stop", stop_reason=ord("c")))
+    assert not stream.feed(
+        RequestDelta(
+            request_id="r", token_ids=list(b"abc"), finish_reason="stop", stop_reason=ord("c")
+        )
+    )
     completion = stream.take().outputs[0]
-    assert (completion.text, completion.token_ids, completion.stop_reason) == (text, list(b"abc"), ord("c"))
+    assert (completion.text, completion.token_ids, completion.stop_reason) == (
+        text,
+        list(b"abc"),
+        ord("c"),
+    )
 
 
 def test_text_that_may_become_a_stop_string_is_held_back():
@@ -145,7 +192,10 @@ def test_n_completions_end_one_by_one():
     stream.feed(RequestDelta(request_id="r", index=0, token_ids=[99]))
     output = stream.take()
     assert not output.finished
-    assert [(c.index, c.text, c.finish_reason) for c in output.outputs] == [(0, "c", None), (1, "b", "length")]
+    assert [(c.index, c.text, c.finish_reason) for c in output.outputs] == [
+        (0, "c", None),
+        (1, "b", "length"),
+    ]
     assert stream.take() is None
     stream.feed(RequestDelta(request_id="r", index=0, finish_reason="abort"))
     output = stream.take()
@@ -156,7 +206,9 @@ def test_n_completions_end_one_by_one():
 def test_without_detokenization_there_are_only_ids():
     stream = open_stream(SamplingParams(detokenize=False, logprobs=0, max_tokens=9))
     logprobs = [PositionLogprobs([97], [-1.0], 3)]
-    stream.feed(RequestDelta(request_id="r", token_ids=[97], logprobs=logprobs, finish_reason="length"))
+    stream.feed(
+        RequestDelta(request_id="r", token_ids=[97], logprobs=logprobs, finish_reason="length")
+    )
     completion = stream.take().outputs[0]
     assert (completion.text, completion.token_ids) == ("", [97])
     assert completion.logprobs[0][97].decoded_token is None
@@ -165,10 +217,18 @@ def test_without_detokenization_there_are_only_ids():
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_logprobs_and_prompt_logprobs(flat):
-    params = SamplingParams(logprobs=2, prompt_logprobs=1, flat_logprobs=flat, max_tokens=9, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams(
+        logprobs=2,
+        prompt_logprobs=1,
+        flat_logprobs=flat,
+        max_tokens=9,
+        output_kind=RequestOutputKind.DELTA,
+    )
     stream = open_stream(params)
     prompt = [PositionLogprobs([2, 5], [-2.0, -0.1], 9), PositionLogprobs([3, 3], [-0.2, -0.2], 1)]
-    stream.feed(RequestDelta(request_id="r", prompt_logprobs=msgspec.Raw(msgspec.msgpack.encode(prompt))))
+    stream.feed(
+        RequestDelta(request_id="r", prompt_logprobs=msgspec.Raw(msgspec.msgpack.encode(prompt)))
+    )
     assert stream.take() is None
     rows = [PositionLogprobs([98, 97, 99], [-3.0, -0.5, -0.7], 7)]
     stream.feed(RequestDelta(request_id="r", token_ids=[98], logprobs=rows))
@@ -178,7 +238,9 @@ def test_logprobs_and_prompt_logprobs(flat):
     assert [list(row) for row in output.prompt_logprobs[1:]] == [[2, 5], [3]]
     assert output.prompt_logprobs[2][3].rank == 1
     (row,) = output.outputs[0].logprobs
-    assert {token: (entry.logprob, entry.rank, entry.decoded_token) for token, entry in row.items()} == {
+    assert {
+        token: (entry.logprob, entry.rank, entry.decoded_token) for token, entry in row.items()
+    } == {
         98: (-3.0, 7, "b"),
         97: (-0.5, 1, "a"),
         99: (-0.7, 2, "c"),
@@ -189,10 +251,16 @@ def test_logprobs_and_prompt_logprobs(flat):
 
 
 def test_stream_interval_gathers_tokens():
-    stream = open_stream(SamplingParams(max_tokens=99, output_kind=RequestOutputKind.DELTA), stream_interval=3)
+    stream = open_stream(
+        SamplingParams(max_tokens=99, output_kind=RequestOutputKind.DELTA), stream_interval=3
+    )
     sizes = []
     for number in range(8):
-        stream.feed(RequestDelta(request_id="r", token_ids=[97], finish_reason="length" if number == 7 else None))
+        stream.feed(
+            RequestDelta(
+                request_id="r", token_ids=[97], finish_reason="length" if number == 7 else None
+            )
+        )
         if output := stream.take():
             sizes.append(len(output.outputs[0].token_ids))
     assert sizes == [1, 3, 3, 1]
@@ -211,10 +279,16 @@ class SpacedTokenizer(ByteTokenizer):
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens).removeprefix(" ")
 
 
-@pytest.mark.parametrize(("spaces", "text"), [(True, "a <s> </s>b </s>"), (False, "a <s></s>b </s>")])
+@pytest.mark.parametrize(
+    ("spaces", "text"), [(True, "a <s> </s>b </s>"), (False, "a <s></s>b </s>")]
+)
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_no_space_between_special_tokens_when_it_is_not_wanted(spaces, text, cut):
-    params = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=spaces, include_stop_str_in_output=True)
+    params = SamplingParams(
+        skip_special_tokens=False,
+        spaces_between_special_tokens=spaces,
+        include_stop_str_in_output=True,
+    )
     request = EngineRequest(request_id="r", prompt_token_ids=[1], params=params)
     stream = OutputStream(request, SpacedTokenizer())
     tokens = [97, 256, 257, 98, 257]
@@ -223,7 +297,11 @@ def test_no_space_between_special_tokens_when_it_is_not_wanted(spaces, text, cut
     assert stream.take().outputs[0].text == text
 
 
-@given(text=st.text(alphabet="aé語🌍", max_size=6), cut=st.integers(0, 24), stop=st.sampled_from([None, ["zz"]]))
+@given(
+    text=st.text(alphabet="aé語🌍", max_size=6),
+    cut=st.integers(0, 24),
+    stop=st.sampled_from([None, ["zz"]]),
+)
 def test_text_that_is_cut_inside_a_character_ends_before_it(text, cut, stop):
     """As in vLLM."""
     ids = list(text.encode())[:cut] or [97]

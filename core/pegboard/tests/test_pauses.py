@@ -46,10 +46,20 @@ def drain(engine: FakeEngine) -> None:
     kv_load=st.sampled_from([None, "in_step", "between_steps"]),
 )
 def test_every_request_gets_its_answer_or_is_aborted(
-    mode: str, action: str, clears: bool, steps: int, max_in_flight: int, max_drafts: int, kv_load: Any
+    mode: str,
+    action: str,
+    clears: bool,
+    steps: int,
+    max_in_flight: int,
+    max_drafts: int,
+    kv_load: Any,
 ) -> None:
-    engine = FakeEngine(max_in_flight=max_in_flight, max_drafts=max_drafts, kv_load=kv_load, can_sleep=True)
-    prompts = {f"before {i}": range(i, i + 9) for i in range(6)} | {f"late {i}": range(i + 3, i + 12) for i in range(2)}
+    engine = FakeEngine(
+        max_in_flight=max_in_flight, max_drafts=max_drafts, kv_load=kv_load, can_sleep=True
+    )
+    prompts = {f"before {i}": range(i, i + 9) for i in range(6)} | {
+        f"late {i}": range(i + 3, i + 12) for i in range(2)
+    }
     for name in list(prompts)[:6]:
         engine.add(name, prompts[name], greedy())
     for _ in range(steps):
@@ -58,8 +68,13 @@ def test_every_request_gets_its_answer_or_is_aborted(
     for name in list(prompts)[6:]:
         engine.add(name, prompts[name], greedy())
     drain(engine)
-    assert not any(engine.results.get((name, 0)) and engine.results[name, 0].token_ids for name in list(prompts)[6:])
-    assert engine.engine.control("is_paused") and engine.engine.control("is_sleeping") is (action == "sleep")
+    assert not any(
+        engine.results.get((name, 0)) and engine.results[name, 0].token_ids
+        for name in list(prompts)[6:]
+    )
+    assert engine.engine.control("is_paused") and engine.engine.control("is_sleeping") is (
+        action == "sleep"
+    )
     if action == "sleep" or clears:
         stats = engine.engine.stats()
         assert stats["num_cached_blocks"] == 0 and stats["blocks_of"] == {}
@@ -93,7 +108,8 @@ def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted() -> None:
 
 
 def test_the_memory_comes_back_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, calls = FakeEngine(can_sleep=True), []
+    engine = FakeEngine(can_sleep=True)
+    calls = []
     monkeypatch.setattr(engine.worker, "call", lambda method, *args: calls.append((method, *args)))
     until(engine, "sleep", level=2)
     with pytest.raises(RequestError, match="wake_up"):
@@ -102,8 +118,12 @@ def test_the_memory_comes_back_part_by_part(monkeypatch: pytest.MonkeyPatch) -> 
         engine.engine.control("sleep")
     with pytest.raises(RequestError, match="unknown tag 'kv'"):
         engine.engine.control("wake_up", tags=["kv"])
-    assert not engine.engine.control("wake_up", tags=["weights"]) and engine.engine.control("is_sleeping")
-    assert engine.engine.control("wake_up", tags=["kv_cache"]) and not engine.engine.control("is_sleeping")
+    assert not engine.engine.control("wake_up", tags=["weights"]) and engine.engine.control(
+        "is_sleeping"
+    )
+    assert engine.engine.control("wake_up", tags=["kv_cache"]) and not engine.engine.control(
+        "is_sleeping"
+    )
     assert calls == [("sleep", 2), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
     assert engine.engine.control("wake_up"), "it is awake"
 
@@ -118,7 +138,11 @@ def test_sleep_needs_its_setting_and_known_values() -> None:
         with pytest.raises(RequestError, match=told):
             engine.control("sleep", **arguments)
         assert not engine.control("is_paused")
-    assert engine.control("sleep", level=0) and engine.control("is_sleeping") and engine.control("wake_up")
+    assert (
+        engine.control("sleep", level=0)
+        and engine.control("is_sleeping")
+        and engine.control("wake_up")
+    )
 
 
 def test_workers_that_cannot_sleep_leave_the_engine_awake(monkeypatch: pytest.MonkeyPatch) -> None:

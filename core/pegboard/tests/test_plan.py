@@ -73,17 +73,31 @@ class Bytes:
     def __init__(self, options, setup):
         self.setup = setup
         self.render = self.encode = self.decode = self.stream = self.vocabulary = lambda *given, **more: None
-"""
+"""  # noqa: E501
 
 CONFIG = {
     "architectures": ["ToyForCausalLM"],
     "vocab_size": 300,
     "max_position_embeddings": 128,
     "eos_token_id": 2,
-    "generation": {"temperature": 0.6, "top_k": 5, "eos_token_id": [2, 7], "max_new_tokens": 9, "do_sample": True},
+    "generation": {
+        "temperature": 0.6,
+        "top_k": 5,
+        "eos_token_id": [2, 7],
+        "max_new_tokens": 9,
+        "do_sample": True,
+    },
 }
 
-ROPE = ("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta", "low_freq_factor", "long_factor")
+ROPE = (
+    "rope_type",
+    "type",
+    "factor",
+    "original_max_position_embeddings",
+    "rope_theta",
+    "low_freq_factor",
+    "long_factor",
+)
 NESTED = ("rope_scaling", "rope_parameters")
 
 
@@ -96,7 +110,10 @@ def model(tmp_path, monkeypatch, fake_distributions):
         "model": {"ToyForCausalLM": "acme_plugins:MODEL"},
         "quantization": {"none": "acme_plugins:NONE"},
         "tokenizer": {"bytes": "acme_plugins:BYTES"},
-        **{kind: {"toy": "acme_plugins:NEVER_CHOSEN"} for kind in ("executor", "attention", "sampler", "scheduling_policy")},
+        **{
+            kind: {"toy": "acme_plugins:NEVER_CHOSEN"}
+            for kind in ("executor", "attention", "sampler", "scheduling_policy")
+        },
         "platform": {"toy": "acme_plugins:PLATFORM"},
     }
     fake_distributions.add("acme-plugins", points, {"acme_plugins": PLUGINS})
@@ -123,7 +140,15 @@ def test_a_plan_from_a_folder(model):
     assert again == plan
     child = Registry.from_lock(again.lock)
     assert child.lock().decisions == ()
-    made = {"model_source", "weight_loader", "model", "quantization", "model_family", "tool_parser", "reasoning_parser"}
+    made = {
+        "model_source",
+        "weight_loader",
+        "model",
+        "quantization",
+        "model_family",
+        "tool_parser",
+        "reasoning_parser",
+    }
     assert {kind for kind, _ in child.locked} == made
     assert {kind for kind, _ in registry.decisions} == made
 
@@ -152,40 +177,67 @@ def test_settings_change_the_plan(model):
 
 
 ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.integers(-2, 300) | st.floats() | st.text(max_size=3)
-    | st.sampled_from(["yarn", "linear", "dynamic", "llama3", "longrope", "ToyForCausalLM", "64", "nan"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 300)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from(
+        ["yarn", "linear", "dynamic", "llama3", "longrope", "ToyForCausalLM", "64", "nan"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE), inner, max_size=3)
+    ),
     max_leaves=5,
-)  # fmt: skip
+)
 OVERRIDES = st.dictionaries(
-    st.sampled_from([*CONFIG, *ROPE, *NESTED, "model_type", "n_positions", "text_config"]), ODD, max_size=4
+    st.sampled_from([*CONFIG, *ROPE, *NESTED, "model_type", "n_positions", "text_config"]),
+    ODD,
+    max_size=4,
 )
 
 
-@examples(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    overrides=OVERRIDES | st.dictionaries(st.sampled_from(NESTED), st.dictionaries(st.sampled_from(ROPE), ODD, max_size=4)),
+    overrides=OVERRIDES
+    | st.dictionaries(
+        st.sampled_from(NESTED), st.dictionaries(st.sampled_from(ROPE), ODD, max_size=4)
+    ),
     has_parameters=st.booleans(),
 )
 def test_odd_overrides_of_the_config_are_named(model, overrides, has_parameters):
-    """The plan can be used, or the error says which override, or which value of the config, is wrong."""
+    """The plan can be used, or the error says which override, or which value of the config, is
+    wrong."""
     path = model(rope_parameters={"rope_theta": 5e5}) if has_parameters else model(rope_theta=5e5)
     try:
         plan, _ = resolve(engine_settings(path, {"hf_overrides": overrides}))
     except PegboardError:
         return
-    assert plan.max_model_len >= 1 and plan.vocab_size >= 1 and all(0 <= token < plan.vocab_size for token in plan.eos_token_ids)
+    assert (
+        plan.max_model_len >= 1
+        and plan.vocab_size >= 1
+        and all(0 <= token < plan.vocab_size for token in plan.eos_token_ids)
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
         ({"rope_theta": [1]}, "rope_theta=\\[1\\], expected 0 or a number"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": {"a": 1}}}, "factor={'a': 1}, expected 0 or a number"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": {"a": 1}}},
+            "factor={'a': 1}, expected 0 or a number",
+        ),
         ({"rope_scaling": 5}, "rope_scaling 5, expected an object"),
         ({"max_position_embeddings": "many"}, "hf_overrides=.*ValueError"),
         ({"max_position_embeddings": -3}, "maximum length of -3 tokens"),
-        ({"architectures": "ToyForCausalLM"}, "architectures is 'ToyForCausalLM', expected a list of names"),
+        (
+            {"architectures": "ToyForCausalLM"},
+            "architectures is 'ToyForCausalLM', expected a list of names",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_override(model, overrides, told):
@@ -204,7 +256,11 @@ def test_generation_config_of_another_folder(model, tmp_path):
 def test_the_tokenizer_and_its_template(model, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{{ hello }}")
-    for value, source in [(str(template), "{{ hello }}"), ("{% inline %}", "{% inline %}"), (None, None)]:
+    for value, source in [
+        (str(template), "{{ hello }}"),
+        ("{% inline %}", "{% inline %}"),
+        (None, None),
+    ]:
         plan, registry = resolve(engine_settings(model(), {"chat_template": value}))
         assert make_tokenizer(registry, plan).setup.chat_template == source
     plan, registry = resolve(engine_settings(model(), {"chat_template": "missing.jinja"}))
@@ -219,7 +275,12 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "settings", "error", "words"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, {}, PluginNotFound, "pip install pegboard-model-llama"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            {},
+            PluginNotFound,
+            "pip install pegboard-model-llama",
+        ),
         ({"quantization_config": {"quant_method": "odd"}}, {}, PluginNotFound, "odd"),
         ({"architectures": []}, {}, ModelError, "no architecture"),
         ({"vocab_size": None}, {}, ModelError, "vocab_size=None"),
@@ -228,12 +289,32 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ({}, {"max_model_len": 129}, ConfigError, "exceeds the model's limit of 128"),
         ({}, {"load_format": "gguf"}, PluginNotFound, "pip install pegboard-pack-gguf"),
         ({}, {"quantization": "none"}, None, ""),
-        ({}, {"override_generation_config": {"nonsense": 1}}, ConfigError, "'nonsense' is not a sampling default"),
-        ({"auto_map": {"AutoModel": "code.Model"}}, {"trust_remote_code": True}, ConfigError, "never runs code"),
+        (
+            {},
+            {"override_generation_config": {"nonsense": 1}},
+            ConfigError,
+            "'nonsense' is not a sampling default",
+        ),
+        (
+            {"auto_map": {"AutoModel": "code.Model"}},
+            {"trust_remote_code": True},
+            ConfigError,
+            "never runs code",
+        ),
         ({"auto_map": {"AutoModel": "code.Model"}}, {}, None, ""),
         ({}, {"trust_remote_code": True}, None, ""),
-        ({}, {"tensor_parallel_size": 2}, ConfigError, "is 2: this version runs a model on one rank"),
-        ({}, {"pipeline_parallel_size": 2}, ConfigError, "is 2: this version runs a model on one rank"),
+        (
+            {},
+            {"tensor_parallel_size": 2},
+            ConfigError,
+            "is 2: this version runs a model on one rank",
+        ),
+        (
+            {},
+            {"pipeline_parallel_size": 2},
+            ConfigError,
+            "is 2: this version runs a model on one rank",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_early(model, changes, settings, error, words):
@@ -246,7 +327,14 @@ def test_what_cannot_work_is_said_early(model, changes, settings, error, words):
 
 @pytest.mark.parametrize(
     ("hub", "transformers", "offline"),
-    [("1", "", True), ("0", "", False), ("", "yes", True), ("true", "0", True), ("0", "1", False), ("", "", False)],
+    [
+        ("1", "", True),
+        ("0", "", False),
+        ("", "yes", True),
+        ("true", "0", True),
+        ("0", "1", False),
+        ("", "", False),
+    ],
 )
 def test_the_hubs_variables_switch_downloads_off(model, monkeypatch, hub, transformers, offline):
     """As huggingface_hub reads them: the first that is not empty counts."""
@@ -257,8 +345,14 @@ def test_the_hubs_variables_switch_downloads_off(model, monkeypatch, hub, transf
 
 
 def test_asking_for_another_quantization_than_the_checkpoints(model):
-    with pytest.raises(ConfigError, match="'none' was asked for, but the checkpoint is quantized with 'toy4'"):
-        resolve(engine_settings(model(quantization_config={"quant_method": "toy4"}), {"quantization": "none"}))
+    with pytest.raises(
+        ConfigError, match="'none' was asked for, but the checkpoint is quantized with 'toy4'"
+    ):
+        resolve(
+            engine_settings(
+                model(quantization_config={"quant_method": "toy4"}), {"quantization": "none"}
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -267,11 +361,21 @@ def test_asking_for_another_quantization_than_the_checkpoints(model):
         ({"max_position_embeddings": 100}, 100),
         ({"max_position_embeddings": 100, "n_positions": 90}, 90),
         ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 2.0}}, 200),
-        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 100),
+        (
+            {
+                "max_position_embeddings": 100,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            },
+            100,
+        ),
         (
             {
                 "max_position_embeddings": 400,
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50},
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 50,
+                },
             },
             200,
         ),
@@ -288,7 +392,8 @@ def test_longest_length(config, length):
 
 
 def test_why_explains_what_was_chosen_for_a_model(model, capsys):
-    path, why = model(), Why(None, command_setup("plugins-why")).run
+    path = model()
+    why = Why(None, command_setup("plugins-why")).run
     assert why(["model", "--model", path]) == 1, "the toy model cannot be built"
     told = capsys.readouterr()
     assert "model ToyForCausalLM → ToyForCausalLM" in told.out

@@ -14,12 +14,17 @@ from pegboard_testing.authoring import catalogue
 
 def project(folder: Path, name: str, group: str, *points: str) -> None:
     folder.mkdir(parents=True)
-    lines = [f'[project]\nname = "{name}"\n[project.entry-points."{group}"]', *(f'"{point}" = "m:X"' for point in points)]
+    lines = [
+        f'[project]\nname = "{name}"\n[project.entry-points."{group}"]',
+        *(f'"{point}" = "m:X"' for point in points),
+    ]
     (folder / "pyproject.toml").write_text("\n".join(lines))
 
 
 def test_collect(tmp_path: Path) -> None:
-    project(tmp_path / "plugins/model/llama", "pegboard-model-llama", "pegboard.model.v1", "Llama", "*")
+    project(
+        tmp_path / "plugins/model/llama", "pegboard-model-llama", "pegboard.model.v1", "Llama", "*"
+    )
     project(tmp_path / "kernels/cpu", "pegboard-kernel-cpu", "pegboard.kernel.v1", "rms_norm.avx2")
     project(tmp_path / "contrib/hooks/audit", "Acme_Audit", HOOKS_GROUP, "audit")
     project(tmp_path / "plugins/model/llama/build/copy", "stale", "pegboard.model.v1", "Stale")
@@ -32,7 +37,8 @@ def test_collect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "match"), [("pegboard.modle.v1", "unknown kind"), ("pegboard.model.v1", "already provided by one")]
+    ("group", "match"),
+    [("pegboard.modle.v1", "unknown kind"), ("pegboard.model.v1", "already provided by one")],
 )
 def test_wrong_repositories_are_refused(tmp_path: Path, group: str, match: str) -> None:
     project(tmp_path / "plugins/a", "one", "pegboard.model.v1", "Llama")

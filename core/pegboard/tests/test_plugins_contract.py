@@ -1,4 +1,5 @@
-"""The generic contract check accepts a good plugin, and its errors name what is wrong with a bad one."""
+"""The generic contract check accepts a good plugin, and its errors name what is wrong with a bad
+one."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def suits_two(need, more): return []
 
 
 @pytest.fixture
-def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+def fakes(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> FakeDistributions:
     fake_distributions.write(contract_parts=PARTS)
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
     return fake_distributions
@@ -54,12 +57,21 @@ def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
 
 def check(fakes: FakeDistributions, head: str = "", **fields: object) -> None:
     given = {"implementation": "contract_parts:Sampler", **fields}
-    fakes.add("acme", {"sampler": {"s": "contract_spec:SPEC"}}, {"contract_spec": head + spec_source("sampler", **given)})
+    fakes.add(
+        "acme",
+        {"sampler": {"s": "contract_spec:SPEC"}},
+        {"contract_spec": head + spec_source("sampler", **given)},
+    )
     check_entry(installed_entry("sampler", "s"))
 
 
 def test_a_good_plugin_passes(fakes: FakeDistributions) -> None:
-    check(fakes, options="contract_parts:Good", probe="contract_parts:probe", suits="contract_parts:suits")
+    check(
+        fakes,
+        options="contract_parts:Good",
+        probe="contract_parts:probe",
+        suits="contract_parts:suits",
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,10 @@ def test_a_good_plugin_passes(fakes: FakeDistributions) -> None:
         ({"platforms": {"cpu"}}, "frozenset"),
         ({"replaces": ("known",)}, "distribution:name"),
         ({"implementation": "contract_parts:Odd"}, r"Implementation\(options, setup\)"),
-        ({"implementation": "contract_parts:Half"}, r"has no score, which pegboard.interfaces.sampler.Sampler needs"),
+        (
+            {"implementation": "contract_parts:Half"},
+            r"has no score, which pegboard.interfaces.sampler.Sampler needs",
+        ),
         ({"implementation": "contract_parts:Made"}, "Made' has no score"),
         ({"flags": frozenset({"quick"})}, "flags has 'quick', which sampler does not know"),
         ({"supports": {"head_dim": True}}, "supports has 'head_dim', which sampler does not know"),
@@ -85,7 +100,9 @@ def test_a_good_plugin_passes(fakes: FakeDistributions) -> None:
         ({"head": "for _ in range(3 * 10**6): pass\n"}, "budget 20 ms"),
     ],
 )
-def test_a_bad_plugin_is_told_why(fakes: FakeDistributions, fields: dict[str, object], match: str) -> None:
+def test_a_bad_plugin_is_told_why(
+    fakes: FakeDistributions, fields: dict[str, object], match: str
+) -> None:
     with pytest.raises((AssertionError, PluginBroken), match=match):
         check(fakes, **fields)  # type: ignore[arg-type]
 
@@ -131,13 +148,20 @@ class Bare:
     [
         ("connector_parts:Worker", ""),
         ("connector_parts:Nobody", "has no attribute .Nobody."),
-        ("connector_parts:Bare", "worker 'connector_parts:Bare' has no register, save, begin, end, close"),
+        (
+            "connector_parts:Bare",
+            "worker 'connector_parts:Bare' has no register, save, begin, end, close",
+        ),
         ("connector_none:Worker", "No module named 'connector_none'"),
     ],
 )
 def test_the_worker_half_of_a_connector(fakes: FakeDistributions, worker: str, match: str) -> None:
     spec = spec_source("kv_connector", implementation="connector_parts:Scheduler", worker=worker)
-    fakes.add("acme", {"kv_connector": {"k": "contract_spec:SPEC"}}, {"contract_spec": spec, "connector_parts": WORKERS})
+    fakes.add(
+        "acme",
+        {"kv_connector": {"k": "contract_spec:SPEC"}},
+        {"contract_spec": spec, "connector_parts": WORKERS},
+    )
     if not match:
         check_entry(installed_entry("kv_connector", "k"))
         return
@@ -157,7 +181,7 @@ class Wide(Whole):
     def match(self, *anything, **more): pass
     def allocated(self, request, blocks, num_external_tokens, more=None): pass
     plan = print
-"""
+"""  # noqa: E501
 )
 
 
@@ -167,24 +191,47 @@ class Wide(Whole):
         ("Whole", ""),
         ("Wide", ""),
         ("Less", "has no match, which pegboard.interfaces.kv_connector.KVConnectorScheduler needs"),
-        ("function", "has no match, which pegboard.interfaces.kv_connector.KVConnectorScheduler needs"),
-        ("Short", r"has match\(request\), and it is called as match\(self, request: .*too many positional arguments"),
+        (
+            "function",
+            "has no match, which pegboard.interfaces.kv_connector.KVConnectorScheduler needs",
+        ),
+        (
+            "Short",
+            (
+                r"has match\(request\), and it is called as match\(self, request: .*too many "
+                r"positional arguments"
+            ),
+        ),
     ],
 )
-def test_what_does_not_fit_its_interface_is_not_built(fakes: FakeDistributions, tmp_path: Path, name: str, message: str) -> None:
-    """Also of an installed plugin, whose class no contract test has seen, and with the same words as for a file."""
-    spec = spec_source("kv_connector", implementation=f"built_parts:{name}", worker="built_parts:Other")
-    fakes.add("acme", {"kv_connector": {"k": "built_spec:SPEC"}}, {"built_spec": spec, "built_parts": CONNECTOR})
+def test_what_does_not_fit_its_interface_is_not_built(
+    fakes: FakeDistributions, tmp_path: Path, name: str, message: str
+) -> None:
+    """Also of an installed plugin, whose class no contract test has seen, and with the same words
+    as for a file."""
+    spec = spec_source(
+        "kv_connector", implementation=f"built_parts:{name}", worker="built_parts:Other"
+    )
+    fakes.add(
+        "acme",
+        {"kv_connector": {"k": "built_spec:SPEC"}},
+        {"built_spec": spec, "built_parts": CONNECTOR},
+    )
     registry = Registry.discover(PluginConfig())
     entry = registry.find("kv_connector", "k")
     if not message:
         assert registry.build(entry, None) is not None
         return
-    with pytest.raises(PluginBroken, match=rf"^kv_connector:k \(acme 1.0\): 'built_parts:{name}' {message}"):
+    with pytest.raises(
+        PluginBroken, match=rf"^kv_connector:k \(acme 1.0\): 'built_parts:{name}' {message}"
+    ):
         registry.build(entry, None)
     if name == "Short":
         file = tmp_path / "mine.py"
-        told = "class Short(Whole):\n    plugin, spec_fields = 'kv_connector:mine', {'worker': 'mine:Other'}"
+        told = (
+            "class Short(Whole):\n    plugin, spec_fields = 'kv_connector:mine', {'worker': "
+            "'mine:Other'}"
+        )
         file.write_text(CONNECTOR.replace("class Short(Whole):", told))
         registry = Registry.discover(PluginConfig(files=[str(file)]))
         with pytest.raises(PluginBroken, match=message):

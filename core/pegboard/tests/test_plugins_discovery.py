@@ -1,4 +1,5 @@
-"""Discovery reads only metadata, keeps entries that it cannot use with the reason, and does not depend on the install order."""
+"""Discovery reads only metadata, keeps entries that it cannot use with the reason, and does not
+depend on the install order."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_entries_of_other_interfaces_are_kept_with_a_reason(fakes: FakeDistribut
 
 def test_of_duplicates_the_first_counts(tmp_path: Path) -> None:
     for folder, version in (("first", "1.0"), ("stale", "0.9")):
-        FakeDistributions(tmp_path / folder).add("acme", {"sampler": {"s": "acme:S"}}, version=version)
+        FakeDistributions(tmp_path / folder).add(
+            "acme", {"sampler": {"s": "acme:S"}}, version=version
+        )
     folders = [str(tmp_path / "first"), str(tmp_path / "stale")]
     assert [entry.version for entry in scan_path(folders).entries] == ["1.0"]
     assert [entry.version for entry in scan_path(folders[::-1]).entries] == ["0.9"]
@@ -105,7 +108,9 @@ def test_the_distribution_with_the_default_is_named_first(kind: str) -> None:
 
 
 def test_unknown_name_suggests_a_catalogued_one() -> None:
-    kind, name = next((kind, name) for kind, names in catalogue().items() for name in names if len(name) > 3)
+    kind, name = next(
+        (kind, name) for kind, names in catalogue().items() for name in names if len(name) > 3
+    )
     with pytest.raises(PluginNotFound, match=name):
         Registry(Scan()).find(kind, name + "x")
 
@@ -116,7 +121,13 @@ def test_importing_the_plugin_system_pulls_in_nothing_heavy() -> None:
         "print([m for m in ('torch', 'numpy', 'pydantic', 'transformers') if m in sys.modules])"
     )
     path = str(Path(__file__).parents[1])
-    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env={"PYTHONPATH": path}, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path},
+        check=True,
+    )
     assert result.stdout.strip() == "[]"
 
 
@@ -131,10 +142,16 @@ def test_every_kind_has_its_spec_and_need() -> None:
 
 def test_damaged_metadata_is_left_out(fakes: FakeDistributions) -> None:
     fakes.add("acme", {"sampler": {"s": "acme:S"}}, version="1.2")
-    for name, metadata in (("nameless", "Version: 1\n"), ("empty", None), ("odd", "Name: odd\nVersion: \xff\n")):
+    for name, metadata in (
+        ("nameless", "Version: 1\n"),
+        ("empty", None),
+        ("odd", "Name: odd\nVersion: \xff\n"),
+    ):
         damaged = fakes.root / f"{name}-1.dist-info"
         damaged.mkdir()
-        (damaged / "entry_points.txt").write_text(f"# note = x\n\n[pegboard.sampler.v1]\n{name}=acme:S\n\n[other]\na = b\n")
+        (damaged / "entry_points.txt").write_text(
+            f"# note = x\n\n[pegboard.sampler.v1]\n{name}=acme:S\n\n[other]\na = b\n"
+        )
         if metadata is not None:
             (damaged / "METADATA").write_text(metadata, "latin-1")
     assert [(entry.name, entry.value) for entry in fakes.scan().entries] == [("s", "acme:S")]

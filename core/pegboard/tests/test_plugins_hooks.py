@@ -1,4 +1,5 @@
-"""Hooks: only enabled ones run, a misspelled one is an error, and a failing one does not affect the others."""
+"""Hooks: only enabled ones run, a misspelled one is an error, and a failing one does not affect the
+others."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def make(fake_distributions: FakeDistributions) -> MakeHooks:
     def build(**sources: str) -> Hooks:
         for name, source in sources.items():
             value = f"hooks_{name}:HOOKS" if "HOOKS =" in source else f"hooks_{name}"
-            fake_distributions.add(f"acme-{name}", {"hooks": {name: value}}, {f"hooks_{name}": source})
+            fake_distributions.add(
+                f"acme-{name}", {"hooks": {name: value}}, {f"hooks_{name}": source}
+            )
         policy = PluginConfig(enable=[f"hooks:{name}" for name in sources if name != "off"])
         return Hooks(Registry(fake_distributions.scan(), policy))
 
@@ -40,13 +43,18 @@ def test_only_enabled_hooks_are_imported(make: MakeHooks) -> None:
     assert sys.modules["hooks_good"].seen == [Role("engine")]
 
 
-def test_failure_is_quarantined_with_one_warning(make: MakeHooks, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_is_quarantined_with_one_warning(
+    make: MakeHooks, caplog: pytest.LogCaptureFixture
+) -> None:
     hooks = make(a_bad=BAD, good=GOOD, z_bad=BAD)
     with caplog.at_level(logging.WARNING):
         for rank in range(3):
             hooks.call("pegboard_role_started", Role("worker", rank))
     assert len(sys.modules["hooks_good"].seen) == 3
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"] and "boom" in caplog.text
+    assert [record.levelname for record in caplog.records] == [
+        "WARNING",
+        "WARNING",
+    ] and "boom" in caplog.text
     assert set(hooks.quarantined) == {"acme-a-bad:a_bad", "acme-z-bad:z_bad"}
 
 
@@ -60,7 +68,10 @@ def test_strict_makes_a_failure_fatal(make: MakeHooks, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("def pegboard_docter_checks(): return []\n", "no hook 'pegboard_docter_checks', did you mean 'pegboard_doctor_checks'"),
+        (
+            "def pegboard_docter_checks(): return []\n",
+            "no hook 'pegboard_docter_checks', did you mean 'pegboard_doctor_checks'",
+        ),
         ("def pegboard_role_started(roll): pass\n", "roll"),
         ("class HOOKS_:\n    pass\nHOOKS = HOOKS_\n", "is a class"),
         ("import nothing_of_this_name\n", "nothing_of_this_name"),
@@ -73,7 +84,10 @@ def test_what_was_enabled_must_work(make: MakeHooks, source: str, match: str) ->
 
 
 def test_objects_and_fewer_arguments_work(make: MakeHooks) -> None:
-    source = "class Audit:\n    calls = 0\n    def pegboard_model_loaded(self): type(self).calls += 1\nHOOKS = Audit()\n"
+    source = (
+        "class Audit:\n    calls = 0\n    def pegboard_model_loaded(self): type(self).calls += "
+        "1\nHOOKS = Audit()\n"
+    )
     make(audit=source).call("pegboard_model_loaded", LoadedModel("m", "Llama", 2, 10, 0.5))
     assert sys.modules["hooks_audit"].Audit.calls == 1
 
@@ -81,7 +95,10 @@ def test_objects_and_fewer_arguments_work(make: MakeHooks) -> None:
 def test_amendments_carry_the_plugins_name_and_failed_ones_are_undone(make: MakeHooks) -> None:
     hooks = make(
         a="def pegboard_amend_config(draft): draft['max_num_seqs'] = 8; draft['extra'] = [1]\n",
-        b="def pegboard_amend_config(draft): draft['extra'].append(2); draft.pop('seed'); raise ValueError('no')\n",
+        b=(
+            "def pegboard_amend_config(draft): draft['extra'].append(2); draft.pop('seed'); raise "
+            "ValueError('no')\n"
+        ),
         c="def pegboard_amend_config(draft): draft['extra'].append(3)\n",
     )
     draft: dict[str, object] = {"max_num_seqs": 4, "seed": 0}

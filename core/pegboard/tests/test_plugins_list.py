@@ -13,7 +13,9 @@ from pegboard_testing.fake_distributions import FakeDistributions
 
 
 @pytest.fixture
-def fakes(fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> FakeDistributions:
+def fakes(
+    fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> FakeDistributions:
     monkeypatch.setattr(discovery, "scan", fake_distributions.scan)
     return fake_distributions
 
@@ -25,8 +27,16 @@ def run(*words: str) -> int:
 def test_list_runs_no_plugin_code(
     fakes: FakeDistributions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = {"attention": {"a": "deadly:A"}, "hooks": {"h": "deadly"}, "metrics": {"m": "deadly:M"}}
-    fakes.add("acme", {**points, "pegboard.sampler.v8": {"s": "deadly:S"}}, {"deadly": "raise SystemExit('imported')\n"})
+    points = {
+        "attention": {"a": "deadly:A"},
+        "hooks": {"h": "deadly"},
+        "metrics": {"m": "deadly:M"},
+    }
+    fakes.add(
+        "acme",
+        {**points, "pegboard.sampler.v8": {"s": "deadly:S"}},
+        {"deadly": "raise SystemExit('imported')\n"},
+    )
     monkeypatch.setenv("PEGBOARD_PLUGINS", "attention:a")
     assert run("list") == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()[1:]}
@@ -45,8 +55,19 @@ def test_list_without_plugins(fakes: FakeDistributions, capsys: pytest.CaptureFi
     assert run("list", "--json") == 0 and json.loads(capsys.readouterr().out) == []
 
 
-def test_other_actions_are_commands(fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_actions_are_commands(
+    fakes: FakeDistributions, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("why", "sampler") == 2 and "pip install pegboard-doctor" in capsys.readouterr().err
-    fakes.add("acme", {"command": {"plugins-count": "acme:COUNT", "plugins-weigh": "acme:WEIGH", "greet": "acme:GREET"}})
+    fakes.add(
+        "acme",
+        {
+            "command": {
+                "plugins-count": "acme:COUNT",
+                "plugins-weigh": "acme:WEIGH",
+                "greet": "acme:GREET",
+            }
+        },
+    )
     assert run("cuont") == 2 and "choose from 'list', 'count', 'weigh'" in capsys.readouterr().err
     assert main(["--help"]) == 0 and "\n  greet, plugins count|weigh  \n" in capsys.readouterr().out

@@ -49,7 +49,11 @@ def here(facts):
 
 @pytest.fixture
 def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
-    fields = {"implementation": "locked_parts:implementation", "options": "locked_parts:Options", "supports": {"head_dim": True}}
+    fields = {
+        "implementation": "locked_parts:implementation",
+        "options": "locked_parts:Options",
+        "supports": {"head_dim": True},
+    }
     source = spec_source("attention", "A", probe="locked_parts:here", **fields)
     source += spec_source("attention", "B", tier="reference", **fields)
     points = {"attention": {"a": "locked_specs:A", "b": "locked_specs:B"}}
@@ -60,25 +64,37 @@ def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
 def child(fakes: FakeDistributions, lock: PluginLock) -> subprocess.CompletedProcess[bytes]:
     path = os.pathsep.join([str(fakes.root), str(Path(__file__).parents[1])])
     environment = {"PYTHONPATH": path, "PEGBOARD__ATTENTION__B__BLOCK": "99"}
-    return subprocess.run([sys.executable, "-c", CHILD], input=pickle.dumps(lock), capture_output=True, env=environment)
+    return subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=pickle.dumps(lock),
+        capture_output=True,
+        env=environment,
+    )
 
 
-def test_child_repeats_the_parents_choice_without_a_scan(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_repeats_the_parents_choice_without_a_scan(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PEGBOARD__ATTENTION__B__BLOCK", "7")
     parent = Registry(fakes.scan(), PluginConfig(deny=[]))
     parent.choose("attention", AttentionNeed(head_dim=64), prefers=("b",))
     monkeypatch.undo()
     result = child(fakes, parent.lock())
-    # The same need gets the parent's choice (b, by preference). For another need the child chooses. Options are the parent's.
+    # The same need gets the parent's choice (b, by preference). For another need the child chooses.
+    # Options are the parent's.
     assert result.stdout.split() == [b"acme:b", b"True", b"acme:a", b"7", b"False"], result.stderr
 
 
 @given(st.sampled_from([64, 80, 96]), st.sampled_from(["", "other"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_only_the_same_question_gets_the_parents_answer(fakes: FakeDistributions, head_dim: int, key: str) -> None:
+def test_only_the_same_question_gets_the_parents_answer(
+    fakes: FakeDistributions, head_dim: int, key: str
+) -> None:
     parent = Registry(fakes.scan())
     parent.choose("attention", AttentionNeed(head_dim=64), prefers=("b",))
-    made = Registry.from_lock(parent.lock()).choose("attention", AttentionNeed(head_dim=head_dim), key=key)
+    made = Registry.from_lock(parent.lock()).choose(
+        "attention", AttentionNeed(head_dim=head_dim), key=key
+    )
     is_same = (head_dim, key) == (64, "")
     assert made.require().name == ("b" if is_same else "a") and ("locked" in made.rank) == is_same
 
@@ -88,9 +104,14 @@ def test_child_refuses_another_version(fakes: FakeDistributions) -> None:
     registry.choose("attention", AttentionNeed(head_dim=64))
     lock = registry.lock()
     entries = tuple(dataclasses.replace(entry, version="0.9") for entry in lock.scan.entries)
-    older = dataclasses.replace(lock, scan=dataclasses.replace(lock.scan, entries=entries), decisions=())
+    older = dataclasses.replace(
+        lock, scan=dataclasses.replace(lock.scan, entries=entries), decisions=()
+    )
     result = child(fakes, older)
-    assert result.returncode != 0 and b"version 0.9 is locked, but 1.0 is installed on this host" in result.stderr
+    assert (
+        result.returncode != 0
+        and b"version 0.9 is locked, but 1.0 is installed on this host" in result.stderr
+    )
     stale = Registry.from_lock(older)
     with pytest.raises(PluginBroken, match="0.9 is locked, but 1.0"):
         stale.spec(stale.find("attention", "a"))

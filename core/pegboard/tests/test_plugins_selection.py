@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.config.schema import PluginConfig
-from pegboard.errors import PluginBroken, PluginConflict, PluginFailure, PluginNotFound, PluginUnsuitable
+from pegboard.errors import (
+    PluginBroken,
+    PluginConflict,
+    PluginFailure,
+    PluginNotFound,
+    PluginUnsuitable,
+)
 from pegboard.interfaces.attention import AttentionNeed, AttentionSpec
 from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, Tier, unmet
 from pegboard.plugins.discovery import Entry, Scan
@@ -43,16 +49,24 @@ def fakes(fake_distributions: FakeDistributions) -> FakeDistributions:
     return fake_distributions
 
 
-def add(fakes: FakeDistributions, kind: str, name: str, distribution: str = "", **fields: object) -> None:
+def add(
+    fakes: FakeDistributions, kind: str, name: str, distribution: str = "", **fields: object
+) -> None:
     distribution = distribution or f"d-{name.lower().replace('*', 'any')}"
-    module = f"spec_{kind}_{distribution}_{name}".replace("-", "_").replace("*", "any").replace(".", "_")
+    module = (
+        f"spec_{kind}_{distribution}_{name}".replace("-", "_").replace("*", "any").replace(".", "_")
+    )
     fakes.add(distribution, {kind: {name: f"{module}:SPEC"}}, {module: spec_source(kind, **fields)})
 
 
 def test_find_by_short_and_long_name(fakes: FakeDistributions) -> None:
     add(fakes, "sampler", "fast", "acme-fast")
     registry = Registry(fakes.scan())
-    assert registry.find("sampler", "fast") == registry.find("sampler", "Acme_Fast:fast") == registry.entries("sampler")[0]
+    assert (
+        registry.find("sampler", "fast")
+        == registry.find("sampler", "Acme_Fast:fast")
+        == registry.entries("sampler")[0]
+    )
     with pytest.raises(PluginNotFound, match="did you mean 'fast'"):
         registry.find("sampler", "fats")
     with pytest.raises(PluginNotFound, match="acme-fast:fast"):
@@ -89,7 +103,10 @@ def test_replacing_needs_the_plugin_and_the_operator(fakes: FakeDistributions) -
 def test_same_name_conflict_is_solved_by_override(fakes: FakeDistributions) -> None:
     add(fakes, "sampler", "fast", "known")
     add(fakes, "sampler", "fast", "acme", replaces=("known:fast",))
-    assert Registry(fakes.scan(), PluginConfig(override=["acme"])).find("sampler", "fast").distribution == "acme"
+    assert (
+        Registry(fakes.scan(), PluginConfig(override=["acme"])).find("sampler", "fast").distribution
+        == "acme"
+    )
 
 
 def test_every_gate_leaves_its_reason(fakes: FakeDistributions) -> None:
@@ -106,7 +123,11 @@ def test_every_gate_leaves_its_reason(fakes: FakeDistributions) -> None:
     decision = registry.choose("attention", AttentionNeed(head_dim=80, platform="cpu"))
     found = {c.entry.name: (c.gate, c.reason) for c in decision.candidates}
     assert found["blocked"] == ("allowed", "denied by 'attention:blocked' in plugins.deny")
-    assert found["newer"][0] == "compatible" and "1.7" in found["newer"][1] and "1.0" in found["newer"][1]
+    assert (
+        found["newer"][0] == "compatible"
+        and "1.7" in found["newer"][1]
+        and "1.0" in found["newer"][1]
+    )
     assert found["gone"] == ("available", "no such device")
     assert found["elsewhere"] == ("available", "runs on cuda, not on cpu")
     assert found["narrow"] == ("suitable", "head_dim 80 not in {128, 64}")
@@ -114,7 +135,9 @@ def test_every_gate_leaves_its_reason(fakes: FakeDistributions) -> None:
     assert found["slow"] == ("ranked", "tier reference < portable")
     assert found["future"][0] == "discovered"
     assert found["good"] == ("selected", "")
-    assert decision.line().startswith("attention → good  d-good 1.0  (rank: tier portable; not slow (outranked)")
+    assert decision.line().startswith(
+        "attention → good  d-good 1.0  (rank: tier portable; not slow (outranked)"
+    )
     assert "\n" not in decision.line() and all(name in decision.table() for name in found)
     assert registry.decisions["attention", ""] is decision
 
@@ -126,7 +149,9 @@ def test_explicit_never_falls_back(fakes: FakeDistributions) -> None:
     add(fakes, "attention", "wide", supports={"head_dim": True}, tier="reference")
     registry = Registry(fakes.scan())
     need = AttentionNeed(head_dim=80)
-    with pytest.raises(PluginUnsuitable, match=r"head_dim 80 not in \{64\}; what would work here: wide"):
+    with pytest.raises(
+        PluginUnsuitable, match=r"head_dim 80 not in \{64\}; what would work here: wide"
+    ):
         registry.choose("attention", need, explicit="narrow")
     with pytest.raises(PluginUnsuitable, match="no such device"):
         registry.choose("attention", need, explicit="gone")
@@ -150,7 +175,9 @@ def test_nothing_suits(fakes: FakeDistributions) -> None:
 
 
 @pytest.mark.parametrize("probe", ["broken", "raising", "nonsense"])
-def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(fakes: FakeDistributions, probe: str) -> None:
+def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(
+    fakes: FakeDistributions, probe: str
+) -> None:
     add(fakes, "platform", "gpu", tier="vendor", probe=f"probes:{probe}")
     add(fakes, "platform", "cpu", probe="probes:ok")
     with pytest.raises(PluginBroken, match=r"platform:gpu .*cpu would work"):
@@ -160,12 +187,17 @@ def test_broken_platform_is_fatal_unless_another_is_named_or_it_is_denied(fakes:
     assert denied.choose("platform", Need()).require().name == "cpu"
 
 
-def test_a_new_platform_changes_nothing_until_it_is_asked_for_or_has_a_device(fakes: FakeDistributions) -> None:
+def test_a_new_platform_changes_nothing_until_it_is_asked_for_or_has_a_device(
+    fakes: FakeDistributions,
+) -> None:
     add(fakes, "platform", "cpu", tier="reference", probe="probes:ok")
     for name in ("abacus", "zeta"):
         add(fakes, "platform", name, tier="vendor", probe="probes:ok")
         assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
-    assert Registry(fakes.scan()).choose("platform", Need(), explicit="abacus").require().name == "abacus"
+    assert (
+        Registry(fakes.scan()).choose("platform", Need(), explicit="abacus").require().name
+        == "abacus"
+    )
     add(fakes, "platform", "npu", probe="probes:absent", flags=frozenset({"device"}))
     assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
     add(fakes, "platform", "ascend", tier="vendor", probe="probes:ok", flags=frozenset({"device"}))
@@ -185,7 +217,9 @@ def test_a_platform_may_run_what_runs_on_another(fakes: FakeDistributions) -> No
         registry.choose("sampler", Need(platform="other"))
 
 
-def test_absent_platform_is_quiet(fakes: FakeDistributions, caplog: pytest.LogCaptureFixture) -> None:
+def test_absent_platform_is_quiet(
+    fakes: FakeDistributions, caplog: pytest.LogCaptureFixture
+) -> None:
     add(fakes, "platform", "gpu", tier="vendor", probe="probes:absent")
     add(fakes, "platform", "cpu")
     assert Registry(fakes.scan()).choose("platform", Need()).require().name == "cpu"
@@ -198,10 +232,19 @@ def test_absent_platform_is_quiet(fakes: FakeDistributions, caplog: pytest.LogCa
         ("import nothing_of_this_name\n", "nothing_of_this_name"),
         ("raise ValueError('at import')\n", "ValueError: at import"),
         ("SPEC = 3\n", "is a int, expected a SamplerSpec"),
-        ("from pegboard.interfaces.attention import AttentionSpec\nSPEC = AttentionSpec\n", "the class AttentionSpec itself"),
+        (
+            "from pegboard.interfaces.attention import AttentionSpec\nSPEC = AttentionSpec\n",
+            "the class AttentionSpec itself",
+        ),
         ("OTHER = 3\n", "SPEC"),
-        (spec_source("sampler", flags=frozenset({"quick"})), "flags has 'quick', which sampler does not know"),
-        (spec_source("sampler", supports={"head_dim": True}), "supports has 'head_dim', which sampler does not know"),
+        (
+            spec_source("sampler", flags=frozenset({"quick"})),
+            "flags has 'quick', which sampler does not know",
+        ),
+        (
+            spec_source("sampler", supports={"head_dim": True}),
+            "supports has 'head_dim', which sampler does not know",
+        ),
     ],
 )
 def test_broken_spec_is_left_out_once_and_loudly(
@@ -229,7 +272,9 @@ def test_a_misspelled_flag_gets_advice(fakes: FakeDistributions) -> None:
         registry.spec(registry.find("attention", "other"))
 
 
-def test_strict_makes_quarantine_fatal(fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_makes_quarantine_fatal(
+    fakes: FakeDistributions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(fakes, "sampler", "bad", suits="probes:rude")
     add(fakes, "sampler", "good")
     assert Registry(fakes.scan()).choose("sampler", Need()).require().name == "good"
@@ -254,13 +299,17 @@ def test_keyed_prefers_exact_names_then_the_wildcard(fakes: FakeDistributions) -
     fallback = registry.choose("model", Need(), keys=["Mamba", "Rwkv"])
     assert fallback.require().name == "*" and fallback.key == "Mamba"
     assert registry.choose("model", Need(), keys=["Mamba", "Llama"]).require().name == "Llama"
-    assert registry.choose("model", Need(), keys=["Llama"], explicit="d-any:*").require().name == "*"
+    assert (
+        registry.choose("model", Need(), keys=["Llama"], explicit="d-any:*").require().name == "*"
+    )
     assert set(registry.decisions) == {("model", "Llama"), ("model", "Mamba")}
 
 
 @pytest.mark.parametrize("first", ["vendor", "tuned", "reference"])
 @pytest.mark.parametrize("second", ["vendor", "tuned", "reference"])
-def test_of_two_wildcards_the_better_tier_takes_any_name(fakes: FakeDistributions, first: Tier, second: Tier) -> None:
+def test_of_two_wildcards_the_better_tier_takes_any_name(
+    fakes: FakeDistributions, first: Tier, second: Tier
+) -> None:
     """In equal tiers the first by name. A wildcard that does not run here takes nothing."""
     add(fakes, "model", "*", "one", tier=first)
     add(fakes, "model", "*", "two", tier=second)
@@ -321,7 +370,10 @@ def test_prefers_and_among(fakes: FakeDistributions) -> None:
     assert registry.choose("sampler", need).require().name == "a"
     assert registry.choose("sampler", need, prefers=("nowhere", "b")).require().name == "b"
     assert registry.choose("sampler", need, prefers=("c", "b")).require().name == "c"
-    assert registry.choose("sampler", need, among=[registry.find("sampler", "b")]).require().name == "b"
+    assert (
+        registry.choose("sampler", need, among=[registry.find("sampler", "b")]).require().name
+        == "b"
+    )
 
 
 ROWS = st.lists(
@@ -333,16 +385,32 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, data=st.data())
-def test_ranking_is_a_total_order_independent_of_install_order(rows: list[tuple[str, str, str]], data: st.DataObject) -> None:
+def test_ranking_is_a_total_order_independent_of_install_order(
+    rows: list[tuple[str, str, str]], data: st.DataObject
+) -> None:
     module = ModuleType("ranked_specs")
     for name, distribution, tier in rows:
-        setattr(module, f"{name}_{distribution}", AttentionSpec(api="1.0", implementation="builtins:dict", tier=tier))  # type: ignore[arg-type]
+        setattr(
+            module,
+            f"{name}_{distribution}",
+            AttentionSpec(api="1.0", implementation="builtins:dict", tier=tier),
+        )  # type: ignore[arg-type]
     entries = [
-        Entry("attention", name, distribution, "1.0", f"ranked_specs:{name}_{distribution}", "pegboard.attention.v1")
+        Entry(
+            "attention",
+            name,
+            distribution,
+            "1.0",
+            f"ranked_specs:{name}_{distribution}",
+            "pegboard.attention.v1",
+        )
         for name, distribution, _ in rows
     ]
     shuffled = data.draw(st.permutations(entries))
-    order = [entry.qualified for entry in data.draw(st.permutations(entries))[: data.draw(st.integers(0, 3))]]
+    order = [
+        entry.qualified
+        for entry in data.draw(st.permutations(entries))[: data.draw(st.integers(0, 3))]
+    ]
     sys.modules["ranked_specs"] = module
     try:
         first, second = (
@@ -353,10 +421,12 @@ def test_ranking_is_a_total_order_independent_of_install_order(rows: list[tuple[
         del sys.modules["ranked_specs"]
     assert first == second
     ranked = [c.entry.qualified for c in first.candidates]
-    tiers = {f"{distribution}:{name}": TIERS.index(tier) for name, distribution, tier in rows}  # type: ignore[arg-type]
+    tiers = {(f"{distribution}:{name}"): TIERS.index(tier) for name, distribution, tier in rows}  # type: ignore[arg-type]
     assert ranked[: len(order)] == order
     rest = ranked[len(order) :]
-    assert rest == sorted(rest, key=lambda q: (tiers[q], q.rpartition(":")[2], q.rpartition(":")[0]))
+    assert rest == sorted(
+        rest, key=lambda q: (tiers[q], q.rpartition(":")[2], q.rpartition(":")[0])
+    )
 
 
 @given(value=st.integers(-100, 1000), of=st.integers(1, 64), limit=st.integers(0, 1000))
@@ -368,17 +438,36 @@ def test_unmet_numbers(value: int, of: int, limit: int) -> None:
 
 
 def test_the_owner_of_a_module(fake_distributions: FakeDistributions) -> None:
-    """The plugin of its own module, the chosen one of a shared module, else the distribution. The command runs everything."""
-    specs = "".join(spec_source("sampler", name, implementation=path) for name, path in [("A", "own:A"), ("B", "own_b.deep:B")])
-    modules = {"pair": specs, "own": "A = dict", "solo": spec_source("model"), "outer": spec_source("command")}
-    entries = {"sampler": {"a": "pair:A", "b": "pair:B"}, "model": {"M": "solo:SPEC"}, "command": {"e": "outer:SPEC"}}
+    """The plugin of its own module, the chosen one of a shared module, else the distribution. The
+    command runs everything."""
+    specs = "".join(
+        spec_source("sampler", name, implementation=path)
+        for name, path in [("A", "own:A"), ("B", "own_b.deep:B")]
+    )
+    modules = {
+        "pair": specs,
+        "own": "A = dict",
+        "solo": spec_source("model"),
+        "outer": spec_source("command"),
+    }
+    entries = {
+        "sampler": {"a": "pair:A", "b": "pair:B"},
+        "model": {"M": "solo:SPEC"},
+        "command": {"e": "outer:SPEC"},
+    }
     fake_distributions.add("acme", entries, modules)
     registry = Registry(fake_distributions.scan())
     for entry in registry.scan.entries:
         registry.spec(entry)
-    one, other = "sampler:a (acme 1.0)", "sampler:b (acme 1.0)"
+    one = "sampler:a (acme 1.0)"
+    other = "sampler:b (acme 1.0)"
     found = registry.modules()
-    assert (found["own"], found["own_b.deep"], found["pair"], found["solo"]) == (one, other, "acme 1.0", "model:M (acme 1.0)")
+    assert (found["own"], found["own_b.deep"], found["pair"], found["solo"]) == (
+        one,
+        other,
+        "acme 1.0",
+        "model:M (acme 1.0)",
+    )
     assert "outer" not in found and "" not in found
     registry.choose("sampler", Need(), explicit="b")
     assert registry.modules()["pair"] == other

@@ -50,7 +50,9 @@ def test_ranges(field: str, wrong: list[Any], right: list[Any]) -> None:
 
 def test_a_float_of_numpy_becomes_a_float() -> None:
     params = SamplingParams(temperature=np.float64(0.5), top_p=np.float64(0.25))
-    assert (params.temperature, params.top_p) == (0.5, 0.25) and type(params.temperature) is type(params.top_p) is float
+    assert (params.temperature, params.top_p) == (0.5, 0.25) and type(params.temperature) is type(
+        params.top_p
+    ) is float
     with pytest.raises(RequestError, match="top_p"):
         SamplingParams(top_p=np.float64(1.5))
 
@@ -81,12 +83,27 @@ def test_greedy_completions_would_all_be_the_same() -> None:
     [
         ({"seed": -1}, {"seed": None}),
         ({"stop": "a"}, {"stop": ["a"]}),
-        ({}, {"stop": [], "stop_token_ids": [], "bad_words": [], "skip_reading_prefix_cache": False}),
-        ({"logprobs": True, "prompt_logprobs": True}, {"logprobs": 1, "prompt_logprobs": 1, "skip_reading_prefix_cache": True}),
-        ({"prompt_logprobs": 0, "skip_reading_prefix_cache": False}, {"skip_reading_prefix_cache": False}),
+        (
+            {},
+            {"stop": [], "stop_token_ids": [], "bad_words": [], "skip_reading_prefix_cache": False},
+        ),
+        (
+            {"logprobs": True, "prompt_logprobs": True},
+            {"logprobs": 1, "prompt_logprobs": 1, "skip_reading_prefix_cache": True},
+        ),
+        (
+            {"prompt_logprobs": 0, "skip_reading_prefix_cache": False},
+            {"skip_reading_prefix_cache": False},
+        ),
         ({"temperature": 0.001}, {"temperature": 0.01, "is_greedy": False}),
-        ({"temperature": 1e-6, "top_p": 0.5}, {"temperature": 0.01, "top_p": 0.5, "is_greedy": False}),
-        ({"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"top_p": 1, "top_k": 0, "min_p": 0, "is_greedy": True}),
+        (
+            {"temperature": 1e-6, "top_p": 0.5},
+            {"temperature": 0.01, "top_p": 0.5, "is_greedy": False},
+        ),
+        (
+            {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1},
+            {"top_p": 1, "top_k": 0, "min_p": 0, "is_greedy": True},
+        ),
     ],
 )
 def test_normal_forms(given: dict[str, Any], made: dict[str, Any]) -> None:
@@ -101,31 +118,57 @@ def test_clones_are_checked_and_leave_the_original_alone() -> None:
         params.clone(top_p=2)
 
 
-SCALARS = [None, True, 1, -1, 1.5, "x", "", b"x", object(), 1j, math.nan, 10**400, 2**63, np.float64(0.5), np.int64(1)]
+SCALARS = [
+    None,
+    True,
+    1,
+    -1,
+    1.5,
+    "x",
+    "",
+    b"x",
+    object(),
+    1j,
+    math.nan,
+    10**400,
+    2**63,
+    np.float64(0.5),
+    np.int64(1),
+]
 KEYS = st.sampled_from([1, "a", "regex"])
 ANYTHING = st.recursive(
     st.sampled_from(SCALARS),
-    lambda inner: st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=2)
+    ),
     max_leaves=3,
 )
 
 
 @given(
-    made=st.sampled_from([(SamplingParams, {}), (BeamSearchParams, {"beam_width": 1, "max_tokens": 20})]),
+    made=st.sampled_from(
+        [(SamplingParams, {}), (BeamSearchParams, {"beam_width": 1, "max_tokens": 20})]
+    ),
     value=ANYTHING,
     data=st.data(),
 )
-def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(made: Any, value: Any, data: st.DataObject) -> None:
+def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(
+    made: Any, value: Any, data: st.DataObject
+) -> None:
     """What is accepted reaches the engine unchanged."""
     kind, needed = made
-    names = [field.name for field in msgspec.structs.fields(kind) if field.name != "extra_args"]  # its values may be anything
+    # its values may be anything
+    names = [field.name for field in msgspec.structs.fields(kind) if field.name != "extra_args"]
     name = data.draw(st.sampled_from(names))
     try:
         params = kind(**{**needed, name: value})
         if kind is SamplingParams:
             params.check_against_model(vocab_size=100, max_logprobs=-1)
     except RequestError as error:
-        assert error.parameter == name or (name, error.parameter) in [("max_tokens", "min_tokens"), ("detokenize", "stop")]
+        assert error.parameter == name or (name, error.parameter) in [
+            ("max_tokens", "min_tokens"),
+            ("detokenize", "stop"),
+        ]
         return
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=kind)
     assert sent == params
@@ -144,7 +187,10 @@ def test_a_wrong_type_is_refused_and_everything_else_can_be_sent(made: Any, valu
         ({"logit_bias": {1: "x"}}, "logit_bias has a wrong type"),
         ({"ignore_eos": "false"}, "ignore_eos has a wrong type"),
         ({"extra_args": {1: 2}}, "extra_args has a wrong type"),
-        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs has a wrong value: object contains unknown field"),
+        (
+            {"structured_outputs": {"regexp": "a"}},
+            "structured_outputs has a wrong value: object contains unknown field",
+        ),
     ],
 )
 def test_the_message_of_a_wrong_value(fields: dict[str, Any], message: str) -> None:
@@ -175,7 +221,14 @@ def test_token_ids_are_in_the_vocabulary(vocab_size: int, token: int, field: str
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_limited(field: str) -> None:
     """-1 asks for the whole vocabulary. A limit of -1 means no limit."""
-    for asked, limit, fits in [(20, 20, True), (21, 20, False), (-1, 20, False), (-1, 100, True), (-1, -1, True), (99, -1, True)]:
+    for asked, limit, fits in [
+        (20, 20, True),
+        (21, 20, False),
+        (-1, 20, False),
+        (-1, 100, True),
+        (-1, -1, True),
+        (99, -1, True),
+    ]:
         params = SamplingParams(**{field: asked})
         if fits:
             params.check_against_model(vocab_size=100, max_logprobs=limit)

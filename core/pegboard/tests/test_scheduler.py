@@ -1,5 +1,5 @@
-"""What the scheduler puts into each batch: order, budgets, chunks, preemption, forks, rows. The tests look at the batches that a
-fake executor gets."""
+"""What the scheduler puts into each batch: order, budgets, chunks, preemption, forks, rows. The
+tests look at the batches that a fake executor gets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def last(engine: FakeEngine) -> Batch:
     return engine.executor.batches[-1]
 
 
-# --- budgets and chunks -------------------------------------------------------------------------------------------------------
+# --- budgets and chunks ---------------------------------------------------------------------------
 
 
 def test_a_long_prompt_is_cut_by_the_budget_and_samples_only_at_its_end() -> None:
@@ -42,7 +42,12 @@ def test_a_long_prompt_is_cut_by_the_budget_and_samples_only_at_its_end() -> Non
     engine.add("a", range(20), greedy(2))
     engine.run()
     assert tokens_per_step(engine) == [[8], [8], [4], [1]]
-    assert [batch.samples.tolist() for batch in engine.executor.batches] == [[False], [False], [True], [True]]
+    assert [batch.samples.tolist() for batch in engine.executor.batches] == [
+        [False],
+        [False],
+        [True],
+        [True],
+    ]
 
 
 def test_decodes_come_first_and_share_the_step_with_a_prefill() -> None:
@@ -68,7 +73,9 @@ def test_rows_with_few_tokens_precede_prefills_whatever_was_admitted_first() -> 
 
 
 def test_the_chunk_limit_leaves_room_for_others() -> None:
-    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=2)
+    engine = FakeEngine(
+        max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=2
+    )
     engine.add("long", range(20), GREEDY)
     engine.add("short", range(3), GREEDY)
     engine.step()
@@ -76,7 +83,9 @@ def test_the_chunk_limit_leaves_room_for_others() -> None:
 
 
 def test_a_second_partial_prefill_waits_and_a_short_prompt_passes_it() -> None:
-    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=1)
+    engine = FakeEngine(
+        max_num_batched_tokens=16, long_prefill_token_threshold=5, max_num_partial_prefills=1
+    )
     engine.add("long", range(20), GREEDY)
     engine.add("also long", range(1, 21), GREEDY)
     engine.add("short", range(3), GREEDY)
@@ -113,23 +122,39 @@ def test_never_a_token_past_max_tokens_or_max_model_len_also_ahead() -> None:
         assert engine.executor.max_in_flight == depth
 
 
-# --- preemption ---------------------------------------------------------------------------------------------------------------
+# --- preemption -----------------------------------------------------------------------------------
 
 
 def test_the_last_admitted_gives_its_blocks_back_and_resumes_with_all_its_tokens() -> None:
-    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=False)
+    engine = FakeEngine(
+        num_blocks=9,
+        block_size=4,
+        max_model_len=32,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+    )
     engine.add("a", range(8), greedy(16))
     engine.add("b", range(8, 16), greedy(12))
     results = engine.run()
     assert engine.engine.stats()["num_preemptions_total"] == 1
     assert [len(results[name, 0].token_ids) for name in "ab"] == [16, 12]
-    resumed = [new for batch in engine.executor.batches for new in batch.new if new.request_id == "b"]
-    assert len(resumed) == 2 and len(resumed[1].token_ids) > 8 and resumed[1].num_computed_tokens == 0
+    resumed = [
+        new for batch in engine.executor.batches for new in batch.new if new.request_id == "b"
+    ]
+    assert (
+        len(resumed) == 2 and len(resumed[1].token_ids) > 8 and resumed[1].num_computed_tokens == 0
+    )
     assert resumed[1].num_prompt_tokens == 8
 
 
 def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
-    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=False)
+    engine = FakeEngine(
+        num_blocks=9,
+        block_size=4,
+        max_model_len=32,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+    )
     for name, first in (("a", 0), ("b", 8), ("c", 16)):
         engine.add(name, range(first, first + 8), greedy(16))
     before = 0
@@ -144,7 +169,12 @@ def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
 
 def test_priority_decides_who_goes_first_and_who_goes_back() -> None:
     engine = FakeEngine(
-        num_blocks=9, block_size=4, max_model_len=32, max_num_batched_tokens=32, by_priority=True, enable_prefix_caching=False
+        num_blocks=9,
+        block_size=4,
+        max_model_len=32,
+        max_num_batched_tokens=32,
+        by_priority=True,
+        enable_prefix_caching=False,
     )
     engine.add("low", range(8), greedy(16), priority=5)
     engine.add("high", range(8, 16), greedy(16), priority=1)
@@ -158,8 +188,11 @@ def test_priority_decides_who_goes_first_and_who_goes_back() -> None:
 
 
 def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
-    """The worker asserts this for every row. This test forces the situation with two steps in flight and one block too few."""
-    engine = FakeEngine(num_blocks=10, block_size=2, max_model_len=16, max_num_batched_tokens=8, max_in_flight=2)
+    """The worker asserts this for every row. This test forces the situation with two steps in
+    flight and one block too few."""
+    engine = FakeEngine(
+        num_blocks=10, block_size=2, max_model_len=16, max_num_batched_tokens=8, max_in_flight=2
+    )
     for i in range(4):
         engine.add(str(i), range(i, i + 4), greedy(12))
     engine.run()
@@ -168,7 +201,9 @@ def test_a_preempted_row_is_not_reused_while_a_step_holds_it() -> None:
 
 
 def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
-    engine = FakeEngine([Window(4)], block_size=1, max_in_flight=2, max_num_batched_tokens=5, max_model_len=48)
+    engine = FakeEngine(
+        [Window(4)], block_size=1, max_in_flight=2, max_num_batched_tokens=5, max_model_len=48
+    )
     engine.add("a", range(30), greedy(9))
     while engine.engine.has_work:
         engine.step()
@@ -177,7 +212,7 @@ def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
             assert all(engine.engine._kv.tables(request)[0][first_read:])
 
 
-# --- prefix cache -------------------------------------------------------------------------------------------------------------
+# --- prefix cache ---------------------------------------------------------------------------------
 
 
 def test_a_shared_prompt_is_computed_once() -> None:
@@ -223,7 +258,7 @@ def test_states_are_reused_from_their_checkpoints() -> None:
     assert again.deltas[0].num_cached_tokens == 16
 
 
-# --- n > 1 --------------------------------------------------------------------------------------------------------------------
+# --- n > 1 ----------------------------------------------------------------------------------------
 
 
 def test_completions_share_the_prompt_by_fork() -> None:
@@ -232,7 +267,11 @@ def test_completions_share_the_prompt_by_fork() -> None:
     results = engine.run()
     assert engine.worker.num_tokens == (14 + 5) + 2 * (1 + 5)
     assert len({tuple(results["a", i].token_ids) for i in range(3)}) == 3
-    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [0, 13, 13]
+    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [
+        0,
+        13,
+        13,
+    ]
     assert sum(len(batch.copy_blocks) for batch in engine.executor.batches) == 2
     engine.check_idle()
 
@@ -251,12 +290,21 @@ def test_a_window_is_kept_for_children_that_still_wait() -> None:
     engine.add("other", range(5), greedy(6))
     engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=20))
     engine.run()
-    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [0, 0, 11]
+    assert [new.num_computed_tokens for batch in engine.executor.batches for new in batch.new] == [
+        0,
+        0,
+        11,
+    ]
 
 
 def test_a_parent_that_is_short_of_blocks_stops_keeping_its_window() -> None:
     engine = FakeEngine(
-        [Window(4)], block_size=1, spare_blocks=0, max_num_batched_tokens=4, max_num_seqs=1, enable_prefix_caching=False
+        [Window(4)],
+        block_size=1,
+        spare_blocks=0,
+        max_num_batched_tokens=4,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
     )
     engine.add("a", range(12), SamplingParams(n=2, seed=7, max_tokens=40))
     results = engine.run()
@@ -273,20 +321,26 @@ def test_one_completion_can_be_aborted_alone() -> None:
     assert [results["a", i].finish_reason for i in range(2)] == ["length", "abort"]
 
 
-# --- drafts -------------------------------------------------------------------------------------------------------------------
+# --- drafts ---------------------------------------------------------------------------------------
 
 
 def test_right_drafts_save_steps_and_change_nothing() -> None:
     plain = FakeEngine()
     fast = FakeEngine(max_drafts=3, draft_accuracy=1.0)
-    assert plain.generate(range(5), greedy(30)).token_ids == fast.generate(range(5), greedy(30)).token_ids
+    assert (
+        plain.generate(range(5), greedy(30)).token_ids
+        == fast.generate(range(5), greedy(30)).token_ids
+    )
     assert fast.worker.num_steps < 0.7 * plain.worker.num_steps
 
 
 def test_wrong_drafts_are_taken_back() -> None:
     plain = FakeEngine()
     wrong = FakeEngine(max_drafts=3, draft_accuracy=0.0)
-    assert plain.generate(range(5), greedy(30)).token_ids == wrong.generate(range(5), greedy(30)).token_ids
+    assert (
+        plain.generate(range(5), greedy(30)).token_ids
+        == wrong.generate(range(5), greedy(30)).token_ids
+    )
     assert wrong.worker.num_steps == plain.worker.num_steps
 
 
@@ -324,7 +378,7 @@ def test_steps_are_scheduled_ahead_only_while_no_request_has_drafts() -> None:
     assert not any(verifying[:8]) and all(verifying[10:-1])
 
 
-# --- adapters -----------------------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 def adapter(number: int) -> LoRARequest:
@@ -337,15 +391,21 @@ def test_a_batch_never_wants_more_adapters_than_there_are_slots() -> None:
         engine.add(str(i), range(i, i + 5), greedy(6), lora=adapter(number))
     engine.add("base", range(4), greedy(3))
     engine.step()
-    assert [new.request_id for new in last(engine).new] == ["0", "1", "3", "base"], "the third adapter waits, others pass"
-    assert last(engine).lora_slots is not None and sorted(set(last(engine).lora_slots.tolist())) == [0, 1, 2]
+    assert [new.request_id for new in last(engine).new] == ["0", "1", "3", "base"], (
+        "the third adapter waits, others pass"
+    )
+    assert last(engine).lora_slots is not None and sorted(
+        set(last(engine).lora_slots.tolist())
+    ) == [0, 1, 2]
     engine.run()
     for batch in engine.executor.batches:
         assert len(set(batch.lora_slots.tolist()) - {0}) <= 2
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-def test_an_adapter_that_cannot_be_loaded_is_the_error_of_its_request_only(max_in_flight: int) -> None:
+def test_an_adapter_that_cannot_be_loaded_is_the_error_of_its_request_only(
+    max_in_flight: int,
+) -> None:
     engine = FakeEngine(max_loras=1, max_num_seqs=4, max_in_flight=max_in_flight)
     engine.worker.bad_adapters.add("/2")
     engine.add("base", range(4), greedy(9))
@@ -354,7 +414,11 @@ def test_an_adapter_that_cannot_be_loaded_is_the_error_of_its_request_only(max_i
     engine.add("bad", range(6), greedy(9, n=1), lora=adapter(2))
     engine.run()
     bad = engine.results["bad", 0]
-    assert (bad.finish_reason, bad.token_ids, bad.deltas[-1].error_parameter) == ("error", [], "lora_request")
+    assert (bad.finish_reason, bad.token_ids, bad.deltas[-1].error_parameter) == (
+        "error",
+        [],
+        "lora_request",
+    )
     assert bad.deltas[-1].error == "adapter 'lora2': /2 is missing"
     assert {engine.results[name, 0].finish_reason for name in ("base", "good")} == {"length"}
     engine.worker.bad_adapters.clear()  # the file is there now, and the slot is free
@@ -378,7 +442,9 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
     engine = FakeEngine(max_loras=2)
     for number in (1, 2, 1, 3, 1, 2):
         engine.generate(range(number, number + 4), GREEDY, lora=adapter(number))
-    reads = [args[1].lora_int_id for method, args in engine.executor.calls if method == "read_adapter"]
+    reads = [
+        args[1].lora_int_id for method, args in engine.executor.calls if method == "read_adapter"
+    ]
     assert reads == [1, 2, 3, 2]
 
 
@@ -388,9 +454,13 @@ class Prompt:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.booleans()), max_size=6), st.integers(0, 2), st.integers(0, 2)
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.booleans()), max_size=6),
+    st.integers(0, 2),
+    st.integers(0, 2),
 )
-def test_a_request_that_leaves_a_plan_leaves_its_share(entries: list[tuple[int, int, bool]], prefills: int, long: int) -> None:
+def test_a_request_that_leaves_a_plan_leaves_its_share(
+    entries: list[tuple[int, int, bool]], prefills: int, long: int
+) -> None:
     """A prompt is long if it has more tokens than a chunk may have."""
     plan = StepPlan(StepBudget(100, 8, prefills, long))
     requests = [Prompt(length) for length, _, _ in entries]
@@ -405,7 +475,10 @@ def test_a_request_that_leaves_a_plan_leaves_its_share(entries: list[tuple[int, 
     num_partial = sum(not samples for _, _, samples in entries)
     num_long = sum(length > 8 and not samples for length, _, samples in entries)
     may = num_partial < prefills
-    assert state() == (100 - sum(count for _, count, _ in entries), [may, may, may and num_long < long])
+    assert state() == (
+        100 - sum(count for _, count, _ in entries),
+        [may, may, may and num_long < long],
+    )
     while requests:
         plan.withdraw(requests.pop())
         assert state() == states.pop()

@@ -12,13 +12,29 @@ def test_secrets_are_hidden_and_the_rest_is_shown():
     settings = Settings(
         EngineConfig(model="m", hf_token="s3cret"),
         ServerConfig(api_key=["s3cret", "s3cret2"], port=5),
-        PluginConfig(options={"model_source.hub": {"token": "s3cret", "nested": {"password": "s3cret"}, "retries": 2}}),
+        PluginConfig(
+            options={
+                "model_source.hub": {
+                    "token": "s3cret",
+                    "nested": {"password": "s3cret"},
+                    "retries": 2,
+                }
+            }
+        ),
         {"model": "the command line"},
     )
     shown = describe_settings(settings)
     assert "s3cret" not in json.dumps(shown)
-    assert shown["engine"]["model"] == "m" and shown["engine"]["hf_token"] == HIDDEN and shown["server"]["port"] == 5
-    assert shown["plugins"]["options"]["model_source.hub"] == {"token": HIDDEN, "nested": {"password": HIDDEN}, "retries": 2}
+    assert (
+        shown["engine"]["model"] == "m"
+        and shown["engine"]["hf_token"] == HIDDEN
+        and shown["server"]["port"] == 5
+    )
+    assert shown["plugins"]["options"]["model_source.hub"] == {
+        "token": HIDDEN,
+        "nested": {"password": HIDDEN},
+        "retries": 2,
+    }
     assert shown["sources"] == {"model": "the command line"}
 
 

@@ -1,4 +1,5 @@
-"""Plugins that are not installed: files that `--plugin` names, and logits processors that are classes."""
+"""Plugins that are not installed: files that `--plugin` names, and logits processors that are
+classes."""
 
 from __future__ import annotations
 
@@ -16,14 +17,22 @@ from pegboard import LLM, AsyncLLM, SamplingParams
 from pegboard.cli.flags import FlagParser
 from pegboard.config.schema import PluginConfig
 from pegboard.config.sources import engine_settings
-from pegboard.errors import ConfigError, PegboardError, PluginBroken, PluginConflict, PluginFailure, RequestError
+from pegboard.errors import (
+    ConfigError,
+    PegboardError,
+    PluginBroken,
+    PluginConflict,
+    PluginFailure,
+    RequestError,
+)
 from pegboard.interfaces.logits_processor import LogitsProcessorSpec
 from pegboard.plugins.importing import import_object
 from pegboard.plugins.registry import Registry
 from pegboard_testing.authoring.one_request import CONFIG, PROMPTS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "target_token.py"
-META, PLUGIN = "class Meta(type):\n", "\nclass A(metaclass=Meta):\n    plugin = 'sampler:x'\n"
+META = "class Meta(type):\n"
+PLUGIN = "\nclass A(metaclass=Meta):\n    plugin = 'sampler:x'\n"
 
 
 class Highest:
@@ -37,7 +46,9 @@ class Highest:
 
     def update(self, added: Sequence[Any], removed: Any) -> None: ...
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         logits[:, :-1] = -torch.inf
         return logits
 
@@ -76,17 +87,29 @@ def file() -> str:
     return str(EXAMPLE)
 
 
-OWN: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "num_gpu_blocks_override": 64}
+OWN: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "num_gpu_blocks_override": 64,
+}
 PLAIN = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False)
 
 
 def asking(token: object) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, detokenize=False, extra_args={"target_token": token})
+    return SamplingParams(
+        temperature=0,
+        max_tokens=5,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={"target_token": token},
+    )
 
 
 def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)]
+    return [
+        list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)
+    ]
 
 
 def test_a_file_and_a_class_change_logits(model: str, file: str) -> None:
@@ -94,9 +117,13 @@ def test_a_file_and_a_class_change_logits(model: str, file: str) -> None:
         plain = tokens(llm, [PLAIN] * 3)
     with LLM(model, plugin_files=[file], logits_processors=["target_token"], **OWN) as llm:
         assert tokens(llm, [PLAIN, asking(9), PLAIN]) == [plain[0], [9] * 5, plain[2]]
-        with pytest.raises(RequestError, match="target_token: target_token must be a token id, got 'x'"):
+        with pytest.raises(
+            RequestError, match="target_token: target_token must be a token id, got 'x'"
+        ):
             tokens(llm, [PLAIN, asking("x"), PLAIN])
-        with pytest.raises(RequestError, match="no logits processor .* reads 'other'; known: target_token"):
+        with pytest.raises(
+            RequestError, match="no logits processor .* reads 'other'; known: target_token"
+        ):
             tokens(llm, [SamplingParams(extra_args={"other": 1}, detokenize=False)] * 3)
     for given in (Highest, HERE + "Highest"):
         with LLM(model, logits_processors=[given], **OWN) as llm:
@@ -107,7 +134,10 @@ def test_the_engine_process_reads_the_file_too(model: str, file: str) -> None:
     async def last() -> list[int]:
         llm = AsyncLLM(model, plugin_files=[file], logits_processors=["target_token"], **OWN)
         try:
-            return [list(each.outputs[0].token_ids) async for each in llm.generate({"prompt_token_ids": [5]}, asking(7), "1")][-1]
+            return [
+                list(each.outputs[0].token_ids)
+                async for each in llm.generate({"prompt_token_ids": [5]}, asking(7), "1")
+            ][-1]
         finally:
             llm.shutdown()
 
@@ -116,11 +146,16 @@ def test_the_engine_process_reads_the_file_too(model: str, file: str) -> None:
 
 def test_specs_come_from_the_class(file: str) -> None:
     registry = Registry.discover(PluginConfig(files=[file]), [HERE + "Highest"])
-    forced, highest = registry.find("logits_processor", "target_token"), registry.find("logits_processor", HERE + "Highest")
+    forced = registry.find("logits_processor", "target_token")
+    highest = registry.find("logits_processor", HERE + "Highest")
     assert forced.id == "logits_processor:target_token (target-token-py uninstalled)"
     for each in (registry, Registry.from_lock(registry.lock())):
         spec = each.spec(forced)
-        assert isinstance(spec, LogitsProcessorSpec) and spec.arguments == ("target_token",) and not spec.flags
+        assert (
+            isinstance(spec, LogitsProcessorSpec)
+            and spec.arguments == ("target_token",)
+            and not spec.flags
+        )
         assert each.spec(highest).flags == {"host_tokens"}
         assert each.load(highest) is Highest and each.load(forced).__name__ == "TargetToken"
     owner = import_object(file).__name__
@@ -130,10 +165,15 @@ def test_specs_come_from_the_class(file: str) -> None:
 def test_flags_name_files(file: str, tmp_path: Path) -> None:
     parser = FlagParser(prog="test")
     parser.add_settings("engine", "plugins")
-    settings, _ = parser.parse_settings(["--plugin", file, "--logits-processors", "target_token", HERE + "Highest"])
+    settings, _ = parser.parse_settings(
+        ["--plugin", file, "--logits-processors", "target_token", HERE + "Highest"]
+    )
     for given in (file, Path(file), [Path(file)]):
         assert engine_settings("model", {"plugin_files": given}).plugins.files == [file]
-    assert settings.plugins.files == [file] and settings.engine.logits_processors == ["target_token", HERE + "Highest"]
+    assert settings.plugins.files == [file] and settings.engine.logits_processors == [
+        "target_token",
+        HERE + "Highest",
+    ]
 
 
 def test_an_enabled_kind_acts_when_its_file_is_named(tmp_path: Path) -> None:
@@ -149,9 +189,21 @@ def test_an_enabled_kind_acts_when_its_file_is_named(tmp_path: Path) -> None:
     ("text", "error", "message"),
     [
         ("x = 1", ConfigError, "declares no plugin, expected a class with plugin ="),
-        ("class A:\n    plugin = 'tool_parser'", ConfigError, "class A has plugin = 'tool_parser', expected"),
-        ("class A:\n    plugin = 'tool_parse:x'", ConfigError, "unknown kind 'tool_parse'.*tool_parser"),
-        ("class A:\n    plugin = 'command:x'", ConfigError, "a command, which must be installed: pegboard plugins new command"),
+        (
+            "class A:\n    plugin = 'tool_parser'",
+            ConfigError,
+            "class A has plugin = 'tool_parser', expected",
+        ),
+        (
+            "class A:\n    plugin = 'tool_parse:x'",
+            ConfigError,
+            "unknown kind 'tool_parse'.*tool_parser",
+        ),
+        (
+            "class A:\n    plugin = 'command:x'",
+            ConfigError,
+            "a command, which must be installed: pegboard plugins new command",
+        ),
         ("import no_such_module", PluginBroken, "no_such_module"),
         ("raise ValueError('why')", PluginBroken, "ValueError: why"),
         (
@@ -161,7 +213,9 @@ def test_an_enabled_kind_acts_when_its_file_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_files_are_explained(tmp_path: Path, text: str, error: type[PegboardError], message: str) -> None:
+def test_wrong_files_are_explained(
+    tmp_path: Path, text: str, error: type[PegboardError], message: str
+) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(text)
     with pytest.raises(error, match=message):
@@ -180,25 +234,40 @@ def test_wrong_names_are_explained(file: str, tmp_path: Path) -> None:
     for path in (tmp_path / "missing.py", tmp_path):
         with pytest.raises(ConfigError, match="expected an existing Python file"):
             Registry.discover(PluginConfig(files=[str(path)]))
-    with pytest.raises(ConfigError, match="--plugin: logits_processor:target_token .* may not be used: not in plugins.allow"):
+    with pytest.raises(
+        ConfigError,
+        match="--plugin: logits_processor:target_token .* may not be used: not in plugins.allow",
+    ):
         Registry.discover(PluginConfig(files=[file], allow=["pegboard-logits-processor-ban"]))
     other = tmp_path / "other.py"
     other.write_text(EXAMPLE.read_text("utf-8"), "utf-8")
-    with pytest.raises(PluginConflict, match="'other-py:target_token' or 'target-token-py:target_token'"):
-        Registry.discover(PluginConfig(files=[file, str(other)])).find("logits_processor", "target_token")
+    with pytest.raises(
+        PluginConflict, match="'other-py:target_token' or 'target-token-py:target_token'"
+    ):
+        Registry.discover(PluginConfig(files=[file, str(other)])).find(
+            "logits_processor", "target_token"
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("Theirs", "has the methods of vLLM's logits processors .* see docs/vllm.md"),
-        ("Lacking", "has no apply, extend, argmax_invariant, which pegboard.interfaces.logits_processor.LogitsProcessor needs"),
+        (
+            "Lacking",
+            (
+                "has no apply, extend, argmax_invariant, which "
+                "pegboard.interfaces.logits_processor.LogitsProcessor needs"
+            ),
+        ),
         ("Misspelled", "unknown field 'argument' in spec_fields.*arguments"),
         ("PLAIN", "is a SamplingParams, expected a class"),
         ("Nobody", "has no attribute 'Nobody'"),
     ],
 )
-def test_wrong_classes_are_refused_before_the_model_is_read(model: str, name: str, message: str) -> None:
+def test_wrong_classes_are_refused_before_the_model_is_read(
+    model: str, name: str, message: str
+) -> None:
     with pytest.raises(PluginBroken, match=message):
         LLM(model, logits_processors=[HERE + name], **OWN)
 
@@ -206,5 +275,7 @@ def test_wrong_classes_are_refused_before_the_model_is_read(model: str, name: st
 def test_a_class_inside_a_function_is_refused() -> None:
     class Local(Highest): ...
 
-    with pytest.raises(ConfigError, match="is inside a function; define the class at the top level"):
+    with pytest.raises(
+        ConfigError, match="is inside a function; define the class at the top level"
+    ):
         engine_settings("model", {"logits_processors": [Local]})

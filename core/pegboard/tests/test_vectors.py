@@ -16,7 +16,9 @@ from pegboard.engine.requests import BAD_VECTOR, completions_of
 @pytest.mark.parametrize("wrong", [None, math.nan, math.inf, -math.inf])
 def test_a_vector_that_is_not_finite_is_an_error(wrong: float | None) -> None:
     (request,) = completions_of(
-        EngineRequest(request_id="a", prompt_token_ids=[1], params=SamplingParams(), pooling=PoolingParams())
+        EngineRequest(
+            request_id="a", prompt_token_ids=[1], params=SamplingParams(), pooling=PoolingParams()
+        )
     )
     vector = np.array([0.5, -3e38, 3e38] if wrong is None else [0.5, wrong, 1.0], np.float32)
     delta, reason = request.embedded(vector)

@@ -1,4 +1,5 @@
-"""vLLM's names for settings: flags, config files and `LLM(...)` accept or refuse them, and never ignore them."""
+"""vLLM's names for settings: flags, config files and `LLM(...)` accept or refuse them, and never
+ignore them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from pegboard import env
 from pegboard.cli.flags import FlagParser
 from pegboard.config.schema import ServerConfig, all_settings, check_server
 from pegboard.config.sources import engine_settings, is_vllm_name
-from pegboard.config.vllm_names import ABSENT, ALIASES, ENVIRONMENT, FORMS, refuse, translate, warn_once
+from pegboard.config.vllm_names import (
+    ABSENT,
+    ALIASES,
+    ENVIRONMENT,
+    FORMS,
+    refuse,
+    translate,
+    warn_once,
+)
 from pegboard.errors import ConfigError, UsageError
 
 REFUSED = sorted(name for name in ABSENT if is_vllm_name(name) and not ABSENT[name].warns)
@@ -33,12 +42,16 @@ def no_config_file(monkeypatch):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_act_is_refused_with_the_reason(name, tmp_path):
-    """It is refused as a flag (exit status 2), in a file and as an argument. A value that asks for what Pegboard does anyway is
-    accepted."""
+    """It is refused as a flag (exit status 2), in a file and as an argument. A value that asks for
+    what Pegboard does anyway is accepted."""
     absent = ABSENT[name]
     flag = f"--{name.replace('_', '-')}"
     wanted = absent.agrees == ("false",) if absent.is_flag else "something-else"
-    words = ([flag] if wanted else [flag.replace("--", "--no-")]) if absent.is_flag else [flag, "something-else"]
+    words = (
+        ([flag] if wanted else [flag.replace("--", "--no-")])
+        if absent.is_flag
+        else [flag, "something-else"]
+    )
     with pytest.raises(UsageError) as told:
         parse("model", *words)
     assert absent.reason in str(told.value) and flag.removeprefix("--") in str(told.value)
@@ -67,7 +80,9 @@ def test_what_happens_anyway_may_be_said(name):
 
 def test_tables_do_not_overlap():
     assert not set(ABSENT) & set(FORMS) and not set(ALIASES) & (set(ABSENT) | set(FORMS))
-    assert not set(all_settings()) & (set(ABSENT) | set(FORMS)), "a setting of Pegboard takes precedence"
+    assert not set(all_settings()) & (set(ABSENT) | set(FORMS)), (
+        "a setting of Pegboard takes precedence"
+    )
 
 
 def test_short_forms():
@@ -84,7 +99,10 @@ def test_short_forms():
         (["-cc", "0", "-cc.mode", "0"], "was also given"),
         (["-dp", "2"], "one engine"),
         (["--kv-offloading-backend", "lmcache"], "expected native, got 'lmcache'"),
-        (["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'], "needs kv_connector_extra_config.connectors, a list"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "MultiConnector"}'],
+            "needs kv_connector_extra_config.connectors, a list",
+        ),
         (
             [
                 "--kv-transfer-config",
@@ -93,7 +111,10 @@ def test_short_forms():
             ],
             "has a connector twice: C, C",
         ),
-        (["--kv-transfer-config", '{"kv_connector": "C"}', "--kv-offloading-size", "1"], "was also given"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "C"}', "--kv-offloading-size", "1"],
+            "was also given",
+        ),
     ]:
         with pytest.raises(ConfigError, match=told):
             parse(*words)
@@ -103,30 +124,54 @@ def test_short_forms():
     ("words", "engine", "options"),
     [
         (
-            ["--speculative-config", '{"method": "m", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'],
+            [(
+                "--speculative-config"
+            ), (
+                '{"method": "m", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+            )],
             {"spec_method": "m", "spec_tokens": 3},
             {"draft.m": {"prompt_lookup_max": 4}},
         ),
         (
-            ["-sc", '{"method": "m", "num_speculative_tokens": 3, "disable_by_batch_size": 4, "adaptive_length": false}'],
+            [(
+                "-sc"
+            ), (
+                '{"method": "m", "num_speculative_tokens": 3, "disable_by_batch_size": 4, '
+                '"adaptive_length": false}'
+            )],
             {"spec_method": "m", "spec_tokens": 3, "spec_max_rows": 4, "spec_adaptive": False},
             {},
         ),
         (
-            ["--kv-transfer-config", '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": 1},'
+            [(
+                "--kv-transfer-config"
+            ), '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
+                '1},'
              ' "kv_load_failure_policy": "fail"}'],
             {"kv_connectors": ["C"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"a": 1}},
         ),
         (
-            ["--kv-transfer-config.kv_connector", "C", "--kv-transfer-config.kv_role", "kv_producer"],
+            [(
+                "--kv-transfer-config.kv_connector"
+            ), (
+                "C"
+            ), (
+                "--kv-transfer-config.kv_role"
+            ), (
+                "kv_producer"
+            )],
             {"kv_connectors": ["C"]},
             {"kv_connector.C": {"role": "kv_producer"}},
         ),
         (
-            ["--kv-transfer-config", '{"kv_connector": "MultiConnector", "kv_load_failure_policy": "fail",'
-             ' "kv_connector_extra_config": {"connectors": [{"kv_connector": "C", "kv_role": "kv_consumer"},'
-             ' {"kv_connector": "D", "kv_role": "kv_both", "kv_connector_extra_config": {"a": 1}}]}}'],
+            [(
+                "--kv-transfer-config"
+            ), '{"kv_connector": "MultiConnector", "kv_load_failure_policy": "fail",'
+             ' "kv_connector_extra_config": {"connectors": [{"kv_connector": "C", "kv_role": '
+             '"kv_consumer"},'
+             ' {"kv_connector": "D", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
+             '1}}]}}'],
             {"kv_connectors": ["C", "D"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"role": "kv_consumer"}, "kv_connector.D": {"a": 1}},
         ),
@@ -135,7 +180,19 @@ def test_short_forms():
             {"kv_connectors": ["OffloadingConnector"]},
             {"kv_connector.OffloadingConnector": {"size_gb": 2.5}},
         ),
-        (["--attention-config", '{"backend": "A", "x": 1}'], {"attention_backend": "A"}, {"attention.A": {"x": 1}}),
+        ([(
+            "--attention-config"
+        ), (
+            '{"backend": "A", "x": 1}'
+        )], {(
+            "attention_backend"
+        ): (
+            "A"
+        )}, {(
+            "attention.A"
+        ): {(
+            "x"
+        ): 1}}),
         (["--compilation-config", '{"mode": 0}'], {"enforce_eager": True}, {}),
         (["--compilation-config", "0"], {"enforce_eager": True}, {}),
         (["-cc.cudagraph-mode=NONE"], {"enforce_eager": True}, {}),
@@ -163,7 +220,10 @@ def test_other_forms(words, engine, options):
     [
         (["--speculative-config", "{}"], "needs 'method'"),
         (["--speculative-config", '{"method": "m"}'], "num_speculative_tokens"),
-        (["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'], "'kv_port' does not exist"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'],
+            "'kv_port' does not exist",
+        ),
         (["--compilation-config", '{"backend": "inductor"}'], "mode and cudagraph_mode"),
         (["--no-async-scheduling", "--max-in-flight", "2"], "was also given"),
         (["--speculative-config", "3"], "not a JSON object"),
@@ -178,11 +238,26 @@ def test_forms_that_are_wrong(words, told):
 
 def test_server_flags_of_vllm():
     server = parse(
-        "--disable-uvicorn-access-log", "--allowed-origins", '["https://a", "https://b"]', "--shutdown-timeout", "3",
-        "--ssl-certfile", "c", "--disable-log-requests", "--max-log-len", "2k", "--served-model-name", "a", "b",
-    ).server  # fmt: skip
+        "--disable-uvicorn-access-log",
+        "--allowed-origins",
+        '["https://a", "https://b"]',
+        "--shutdown-timeout",
+        "3",
+        "--ssl-certfile",
+        "c",
+        "--disable-log-requests",
+        "--max-log-len",
+        "2k",
+        "--served-model-name",
+        "a",
+        "b",
+    ).server
     assert server.disable_access_log and server.allowed_origins == ["https://a", "https://b"]
-    assert server.shutdown_timeout_s == 3 and server.ssl_certfile == "c" and not server.enable_log_requests
+    assert (
+        server.shutdown_timeout_s == 3
+        and server.ssl_certfile == "c"
+        and not server.enable_log_requests
+    )
     assert server.max_log_len == 2000
     assert parse("--allowed-methods", "GET", "POST").server.allowed_methods == ["GET", "POST"]
     with pytest.raises(UsageError, match="not a JSON list"):
@@ -190,33 +265,55 @@ def test_server_flags_of_vllm():
 
 
 def test_a_config_file_as_vllm_has_them(tmp_path):
-    """A file may have flag names as keys, one item for a list, numbers with units, and nested configs. The command line overrides
-    it."""
+    """A file may have flag names as keys, one item for a list, numbers with units, and nested
+    configs. The command line overrides it."""
     path = tmp_path / "config.yaml"
     path.write_text(
-        "model: org/name\nserved-model-name: one\nmax-model-len: 4k\nenable-lora: true\ndisable-uvicorn-access-log: true\n"
-        "speculative-config:\n  method: m\n  num_speculative_tokens: 2\napi-key: secret\ndata-parallel-size: 1\n"
+        "model: org/name\nserved-model-name: one\nmax-model-len: 4k\nenable-lora: "
+        "true\ndisable-uvicorn-access-log: true\n"
+        "speculative-config:\n  method: m\n  num_speculative_tokens: 2\napi-key: "
+        "secret\ndata-parallel-size: 1\n"
     )
     settings = parse("--config", str(path), "--max-model-len", "1K")
     assert settings.engine.served_model_name == ["one"] and settings.engine.max_model_len == 1024
     assert settings.engine.max_loras == 1 and settings.engine.spec_tokens == 2
     assert settings.server.api_key == ["secret"] and settings.server.disable_access_log
-    assert settings.sources["spec_method"] == str(path) and settings.sources["max_model_len"] == "the command line"
     assert (
-        parse("--config", str(path), "--speculative-config", '{"method": "o", "num_speculative_tokens": 5}').engine.spec_tokens
+        settings.sources["spec_method"] == str(path)
+        and settings.sources["max_model_len"] == "the command line"
+    )
+    assert (
+        parse(
+            "--config",
+            str(path),
+            "--speculative-config",
+            '{"method": "o", "num_speculative_tokens": 5}',
+        ).engine.spec_tokens
         == 5
     )
     assert parse("other/model", "--config", str(path)).engine.model == "other/model"
 
 
 def test_llm_takes_them_too():
-    settings = engine_settings("m", {"speculative_config": {"method": "x", "num_speculative_tokens": 2}, "data_parallel_size": 1})
+    settings = engine_settings(
+        "m",
+        {
+            "speculative_config": {"method": "x", "num_speculative_tokens": 2},
+            "data_parallel_size": 1,
+        },
+    )
     assert settings.engine.spec_method == "x"
     with pytest.raises(ConfigError, match="must be a mapping"):
         engine_settings("m", {"speculative_config": 3})
 
 
-VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.dictionaries(st.text(max_size=2), st.integers())
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.dictionaries(st.text(max_size=2), st.integers())
+)
 
 
 @given(st.sampled_from(REFUSED), VALUES)
@@ -227,7 +324,7 @@ def test_refusing_never_breaks(name, value):
         assert ABSENT[name].reason in str(error)
 
 
-# --- help ---------------------------------------------------------------------------------------------------------------------
+# --- help -----------------------------------------------------------------------------------------
 
 
 def shown(word, capsys):
@@ -270,7 +367,7 @@ def test_server_settings_that_cannot_work(settings, told):
         check_server(ServerConfig(**settings))
 
 
-# --- values that vLLM ignores too, lists, environment ---------------------------------------------------------------------------
+# --- values that vLLM ignores too, lists, environment ---------------------------------------------
 
 
 @pytest.fixture
@@ -288,7 +385,8 @@ def test_what_vllm_ignores_is_accepted_with_one_warning(caplog):
         "swap_space 16 has no effect: a preempted request is recomputed; nothing is swapped"
     ]
     caplog.clear()
-    assert parse("--swap-space", "4", "--enable-server-load-tracking").engine == parse().engine  # vLLM's default, and always so
+    # vLLM's default, and always so
+    assert parse("--swap-space", "4", "--enable-server-load-tracking").engine == parse().engine
     assert not caplog.records
     with pytest.raises(UsageError, match="GET /load always tells the load"):
         parse("--no-enable-server-load-tracking")
@@ -297,14 +395,25 @@ def test_what_vllm_ignores_is_accepted_with_one_warning(caplog):
 def test_switches_of_apis_add_to_the_lists_of_plugins(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('[plugins]\nenable = ["api:admin"]\ndisable = ["metrics:log"]\n')
-    plugins = parse("--config", str(path), "--disable-fastapi-docs", "--enable-tokenizer-info-endpoint").plugins
-    assert plugins.enable == ["api:admin", "api:tokenizer_info"] and plugins.disable == ["metrics:log", "api:openapi"]
-    plugins = parse("--plugins-enable", "api:admin", "--enable-tokenizer-info-endpoint", "--no-disable-fastapi-docs").plugins
+    plugins = parse(
+        "--config", str(path), "--disable-fastapi-docs", "--enable-tokenizer-info-endpoint"
+    ).plugins
+    assert plugins.enable == ["api:admin", "api:tokenizer_info"] and plugins.disable == [
+        "metrics:log",
+        "api:openapi",
+    ]
+    plugins = parse(
+        "--plugins-enable",
+        "api:admin",
+        "--enable-tokenizer-info-endpoint",
+        "--no-disable-fastapi-docs",
+    ).plugins
     assert plugins.enable == ["api:admin", "api:tokenizer_info"] and plugins.disable == []
 
 
 def test_reasons_name_only_what_exists():
-    """A reason never says that plugins of a kind have an option for it, because that is not known."""
+    """A reason never says that plugins of a kind have an option for it, because that is not
+    known."""
     for absent in ABSENT.values():
         assert absent.told or f"no installed plugin of kind '{absent.kind}'" in absent.reason
         assert ".NAME.FIELD" not in absent.reason
@@ -312,23 +421,62 @@ def test_reasons_name_only_what_exists():
 
 @pytest.mark.usefixtures("fresh_warnings")
 def test_variables_of_vllm(monkeypatch, caplog):
-    """Those with a meaning act, one line names each of the others, and what Pegboard does anyway is not mentioned."""
+    """Those with a meaning act, one line names each of the others, and what Pegboard does anyway is
+    not mentioned."""
     for name, value in {
         "VLLM_API_KEY": "secret", "VLLM_LOGGING_LEVEL": "warning", "VLLM_CPU_KVCACHE_SPACE": "1.5", 
-        "VLLM_LOGGING_CONFIG_PATH": "log.json", "VLLM_USE_V1": "1", "VLLM_NO_USAGE_STATS": "0", "VLLM_USE_MODELSCOPE": "True",
-        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_HOST_IP": "",
+        (
+            "VLLM_LOGGING_CONFIG_PATH"
+        ): (
+            "log.json"
+        ), (
+            "VLLM_USE_V1"
+        ): (
+            "1"
+        ), (
+            "VLLM_NO_USAGE_STATS"
+        ): (
+            "0"
+        ), (
+            "VLLM_USE_MODELSCOPE"
+        ): (
+            "True"
+        ),
+        (
+            "VLLM_ATTENTION_BACKEND"
+        ): (
+            "FLASH_ATTN"
+        ), (
+            "VLLM_WORKER_MULTIPROC_METHOD"
+        ): (
+            "fork"
+        ), (
+            "VLLM_HOST_IP"
+        ): (
+            ""
+        ),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PEGBOARD_API_KEY", raising=False)
     monkeypatch.delenv("PEGBOARD_LOG_LEVEL", raising=False)
     settings = parse("--max-num-seqs", "3")
     parse()
-    assert settings.engine.kv_cache_memory_bytes == 3 << 29 and settings.server.log_config_file == "log.json"
-    assert settings.sources["kv_cache_memory_bytes"] == "the environment variable VLLM_CPU_KVCACHE_SPACE"
+    assert (
+        settings.engine.kv_cache_memory_bytes == 3 << 29
+        and settings.server.log_config_file == "log.json"
+    )
+    assert (
+        settings.sources["kv_cache_memory_bytes"]
+        == "the environment variable VLLM_CPU_KVCACHE_SPACE"
+    )
     assert env.api_key() == "secret" and env.log_level() == "WARNING"
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3 and "secret" not in " ".join(told)
-    for name in ("VLLM_USE_MODELSCOPE", "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend",
+    for name in ((
+        "VLLM_USE_MODELSCOPE"
+    ), (
+        "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend"
+    ),
                  "VLLM_WORKER_MULTIPROC_METHOD"):  # fmt: skip
         assert any(name in line for line in told)
     assert parse("--kv-cache-memory-bytes", "7").engine.kv_cache_memory_bytes == 7

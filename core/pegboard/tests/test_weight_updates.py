@@ -1,4 +1,5 @@
-"""New weights in a running engine: what becomes of requests, and that nothing computed with the old weights is used again."""
+"""New weights in a running engine: what becomes of requests, and that nothing computed with the old
+weights is used again."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ def test_tokens_come_from_the_weights_of_their_time(
     update(engine, "new", mode=mode)
     assert engine.engine.control("is_paused") is is_paused, "a pause of the user goes on"
     assert engine.model.weights == weights_of("new")
-    made = {name: list(engine.results[name, 0].token_ids) if (name, 0) in engine.results else [] for name in prompts}
+    made = {
+        name: list(engine.results[name, 0].token_ids) if (name, 0) in engine.results else []
+        for name in prompts
+    }
     engine.engine.control("resume")
     for name, prompt in list(prompts.items()):
         prompts[late := f"late {name}"] = prompt
@@ -71,21 +75,30 @@ def test_tokens_come_from_the_weights_of_their_time(
         engine.add(late, prompt, greedy())
     results = engine.run()
     for name, prompt in prompts.items():
-        result, old = results[name, 0], made[name]
+        result = results[name, 0]
+        old = made[name]
         before = answer(None, prompt)
         assert old == before[: len(old)]
         if result.finish_reason == "abort":
             assert mode == "abort" and not is_paused and name.startswith("before")
         else:
             # the steps in flight end with the old weights
-            last = min(12, len(old) + max_in_flight * (max_drafts + 1)) if name.startswith("before") else 0
-            switched = [before[:n] + answer("new", [*prompt, *before[:n]], 12 - n) for n in range(len(old), last + 1)]
+            last = (
+                min(12, len(old) + max_in_flight * (max_drafts + 1))
+                if name.startswith("before")
+                else 0
+            )
+            switched = [
+                before[:n] + answer("new", [*prompt, *before[:n]], 12 - n)
+                for n in range(len(old), last + 1)
+            ]
             assert result.token_ids in switched, name
 
 
 @pytest.mark.parametrize("kv_load", [None, "in_step", "between_steps"])
 def test_blocks_have_other_names_per_weights(kv_load: Any) -> None:
-    """Engines share what a connector stores. Each finds the blocks of its weights, and only those."""
+    """Engines share what a connector stores. Each finds the blocks of its weights, and only
+    those."""
     store: dict[Any, Any] = {}
     prompt = list(range(20))
 
@@ -94,7 +107,9 @@ def test_blocks_have_other_names_per_weights(kv_load: Any) -> None:
         before = engine.engine.stats()
         assert engine.generate(prompt, greedy()).token_ids == answer(weights, prompt)
         after = engine.engine.stats()
-        return int(after["external_prefix_cache_hits_total"] - before["external_prefix_cache_hits_total"])
+        return int(
+            after["external_prefix_cache_hits_total"] - before["external_prefix_cache_hits_total"]
+        )
 
     first = FakeEngine(kv_load=kv_load, kv_store=store)
     second = FakeEngine(kv_load=kv_load, kv_store=store)

@@ -1,4 +1,5 @@
-"""Adapters are read in threads, each once, and not at all if nobody wants them any more. A digest tells their values apart."""
+"""Adapters are read in threads, each once, and not at all if nobody wants them any more. A digest
+tells their values apart."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_what_is_dropped_before_its_turn_is_never_read() -> None:
     adapters.drop([NUM_THREADS, 99])
     may_end.set()
     assert result(adapters, NUM_THREADS + 1)[1] == ""
-    assert sorted(begun) == [lora(number).lora_name for number in (*range(NUM_THREADS), NUM_THREADS + 1)]
+    assert sorted(begun) == [
+        lora(number).lora_name for number in (*range(NUM_THREADS), NUM_THREADS + 1)
+    ]
     adapters.close()
 
 
@@ -53,7 +56,9 @@ def test_what_cannot_be_read_is_said_and_others_are_read() -> None:
             raise ModelError("no such file")
         if source.lora_int_id == 2:
             raise KeyError("rank")
-        return 1.0, {"layers.9": (torch.ones(1, 2), torch.ones(2, 1))} if source.lora_int_id == 3 else {}
+        return 1.0, {
+            "layers.9": (torch.ones(1, 2), torch.ones(2, 1))
+        } if source.lora_int_id == 3 else {}
 
     adapters = Adapters([], read)
     assert result(adapters, 0) == ("", "no such file")
@@ -70,7 +75,10 @@ def test_a_digest_tells_adapters_apart_by_their_values_alone(data: st.DataObject
     values = {name: data.draw(numbers) for name in ("a", "b")}
 
     def weights(names: str = "ab", **changed: list[int]) -> Weights:
-        made = {name: torch.tensor(changed.get(name, values[name]), dtype=torch.float32) for name in names}
+        made = {
+            name: torch.tensor(changed.get(name, values[name]), dtype=torch.float32)
+            for name in names
+        }
         return {name: (matrix.view(2, 2), matrix.view(2, 2).T) for name, matrix in made.items()}
 
     same = digest_of(1.0, weights())
@@ -80,7 +88,11 @@ def test_a_digest_tells_adapters_apart_by_their_values_alone(data: st.DataObject
         digest_of(2.0, weights()),
         digest_of(1.0, weights(b=other)),
         digest_of(1.0, weights("a")),
-        digest_of(1.0, {name: (first.view(1, 4), second) for name, (first, second) in weights().items()}),
-        digest_of(1.0, {name: (first.double(), second) for name, (first, second) in weights().items()}),
+        digest_of(
+            1.0, {name: (first.view(1, 4), second) for name, (first, second) in weights().items()}
+        ),
+        digest_of(
+            1.0, {name: (first.double(), second) for name, (first, second) in weights().items()}
+        ),
     ]
     assert same not in different and len(set(different)) == len(different)

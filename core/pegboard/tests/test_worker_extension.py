@@ -55,14 +55,18 @@ def test_methods_of_the_extension_are_called(path: str) -> None:
     assert type(worker(None)) is OpenWorker, "the class of other workers is as before"
 
 
-@pytest.mark.parametrize("name", ["_hidden", "__init__", "stop", "load", "rank", "registry", "wher"])
+@pytest.mark.parametrize(
+    "name", ["_hidden", "__init__", "stop", "load", "rank", "registry", "wher"]
+)
 def test_nothing_else_is_called_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"no method '{name}'"):
         worker("rl_methods:Extension").call("collective_rpc", name, (), {})
 
 
 def test_a_function_gets_the_worker() -> None:
-    assert worker(None).call("collective_rpc", lambda worker, more: worker.rank + more, (1,), {}) == 3
+    assert (
+        worker(None).call("collective_rpc", lambda worker, more: worker.rank + more, (1,), {}) == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The worker on a fake GPU: recorded steps, tokens that stay on the device, asynchronous copies, and memory that is measured
-first."""
+"""The worker on a fake GPU: recorded steps, tokens that stay on the device, asynchronous copies,
+and memory that is measured first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from pegboard_testing.contract_platform import PlatformContract
 from pegboard_testing.fake_build import FakeWeight
 from pegboard_testing.fake_gpu import DEVICE, TOTAL_BYTES, DeviceTensor, FakeGPU, FakeGPUPlatform
 from pegboard_testing.fake_limits import fake_limits
-from pegboard_testing.fake_parts import FakeGreedySampler, FakePagedAttention, TinyModel, fake_worker_registry, tiny_checkpoint
+from pegboard_testing.fake_parts import (
+    FakeGreedySampler,
+    FakePagedAttention,
+    TinyModel,
+    fake_worker_registry,
+    tiny_checkpoint,
+)
 
 GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
 LIMITS = fake_limits(max_model_len=32, max_num_seqs=4, max_num_batched_tokens=16, vocab_size=61)
@@ -48,52 +54,75 @@ class TestFakeGPU(PlatformContract):
 
 
 def make_worker(tmp_path: Path, **settings: object) -> Worker:
-    given = {"sampler": "greedy", "dtype": "float32", "kv_cache_dtype": "float32", "num_threads": 1} | settings
+    given = {
+        "sampler": "greedy",
+        "dtype": "float32",
+        "kv_cache_dtype": "float32",
+        "num_threads": 1,
+    } | settings
     config = msgspec.structs.replace(EngineConfig(), **given)
-    worker = Worker(fake_worker_registry(GPU), WorkerPlan(config, LIMITS, tiny_checkpoint(tmp_path), lambda: None), 0)
+    worker = Worker(
+        fake_worker_registry(GPU),
+        WorkerPlan(config, LIMITS, tiny_checkpoint(tmp_path), lambda: None),
+        0,
+    )
     worker.ready = worker.load()  # type: ignore[attr-defined]
     return worker
 
 
 def plan_of(worker: Worker, num_blocks: int = 40) -> KVPlan:
     specs = worker.ready.kv_specs  # type: ignore[attr-defined]
-    return KVPlan((KVGroup(tuple(specs), specs[0], 4),), num_blocks, specs[0].slot_bytes() * 4 * len(specs), 4)
+    return KVPlan(
+        (KVGroup(tuple(specs), specs[0], 4),), num_blocks, specs[0].slot_bytes() * 4 * len(specs), 4
+    )
 
 
-def batch_of(step: int, rows: Sequence[int], counts: Sequence[int], computed: Sequence[int], **more: object) -> Batch:
+def batch_of(
+    step: int, rows: Sequence[int], counts: Sequence[int], computed: Sequence[int], **more: object
+) -> Batch:
     fields = {"new": [], "removed_rows": NONE, "samples": np.ones(len(rows), bool)} | more
     return Batch(
-        step=step, rows=np.array(rows, np.int32), num_scheduled_tokens=np.array(counts, np.int32),
-        num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.zeros(len(rows), np.int32),
-        new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32), **fields,
-    )  # type: ignore[arg-type]  # fmt: skip
+        step=step,
+        rows=np.array(rows, np.int32),
+        num_scheduled_tokens=np.array(counts, np.int32),
+        num_computed_tokens=np.array(computed, np.int32),
+        num_draft_tokens=np.zeros(len(rows), np.int32),
+        new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 def request(row: int, prompt: Sequence[int]) -> NewRequest:
     blocks = np.arange(1 + 8 * row, 9 + 8 * row, dtype=np.int32)
-    return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (blocks,))
+    return NewRequest(
+        row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (blocks,)
+    )
 
 
 PROMPTS = [[5, 7, 9], [11], [3, 1, 4, 1, 5]]
 
 
 def generate(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    """Return the greedy tokens of all prompts. All steps are started before the first result is read."""
+    """Return the greedy tokens of all prompts. All steps are started before the first result is
+    read."""
     rows = range(len(prompts))
     new = [request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)]
     waiting: list[Callable[[], StepOutput]] = []
     computed = [0] * len(prompts)
     for step in range(num_steps):
         counts = [len(prompt) for prompt in prompts] if step == 0 else [1] * len(prompts)
-        waiting.append(worker.run(batch_of(step, rows, counts, computed, new=new if step == 0 else [])))
+        waiting.append(
+            worker.run(batch_of(step, rows, counts, computed, new=new if step == 0 else []))
+        )
         computed = [done + count for done, count in zip(computed, counts, strict=True)]
     outputs = [wait() for wait in waiting]
     return [[output.token_ids.row(row).tolist()[0] for output in outputs] for row in rows]
 
 
 def expected(worker: Worker, num_steps: int, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    """Return the tokens of `generate`, but compute the whole prompt again for every token, without a KV cache, padding or
-    recordings."""
+    """Return the tokens of `generate`, but compute the whole prompt again for every token, without
+    a KV cache, padding or recordings."""
     found = []
     for prompt in prompts:
         tokens = list(prompt)
@@ -127,7 +156,9 @@ def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path
     worker = ready(tmp_path)
     addresses = [buffer.on_device.data_ptr() for buffer in worker.running.inputs.buffers]
     generate(worker, 2)
-    reads, blocking, downloads = gpu.host_reads, gpu.blocking_uploads, gpu.downloads
+    reads = gpu.host_reads
+    blocking = gpu.blocking_uploads
+    downloads = gpu.downloads
     generate(worker, 8)
     assert (gpu.host_reads, gpu.blocking_uploads) == (reads, blocking)
     assert gpu.downloads - downloads == 8, "each step copies only the tokens to the host"
@@ -137,8 +168,10 @@ def test_nothing_waits_for_the_device_between_steps(gpu: FakeGPU, tmp_path: Path
 def test_drafts_are_uploaded_without_waiting(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     generate(worker, 1)
-    inputs, blocking = worker.running.inputs, gpu.blocking_uploads
-    worker.running.state.token_ids[0, 3], worker.running.state.drafts[0] = 8, np.array([4, 6], np.int32)
+    inputs = worker.running.inputs
+    blocking = gpu.blocking_uploads
+    worker.running.state.token_ids[0, 3] = 8
+    worker.running.state.drafts[0] = np.array([4, 6], np.int32)
     batch = batch_of(1, [0, 1], [3, 1], [3, 1])
     batch.num_draft_tokens[:] = [2, 0]
     drafts = inputs.build(batch).draft_token_ids
@@ -146,21 +179,29 @@ def test_drafts_are_uploaded_without_waiting(gpu: FakeGPU, tmp_path: Path) -> No
     assert inputs.input_ids.on_device[:3].tolist() == [8, 4, 6]
 
 
-def test_a_decode_step_uploads_little_and_computes_nothing_else(gpu: FakeGPU, tmp_path: Path) -> None:
+def test_a_decode_step_uploads_little_and_computes_nothing_else(
+    gpu: FakeGPU, tmp_path: Path
+) -> None:
     worker = ready(tmp_path)
     generate(worker, 2)
-    uploads, replays = gpu.uploads, gpu.replays
+    uploads = gpu.uploads
+    replays = gpu.replays
     worker.run(batch_of(9, [0, 1, 2], [1, 1, 1], [4, 2, 6]))()
-    # ids, positions, two for lengths, table, slots, and three for rows whose last token is on the device
+    # ids, positions, two for lengths, table, slots, and three for rows whose last token is on the
+    # device
     assert gpu.uploads - uploads == 9 and gpu.replays - replays == 1
 
 
 def test_one_recording_for_each_size_and_trait(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
     stages = worker.running.stages
-    assert {key: [recording.size for recording in made] for key, made in stages.recordings.items()} == {
-        ("forward", False): [], ("decode", False): [1, 2, 4], ("logits", False): [1, 2, 4],
-    }  # fmt: skip
+    assert {
+        key: [recording.size for recording in made] for key, made in stages.recordings.items()
+    } == {
+        ("forward", False): [],
+        ("decode", False): [1, 2, 4],
+        ("logits", False): [1, 2, 4],
+    }
     assert stages.find("decode", 3) is stages.find("decode", 4) is not stages.find("decode", 2)
     assert stages.find("decode", 5) is None and gpu.captures == 6
 
@@ -181,7 +222,9 @@ def test_a_row_that_is_taken_again_starts_from_its_own_prompt(gpu: FakeGPU, tmp_
     (wanted,) = expected(worker, 2, [[8, 6]])
     first = worker.run(batch_of(0, [0], [3], [0], new=[request(0, [5, 7, 9])]))
     second = worker.run(batch_of(1, [0], [1], [3]))
-    third = worker.run(batch_of(2, [0], [2], [0], new=[request(0, [8, 6])], removed_rows=np.array([0], np.int32)))
+    third = worker.run(
+        batch_of(2, [0], [2], [0], new=[request(0, [8, 6])], removed_rows=np.array([0], np.int32))
+    )
     fourth = worker.run(batch_of(3, [0], [1], [2]))
     found = [wait().token_ids.row(0).tolist()[0] for wait in (first, second, third, fourth)]
     assert found[2:] == wanted
@@ -189,7 +232,8 @@ def test_a_row_that_is_taken_again_starts_from_its_own_prompt(gpu: FakeGPU, tmp_
 
 def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
-    before, old = generate(worker, 4), worker.running.stages.find("decode", 4)
+    before = generate(worker, 4)
+    old = worker.running.stages.find("decode", 4)
     worker.allocate(plan_of(worker, 33))
     assert generate(worker, 4) == before, "it runs eagerly until it is recorded again"
     worker.warm_up()
@@ -202,7 +246,9 @@ def test_new_memory_makes_recordings_void(gpu: FakeGPU, tmp_path: Path) -> None:
 def test_the_largest_step_is_run_before_the_cache_is_sized(gpu: FakeGPU, tmp_path: Path) -> None:
     small = make_worker(tmp_path).ready.kv_memory_bytes  # type: ignore[attr-defined]
     share = EngineConfig().gpu_memory_utilization
-    assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, "the memory that the step needs stays free"
+    assert 0 < small < share * TOTAL_BYTES - gpu.used_bytes, (
+        "the memory that the step needs stays free"
+    )
     assert make_worker(tmp_path, kv_cache_memory_bytes=12345).ready.kv_memory_bytes == 12345  # type: ignore[attr-defined]
 
 
@@ -221,11 +267,16 @@ def test_what_cannot_be_recorded_is_named_and_runs(
         worker = ready(tmp_path)
     assert "decode run eagerly: __float__ reads a tensor of the device on the host" in caplog.text
     (note,) = worker.registry.decisions["kernel", "recorder"].notes
-    assert note == "not replayed: decode run eagerly: __float__ reads a tensor of the device on the host"
+    assert (
+        note
+        == "not replayed: decode run eagerly: __float__ reads a tensor of the device on the host"
+    )
     assert generate(worker, 4) == wanted
 
 
-def test_a_mistake_in_a_model_stops_the_start(gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_model_stops_the_start(
+    gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = make_worker(tmp_path)
     worker.allocate(plan_of(worker))
     monkeypatch.setattr(TinyModel, "forward", lambda self, hidden: hidden)
@@ -234,8 +285,12 @@ def test_a_mistake_in_a_model_stops_the_start(gpu: FakeGPU, tmp_path: Path, monk
 
 
 WRONG_ATTENTION = {
-    r"a \w*Tensor \[\d+, 33\] torch.float32: expected the shape \[\d+, 32\] of": lambda out: torch.cat([out, out[:, :1]], 1),
-    r"a \w*Tensor \[\d+, 32\] torch.float16: expected the shape \[\d+, 32\] of torch.float32": lambda out: out.half(),
+    r"a \w*Tensor \[\d+, 33\] torch.float32: expected the shape \[\d+, 32\] of": lambda out: (
+        torch.cat([out, out[:, :1]], 1)
+    ),
+    (
+        r"a \w*Tensor \[\d+, 32\] torch.float16: expected the shape \[\d+, 32\] of torch.float32"
+    ): lambda out: out.half(),
     "a list: expected a Tensor": lambda out: [out],
 }
 
@@ -245,35 +300,56 @@ WRONG_ATTENTION = {
 def test_attention_of_a_wrong_shape_or_type_stops_the_start(
     gpu: FakeGPU, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, memory: int | None
 ) -> None:
-    """Native code that gets it would read and write other memory, so nothing else sees it: not even in the step that measures."""
-    plain, wrong = FakePagedAttention.bind, WRONG_ATTENTION[told]
+    """Native code that gets it would read and write other memory, so nothing else sees it: not even
+    in the step that measures."""
+    plain = FakePagedAttention.bind
+    wrong = WRONG_ATTENTION[told]
 
     def bind(self: FakePagedAttention, layer: AttentionLayer) -> Callable[..., object]:
         attend = plain(self, layer)
         return lambda q, k, v: wrong(attend(q, k, v))
 
     monkeypatch.setattr(FakePagedAttention, "bind", bind)
-    with pytest.raises(PluginFailure, match=rf"plugin attention:paged .* contract: attention of layer 0 returned {told}"):
+    with pytest.raises(
+        PluginFailure,
+        match=rf"plugin attention:paged .* contract: attention of layer 0 returned {told}",
+    ):
         ready(tmp_path, kv_cache_memory_bytes=memory)
 
 
 WRONG_RESULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    r"fakes .*: the bound call of layers.0 returned a \w*Tensor \[\d+, 97\] .*: expected the shape \[\d+, 96\]": (
+    (
+        r"fakes .*: the bound call of layers.0 returned a \w*Tensor \[\d+, 97\] .*: expected the "
+        r"shape \[\d+, 96\]"
+    ): (
         FakeWeight,
         "bind_head",
         lambda weight, kernels: lambda x: torch.nn.functional.pad(x @ weight.weight.T, (0, 1)),
     ),
-    r"fakes .*: the bound call of layers.0.* returned a \w*Tensor .*bfloat16.*: expected .*float32": (
+    (
+        r"fakes .*: the bound call of layers.0.* returned a \w*Tensor .*bfloat16.*: expected "
+        r".*float32"
+    ): (
         FakeWeight,
         "bind",
-        lambda weight, kernels: lambda x: weight.weight[x] if weight.is_table else (x @ weight.weight.T).bfloat16(),
+        lambda weight, kernels: (
+            lambda x: weight.weight[x] if weight.is_table else (x @ weight.weight.T).bfloat16()
+        ),
     ),
-    r"sampler:greedy .*: FakeGreedySampler.sample\(\) returned a Sampled: a token id is not between 0 and 60": (
+    (
+        r"sampler:greedy .*: FakeGreedySampler.sample\(\) returned a Sampled: a token id is not "
+        r"between 0 and 60"
+    ): (
         FakeGreedySampler,
         "sample",
-        lambda sampler, logits, step: Sampled(logits.argmax(-1, True) + 61, logits.new_ones(len(logits), dtype=torch.int64)),
+        lambda sampler, logits, step: Sampled(
+            logits.argmax(-1, True) + 61, logits.new_ones(len(logits), dtype=torch.int64)
+        ),
     ),
-    r"model:Tiny .*: TinyModel.logits\(\) returned a \w*Tensor \[5, 61\] .*: expected the shape \[1, 61\]": (
+    (
+        r"model:Tiny .*: TinyModel.logits\(\) returned a \w*Tensor \[5, 61\] .*: expected the "
+        r"shape \[1, 61\]"
+    ): (
         TinyModel,
         "logits",
         lambda model, hidden: model.head(hidden)[:1].repeat(5, 1),
@@ -293,10 +369,18 @@ def test_wrong_results_of_other_parts_stop_the_start(
 
 def test_checks_of_the_first_steps_cost_nothing_later(gpu: FakeGPU, tmp_path: Path) -> None:
     """No part of the runner and no bound call is watched after the start."""
-    worker, files = ready(tmp_path), set()
-    waiting: list[object] = [worker.running.model, worker.running.stages.model, worker.running.sampler]
+    worker = ready(tmp_path)
+    files = set()
+    waiting: list[object] = [
+        worker.running.model,
+        worker.running.stages.model,
+        worker.running.sampler,
+    ]
     for layer in worker.build.declared.layers:
-        waiting += [layer.forward, *(value for value in vars(layer).values() if not isinstance(value, Build))]
+        waiting += [
+            layer.forward,
+            *(value for value in vars(layer).values() if not isinstance(value, Build)),
+        ]
     waiting += worker.build.attention.values()
     while waiting:
         item = waiting.pop()
@@ -304,7 +388,9 @@ def test_checks_of_the_first_steps_cost_nothing_later(gpu: FakeGPU, tmp_path: Pa
         if isinstance(item, FunctionType):
             files.add(Path(item.__code__.co_filename).name)
             waiting += [cell.cell_contents for cell in item.__closure__ or ()]
-    assert "linear.py" in files and "fake_parts.py" in files and "first_steps.py" not in files, files
+    assert "linear.py" in files and "fake_parts.py" in files and "first_steps.py" not in files, (
+        files
+    )
 
 
 def test_a_model_that_fails_in_its_first_step_stops_the_start(
@@ -319,18 +405,26 @@ def test_a_model_that_fails_in_its_first_step_stops_the_start(
     worker = make_worker(tmp_path)
     worker.allocate(plan_of(worker))
     monkeypatch.setattr(TinyModel, "forward", broken)
-    with pytest.raises(PluginFailure, match="model:Tiny .* failed: AttributeError: no attribute 'weight'"):
+    with pytest.raises(
+        PluginFailure, match="model:Tiny .* failed: AttributeError: no attribute 'weight'"
+    ):
         worker.warm_up()
 
 
 def test_the_trial_leaves_no_trace(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
-    assert all(not view[0].any() for tensors in worker.running.parts.views.values() for view in tensors.values())
+    assert all(
+        not view[0].any()
+        for tensors in worker.running.parts.views.values()
+        for view in tensors.values()
+    )
 
 
 def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
-    (reason,) = worker.running.record(worker.platform.replay(None), "the attention of x cannot be replayed")
+    (reason,) = worker.running.record(
+        worker.platform.replay(None), "the attention of x cannot be replayed"
+    )
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
     assert worker.running.stages.find("logits", 2) is not None
 
@@ -342,7 +436,8 @@ def test_the_fake_refuses_what_a_gpu_refuses(gpu: FakeGPU) -> None:
         on_device + torch.ones(3)
     assert on_device.sum().item() == 3 and gpu.host_reads == 1
     copies = FakeGPUPlatform(None, PlatformSetup()).copies()
-    memory, target = copies.host((3,), torch.float32), torch.zeros(3, device=DEVICE)
+    memory = copies.host((3,), torch.float32)
+    target = torch.zeros(3, device=DEVICE)
     copies.upload(memory, target)
     memory.numpy()[0] = 9
     with pytest.raises(AssertionError, match="before its copy"):

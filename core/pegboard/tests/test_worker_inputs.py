@@ -15,7 +15,9 @@ from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
-ROWS, CAPACITY, MAX_DRAFTS = 4, 40, 2
+ROWS = 4
+CAPACITY = 40
+MAX_DRAFTS = 2
 SPEC = KVCacheSpec(tensors=(KVTensor("k", (1,), "float32"),))
 
 
@@ -33,15 +35,21 @@ class Twin:
     """Runs random steps through RowState and InputBuilder, and does the same with lists."""
 
     def __init__(self, sizes: tuple[int, int] = (4, 2)) -> None:
-        plan = KVPlan(tuple(KVGroup((i,), SPEC, size) for i, size in enumerate(sizes)), 999, 1, sizes[0])
-        self.sizes, self.plan = sizes, plan
+        plan = KVPlan(
+            tuple(KVGroup((i,), SPEC, size) for i, size in enumerate(sizes)), 999, 1, sizes[0]
+        )
+        self.sizes = sizes
+        self.plan = plan
         self.state = RowState(ROWS, CAPACITY, plan)
-        self.builder = InputBuilder(plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu")
+        self.builder = InputBuilder(
+            plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu"
+        )
         self.rows: dict[int, Row] = {}
         self.next_block = 1
 
     def blocks(self, row: Row, num_tokens: int) -> list[list[int]]:
-        """Add blocks to the row so that `num_tokens` tokens fit. Return the new blocks per group."""
+        """Add blocks to the row so that `num_tokens` tokens fit. Return the new blocks per
+        group."""
         new = []
         for table, size in zip(row.tables, self.sizes, strict=True):
             need = -(-num_tokens // size) - len(table)
@@ -51,34 +59,55 @@ class Twin:
             new.append(ids)
         return new
 
-    def step(self, draw: st.DrawFn) -> tuple[Batch, StepInputs | None, list[tuple[int, int, list[int]]]]:
-        """Make a random step: some rows are removed, some are new, the others continue. Also return (row, tokens, drafts) per
-        batch row."""
+    def step(
+        self, draw: st.DrawFn
+    ) -> tuple[Batch, StepInputs | None, list[tuple[int, int, list[int]]]]:
+        """Make a random step: some rows are removed, some are new, the others continue. Also return
+        (row, tokens, drafts) per batch row."""
         removed = [r for r in sorted(self.rows) if draw(st.booleans()) and draw(st.booleans())]
         for number in removed:
             del self.rows[number]
-        new, deltas, order = [], [], []
+        new = []
+        deltas = []
+        order = []
         for number in range(ROWS):
             if number not in self.rows:
                 if not draw(st.booleans()):
                     continue
                 tokens = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
-                row = self.rows[number] = Row(list(tokens), len(tokens), draw(st.integers(0, len(tokens) - 1)))
+                row = self.rows[number] = Row(
+                    list(tokens), len(tokens), draw(st.integers(0, len(tokens) - 1))
+                )
                 self.blocks(row, row.num_computed)
                 fresh = True
             else:
-                row, fresh = self.rows[number], False
+                row = self.rows[number]
+                fresh = False
             room = len(row.tokens) - row.num_computed
             count = draw(st.integers(1, room))
-            drafts = draw(st.lists(st.integers(0, 99), max_size=MAX_DRAFTS)) if count == room and not fresh else []
+            drafts = (
+                draw(st.lists(st.integers(0, 99), max_size=MAX_DRAFTS))
+                if count == room and not fresh
+                else []
+            )
             if len(row.tokens) + len(drafts) + 2 > CAPACITY:
                 drafts = []
             added = self.blocks(row, row.num_computed + count + len(drafts))
             if fresh:
                 tables = tuple(np.array(table, np.int32) for table in row.tables)
                 params = SamplingParams()
-                new.append(NewRequest(number, str(number), np.array(row.tokens, np.int32), row.num_prompt, row.num_computed,
-                                      params, None, tables))  # fmt: skip
+                new.append(
+                    NewRequest(
+                        number,
+                        str(number),
+                        np.array(row.tokens, np.int32),
+                        row.num_prompt,
+                        row.num_computed,
+                        params,
+                        None,
+                        tables,
+                    )
+                )
             else:
                 deltas += [(number, g, ids) for g, ids in enumerate(added) if ids]
             order.append((number, count, drafts))
@@ -88,15 +117,23 @@ class Twin:
         for request in batch.new:
             self.state.add(request)
         self.state.append_blocks(batch)
-        if draw(st.booleans()):  # the worker has kept the proposals, possibly more than are verified
+        # the worker has kept the proposals, possibly more than are verified
+        if draw(st.booleans()):
             batch.draft_token_ids = None
-            self.state.drafts.update({number: np.array([*drafts, 5], np.int32) for number, _, drafts in order})
+            self.state.drafts.update(
+                {number: np.array([*drafts, 5], np.int32) for number, _, drafts in order}
+            )
         num_tokens = int(batch.num_scheduled_tokens.sum())
         padded = draw(st.just(0) | st.integers(num_tokens, num_tokens + 5))
         return batch, self.builder.build(batch, padded) if order else None, order
 
-    def batch(self, order: list[tuple[int, int, list[int]]], new: list[NewRequest], deltas: list[tuple[int, int, list[int]]],
-              removed: list[int]) -> Batch:  # fmt: skip
+    def batch(
+        self,
+        order: list[tuple[int, int, list[int]]],
+        new: list[NewRequest],
+        deltas: list[tuple[int, int, list[int]]],
+        removed: list[int],
+    ) -> Batch:
         numbers = [number for number, _, _ in order]
         done = [self.rows[number].num_computed for number in numbers]
         known = [len(self.rows[number].tokens) for number in numbers]
@@ -104,24 +141,31 @@ class Twin:
         return Batch(
             step=1,
             rows=np.array(numbers, np.int32),
-            num_scheduled_tokens=np.array([count + len(drafts) for _, count, drafts in order], np.int32),
+            num_scheduled_tokens=np.array(
+                [count + len(drafts) for _, count, drafts in order], np.int32
+            ),
             num_computed_tokens=np.array(done, np.int32),
             num_draft_tokens=np.array([len(drafts) for _, _, drafts in order], np.int32),
-            samples=np.array([a + b == c for a, b, c in zip(done, counts, known, strict=True)], bool),
+            samples=np.array(
+                [a + b == c for a, b, c in zip(done, counts, known, strict=True)], bool
+            ),
             new=new,
             removed_rows=np.array(removed, np.int32),
-            new_blocks=BlockDelta(np.array([d[0] for d in deltas], np.int32), np.array([d[1] for d in deltas], np.int32),
-                                  CSR.of([d[2] for d in deltas])),
+            new_blocks=BlockDelta(
+                np.array([d[0] for d in deltas], np.int32),
+                np.array([d[1] for d in deltas], np.int32),
+                CSR.of([d[2] for d in deltas]),
+            ),
             copy_blocks=np.zeros((0, 3), np.int32),
             draft_token_ids=CSR.of([drafts for _, _, drafts in order]),
-        )  # fmt: skip
+        )
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
-    """There are several steps, in which requests start, end, are computed in chunks, decode, and verify drafts and accept some of
-    them."""
+    """There are several steps, in which requests start, end, are computed in chunks, decode, and
+    verify drafts and accept some of them."""
     twin = Twin()
     for _ in range(data.draw(st.integers(1, 6))):
         batch, inputs, order = twin.step(data.draw)
@@ -130,13 +174,18 @@ def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
         check(twin, inputs, order)
         sampled = [(i, item) for i, item in enumerate(order) if batch.samples[i]]
         width = 1 + MAX_DRAFTS
-        tokens, counts = np.full((len(sampled), width), -1), np.zeros(len(sampled), np.int64)
+        tokens = np.full((len(sampled), width), -1)
+        counts = np.zeros(len(sampled), np.int64)
         for place, (_, (number, count, drafts)) in enumerate(sampled):
-            accepted = [*drafts[: data.draw(st.integers(0, len(drafts)))], data.draw(st.integers(0, 99))]
+            accepted = [
+                *drafts[: data.draw(st.integers(0, len(drafts)))],
+                data.draw(st.integers(0, 99)),
+            ]
             row = twin.rows[number]
             row.num_computed += count + len(accepted) - 1
             row.tokens += accepted
-            tokens[place, : len(accepted)], counts[place] = accepted, len(accepted)
+            tokens[place, : len(accepted)] = accepted
+            counts[place] = len(accepted)
         for i, (number, count, _) in enumerate(order):
             if not batch.samples[i]:
                 twin.rows[number].num_computed += count
@@ -144,11 +193,17 @@ def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
         for number in [n for n, row in twin.rows.items() if len(row.tokens) + width > CAPACITY]:
             del twin.rows[number]
         for number, row in twin.rows.items():
-            assert twin.state.token_ids[number, : twin.state.num_tokens[number]].tolist() == row.tokens
+            assert (
+                twin.state.token_ids[number, : twin.state.num_tokens[number]].tolist() == row.tokens
+            )
 
 
 def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]]) -> None:
-    ids, positions, index, drafts, offsets = [], [], [], [], [0]
+    ids = []
+    positions = []
+    index = []
+    drafts = []
+    offsets = [0]
     slots: list[list[int]] = [[], []]
     for number, count, proposed in order:
         row = twin.rows[number]
@@ -162,11 +217,14 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             index += range(len(ids) - len(proposed) - 1, len(ids))
             drafts += proposed
             offsets.append(offsets[-1] + 1 + len(proposed))
-    num_rows, num_tokens = len(order), len(ids)
+    num_rows = len(order)
+    num_tokens = len(ids)
     more = inputs.input_ids[num_tokens:].numel()  # padding
     assert inputs.input_ids.tolist() == ids + [0] * more
     assert inputs.positions.tolist() == positions + [0] * more
-    assert (list(range(num_tokens)) if inputs.logits_index is None else inputs.logits_index.tolist()) == index
+    assert (
+        list(range(num_tokens)) if inputs.logits_index is None else inputs.logits_index.tolist()
+    ) == index
     assert inputs.offsets.tolist() == offsets
     assert (inputs.draft_token_ids.tolist() if inputs.draft_token_ids is not None else []) == drafts
     for g, seen in enumerate(inputs.groups):
@@ -178,7 +236,10 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
         assert seen.block_table.tolist() == seen.block_table_cpu.tolist()
         counts = [count + len(proposed) for _, count, proposed in order]
         assert np.diff(seen.query_start_loc_cpu).tolist() == counts + [0] * more_rows
-        ends = [twin.rows[number].num_computed + count + len(proposed) for number, count, proposed in order]
+        ends = [
+            twin.rows[number].num_computed + count + len(proposed)
+            for number, count, proposed in order
+        ]
         assert seen.seq_lens.tolist() == ends + [0] * more_rows
         assert not seen.block_table[num_rows:].any()
         for place, (number, _, _) in enumerate(order):
@@ -189,19 +250,29 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
 
 def test_buffers_keep_their_addresses() -> None:
     """Recordings of the forward depend on fixed addresses."""
-    twin, addresses = Twin(), set()
+    twin = Twin()
+    addresses = set()
     for length in (3, 9, 1):
         row = twin.rows[0] = Row(list(range(length)), length)
         twin.blocks(row, length)
         tables = tuple(np.array(table, np.int32) for table in row.tables)
-        twin.state.add(NewRequest(0, "a", np.array(row.tokens, np.int32), length, 0, SamplingParams(), None, tables))
+        twin.state.add(
+            NewRequest(
+                0, "a", np.array(row.tokens, np.int32), length, 0, SamplingParams(), None, tables
+            )
+        )
         inputs = twin.builder.build(twin.batch([(0, length, [])], [], [], []))
-        tensors = (inputs.input_ids, inputs.positions, inputs.groups[0].slot_mapping, inputs.groups[0].block_table)
+        tensors = (
+            inputs.input_ids,
+            inputs.positions,
+            inputs.groups[0].slot_mapping,
+            inputs.groups[0].block_table,
+        )
         addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
     assert len(addresses) == 1
 
 
-# --- prompt logprobs ----------------------------------------------------------------------------------------------------------
+# --- prompt logprobs ------------------------------------------------------------------------------
 
 
 class EchoSampler:
@@ -220,10 +291,15 @@ def chunks(draw: st.DrawFn, total: int) -> list[int]:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), tokens=st.lists(st.integers(0, 99), min_size=2, max_size=20))
-def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens: list[int]) -> None:
-    """Position i is scored once, with the hidden state before it. The row is delivered when its prompt ends."""
+def test_prompt_logprobs_do_not_depend_on_the_chunks(
+    data: st.DataObject, tokens: list[int]
+) -> None:
+    """Position i is scored once, with the hidden state before it. The row is delivered when its
+    prompt ends."""
     twin = Twin()
-    scores = PromptScores(EchoSampler(), lambda hidden: hidden * 10, twin.state, twin.builder.head_adapters)  # type: ignore[arg-type]
+    scores = PromptScores(
+        EchoSampler(), lambda hidden: hidden * 10, twin.state, twin.builder.head_adapters
+    )  # type: ignore[arg-type]
     row = twin.rows[2] = Row(tokens, len(tokens))
     twin.blocks(row, len(tokens))
     params = SamplingParams(prompt_logprobs=1)
@@ -241,5 +317,7 @@ def test_prompt_logprobs_do_not_depend_on_the_chunks(data: st.DataObject, tokens
         found = scores.collect(batch, inputs, hidden) or found
         row.num_computed += count
     assert found[2].token_ids[:, 0].tolist() == tokens[1:]
-    assert found[2].values[:, 0].tolist() == [10.0 * position for position in range(len(tokens) - 1)]
+    assert found[2].values[:, 0].tolist() == [
+        10.0 * position for position in range(len(tokens) - 1)
+    ]
     assert not scores.wanted

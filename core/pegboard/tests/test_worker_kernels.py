@@ -14,12 +14,20 @@ from pegboard.worker.kernels import choose_kernels
 from pegboard_testing.fake_parts import fake_worker_registry
 
 GPU = "pegboard_testing.fake_gpu:FAKE_GPU"
-FAST = KernelSpec(api="1.0", implementation="math:sqrt", tier="tuned", supports={"dtype": {"float32"}})
+FAST = KernelSpec(
+    api="1.0", implementation="math:sqrt", tier="tuned", supports={"dtype": {"float32"}}
+)
 OWN = KernelSpec(
-    api="1.0", implementation="math:hypot", declares=True, tier="reference", supports={"dtype": {"float32", "float16"}}
+    api="1.0",
+    implementation="math:hypot",
+    declares=True,
+    tier="reference",
+    supports={"dtype": {"float32", "float16"}},
 )
 ELSEWHERE = replace(OWN, platforms=frozenset({"other"}))
-RECORDS = KernelSpec(api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}})
+RECORDS = KernelSpec(
+    api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +61,16 @@ def test_a_plugin_declares_an_op_of_its_own_and_others_make_it_fast() -> None:
 def test_an_op_that_is_declared_for_another_platform_is_not_loaded() -> None:
     import math
 
-    with pytest.raises(ModelError, match="no kernel plugin computes 'wave' on the platform fake\n.*nothing suits"):
+    with pytest.raises(
+        ModelError, match="no kernel plugin computes 'wave' on the platform fake\n.*nothing suits"
+    ):
         chosen(wave__plain="ELSEWHERE")["wave"]
     assert chosen(wave__plain="ELSEWHERE", wave__fast="FAST")["wave"] is math.sqrt
 
 
-def test_an_op_nobody_declares_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_op_nobody_declares_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ModelError, match="there is no op 'wave'; known: add_layer_norm, "):
         chosen(wave__fast="FAST")["wave"]
     assert "kernel:wave.fast" in caplog.text and "there is no op 'wave'" in caplog.text
@@ -75,4 +87,6 @@ def test_what_records_is_found_by_what_its_spec_says() -> None:
 def test_every_reference_has_the_name_it_is_chosen_by() -> None:
     assert all(name == op.__name__ for name, op in ops.OPS.items())
     assert ops.REFERENCES == ops.OPS | ops.WEIGHT_FORMATS
-    assert torch.equal(ops.REFERENCES["float_weight"]((2, 3), torch.float32, "cpu").plain(), torch.zeros(2, 3))
+    assert torch.equal(
+        ops.REFERENCES["float_weight"]((2, 3), torch.float32, "cpu").plain(), torch.zeros(2, 3)
+    )

@@ -1,4 +1,5 @@
-"""Loading a model from a checkpoint: every layer gets its pieces and is finished once, and an error names missing weights."""
+"""Loading a model from a checkpoint: every layer gets its pieces and is finished once, and an error
+names missing weights."""
 
 from __future__ import annotations
 
@@ -19,8 +20,14 @@ from pegboard_testing.fake_build import FakeLoader, FakeWeight, fake_build
 
 
 def checkpoint_of(loader: FakeLoader) -> Checkpoint:
-    return Checkpoint(format="memory", path=Path("model"), config={}, architectures=("X",), tensors=loader.index(),
-                      tokenizer=TokenizerPayload("hf"))  # fmt: skip
+    return Checkpoint(
+        format="memory",
+        path=Path("model"),
+        config={},
+        architectures=("X",),
+        tensors=loader.index(),
+        tokenizer=TokenizerPayload("hf"),
+    )
 
 
 def tensors_of(num_layers: int) -> dict[str, Tensor]:
@@ -54,7 +61,8 @@ class Shuffled(FakeLoader):
 @settings(max_examples=25, deadline=None)
 @given(num_layers=st.integers(1, 4), seed=st.integers(0, 99))
 def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> None:
-    tensors, build = tensors_of(num_layers), fake_build()
+    tensors = tensors_of(num_layers)
+    build = fake_build()
     linears = [Linear(build.at(f"l{i}"), 4, 5, parts={"a": 3, "b": 2}) for i in range(num_layers)]
     norms = [Norm(build.at(f"l{i}").at("n"), 4, 1e-5) for i in range(num_layers)]
     loader = Shuffled(tensors, seed)
@@ -70,10 +78,15 @@ def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> 
 
 @pytest.mark.parametrize(
     ("count", "told"),
-    [(8, r"l06\.weight, l07\.weight$"), (9, r"l07\.weight and 1 more$"), (12, r"l00\.weight, .*l07\.weight and 4 more$")],
+    [
+        (8, r"l06\.weight, l07\.weight$"),
+        (9, r"l07\.weight and 1 more$"),
+        (12, r"l00\.weight, .*l07\.weight and 4 more$"),
+    ],
 )
 def test_missing_tensors_are_named_and_counted(count: int, told: str) -> None:
-    build, loader = fake_build(), FakeLoader({"other.weight": torch.ones(1)})
+    build = fake_build()
+    loader = FakeLoader({"other.weight": torch.ones(1)})
     layers = [Linear(build.at(f"l{i:02}"), 4, 3) for i in range(count)]
     with pytest.raises(ModelError, match=rf"model lacks {count} tensors .*: .*{told}"):
         load(layers, loader)
@@ -84,7 +97,8 @@ def test_a_loader_that_forgets_is_found_out() -> None:
         def tensors(self, checkpoint: object, wanted: object) -> Iterator[WeightPiece]:
             return iter(())
 
-    build, loader = fake_build(), Forgetful({"a.weight": torch.ones(3, 4)})
+    build = fake_build()
+    loader = Forgetful({"a.weight": torch.ones(3, 4)})
     with pytest.raises(ModelError, match=r"weight loader 'memory' did not deliver: a\.weight"):
         load([Linear(build.at("a"), 4, 3)], loader)
 
@@ -98,7 +112,10 @@ def test_a_norm_that_does_not_fit_is_refused_by_name(data: object) -> None:
 
 
 def test_a_shape_that_does_not_fit_is_noticed_before_anything_is_loaded() -> None:
-    build, loader = fake_build(), FakeLoader({"l0.a.weight": torch.zeros(3, 4)})
+    build = fake_build()
+    loader = FakeLoader({"l0.a.weight": torch.zeros(3, 4)})
     Linear(build.at("l0"), 4, 2**20, parts={"a": 2**20})
-    with pytest.raises(ModelError, match=r"l0\.a\.weight has shape \[3, 4\]; the model expects \[1048576, 4\]"):
+    with pytest.raises(
+        ModelError, match=r"l0\.a\.weight has shape \[3, 4\]; the model expects \[1048576, 4\]"
+    ):
         load(build.declared.layers, loader)

@@ -1,4 +1,5 @@
-"""A step in the model runner, with a model that adds up tokens: what is embedded, sampled, verified, proposed and kept."""
+"""A step in the model runner, with a model that adds up tokens: what is embedded, sampled,
+verified, proposed and kept."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard_testing.fake_limits import fake_limits
 
-VOCAB, BLOCK = 50, 4
+VOCAB = 50
+BLOCK = 4
 
 
 class SumBackend:
@@ -41,7 +43,10 @@ class SumBackend:
         self.cache[inputs.slot_mapping] = values
         sums = []
         for row in range(inputs.num_rows):
-            length, start, stop = int(inputs.seq_lens[row]), *inputs.query_start_loc[row : row + 2].tolist()
+            length, start, stop = (
+                int(inputs.seq_lens[row]),
+                *inputs.query_start_loc[row : row + 2].tolist(),
+            )
             places = torch.arange(length)
             slots = inputs.block_table[row, places // BLOCK].long() * BLOCK + places % BLOCK
             sums.append(self.cache[slots].cumsum(0)[length - (stop - start) :])
@@ -65,7 +70,8 @@ class SumModel:
 
 
 class GreedySampler:
-    """Takes the token with the largest logit, and accepts drafts as long as they are equal to it."""
+    """Takes the token with the largest logit, and accepts drafts as long as they are equal to
+    it."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
@@ -77,12 +83,16 @@ class GreedySampler:
         self.rows -= set(rows.tolist())
 
     def sample(self, logits: Tensor, step: SampleStep) -> Sampled:
-        best, drafts, found = logits.argmax(-1).tolist(), iter(()), []
+        best = logits.argmax(-1).tolist()
+        drafts = iter(())
+        found = []
         if step.draft_token_ids is not None:
             drafts = iter(step.draft_token_ids.tolist())
         for start, stop in zip(step.offsets.tolist(), step.offsets[1:].tolist(), strict=False):
             proposed = [next(drafts) for _ in range(stop - start - 1)]
-            count = next((i for i, token in enumerate(proposed) if token != best[start + i]), len(proposed))
+            count = next(
+                (i for i, token in enumerate(proposed) if token != best[start + i]), len(proposed)
+            )
             found.append(best[start : start + count + 1])
         width = max(map(len, found))
         padded = torch.tensor([tokens + [-1] * (width - len(tokens)) for tokens in found])
@@ -121,17 +131,32 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 def new_request(row: int, prompt: list[int], block_ids: np.ndarray) -> NewRequest:
-    return NewRequest(row, str(row), np.array(prompt, np.int32), len(prompt), 0, SamplingParams(), None, (block_ids,))
+    return NewRequest(
+        row,
+        str(row),
+        np.array(prompt, np.int32),
+        len(prompt),
+        0,
+        SamplingParams(),
+        None,
+        (block_ids,),
+    )
 
 
 def prompt_step(number: int, prompt: list[int], removed: np.ndarray) -> Batch:
     """Make a step in which row 0 computes its whole prompt, after rows were removed."""
     return Batch(
-        step=number, rows=np.array([0], np.int32), num_scheduled_tokens=np.array([len(prompt)], np.int32),
-        num_computed_tokens=np.array([0], np.int32), num_draft_tokens=np.array([0], np.int32), samples=np.array([True]),
-        new=[new_request(0, prompt, np.array([3, 4], np.int32))], removed_rows=removed, new_blocks=BlockDelta.empty(),
+        step=number,
+        rows=np.array([0], np.int32),
+        num_scheduled_tokens=np.array([len(prompt)], np.int32),
+        num_computed_tokens=np.array([0], np.int32),
+        num_draft_tokens=np.array([0], np.int32),
+        samples=np.array([True]),
+        new=[new_request(0, prompt, np.array([3, 4], np.int32))],
+        removed_rows=removed,
+        new_blocks=BlockDelta.empty(),
         copy_blocks=np.zeros((0, 3), np.int32),
-    )  # fmt: skip
+    )
 
 
 def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
@@ -148,7 +173,11 @@ def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
             sampler=GreedySampler(),
             device="cpu",
             limits=fake_limits(
-                max_num_seqs=3, max_num_batched_tokens=64, max_model_len=60, max_drafts=max_drafts, adaptive_drafts=adaptive
+                max_num_seqs=3,
+                max_num_batched_tokens=64,
+                max_model_len=60,
+                max_drafts=max_drafts,
+                adaptive_drafts=adaptive,
             ),
             draft=RepeatDraft() if max_drafts else None,
         )  # fmt: skip
@@ -157,7 +186,9 @@ def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    prompts=st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=3),
+    prompts=st.lists(
+        st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=3
+    ),
     max_drafts=st.sampled_from([0, 0, 1, 3]),
     adaptive=st.booleans(),
     data=st.data(),
@@ -169,9 +200,14 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
     outputs: list[list[int]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
     drafts: list[list[int]] = [[] for _ in prompts]
-    blocks_of = [np.arange(1 + 20 * row, 16 + 20 * row, dtype=np.int32) for row in range(len(prompts))]
+    blocks_of = [
+        np.arange(1 + 20 * row, 16 + 20 * row, dtype=np.int32) for row in range(len(prompts))
+    ]
     for step in range(12):
-        rows, counts, num_drafts, samples = [], [], [], []
+        rows = []
+        counts = []
+        num_drafts = []
+        samples = []
         for row, prompt in enumerate(prompts):
             left = len(prompt) + len(outputs[row]) - computed[row]
             count = data.draw(st.integers(1, left)) if left > 1 else 1
@@ -185,19 +221,31 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
             new = [new_request(row, prompt, blocks_of[row]) for row, prompt in enumerate(prompts)]
         none = np.zeros(0, np.int32)
         batch = Batch(
-            step=step, rows=np.array(rows, np.int32), num_scheduled_tokens=np.array(counts, np.int32),
-            num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.array(num_drafts, np.int32),
-            samples=np.array(samples), new=new, removed_rows=none, new_blocks=BlockDelta.empty(),
+            step=step,
+            rows=np.array(rows, np.int32),
+            num_scheduled_tokens=np.array(counts, np.int32),
+            num_computed_tokens=np.array(computed, np.int32),
+            num_draft_tokens=np.array(num_drafts, np.int32),
+            samples=np.array(samples),
+            new=new,
+            removed_rows=none,
+            new_blocks=BlockDelta.empty(),
             copy_blocks=np.zeros((0, 3), np.int32),
-        )  # fmt: skip
+        )
         result = runner.run(batch)()
-        assert result.rows.tolist() == [row for row, wanted in zip(rows, samples, strict=True) if wanted]
+        assert result.rows.tolist() == [
+            row for row, wanted in zip(rows, samples, strict=True) if wanted
+        ]
         assert (result.draft_token_ids is not None) == bool(max_drafts and len(result.rows))
         for place, row in enumerate(result.rows.tolist()):
             accepted = result.token_ids.row(place).tolist()
             computed[row] += counts[row] - num_drafts[row] + len(accepted) - 1
             outputs[row] += accepted
-            drafts[row] = result.draft_token_ids.row(place).tolist() if result.draft_token_ids is not None else []
+            drafts[row] = (
+                result.draft_token_ids.row(place).tolist()
+                if result.draft_token_ids is not None
+                else []
+            )
         for row in rows:
             if not samples[row]:
                 computed[row] += counts[row]
@@ -210,21 +258,40 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
 @pytest.mark.parametrize("max_drafts", [0, 2])
 @pytest.mark.parametrize("broken", [0, -1])
 def test_a_row_whose_logits_are_nan_is_told_apart(max_drafts: int, broken: int) -> None:
-    """Also if only the last of its logits rows is broken, after drafts. The other row gets its tokens."""
-    runner, none, prompts = make_runner(max_drafts), np.zeros(0, np.int32), [[1], [3]]
-    new = [new_request(row, prompt, np.arange(1 + 20 * row, 16 + 20 * row)) for row, prompt in enumerate(prompts)]
-    num_drafts, computed, tokens = [0, 0], [0, 0], [[], []]
+    """Also if only the last of its logits rows is broken, after drafts. The other row gets its
+    tokens."""
+    runner = make_runner(max_drafts)
+    none = np.zeros(0, np.int32)
+    prompts = [[1], [3]]
+    new = [
+        new_request(row, prompt, np.arange(1 + 20 * row, 16 + 20 * row))
+        for row, prompt in enumerate(prompts)
+    ]
+    num_drafts = [0, 0]
+    computed = [0, 0]
+    tokens = [[], []]
     for step in range(2):
         batch = Batch(
-            step=step, rows=np.array([0, 1], np.int32), num_scheduled_tokens=np.array(num_drafts, np.int32) + 1,
-            num_computed_tokens=np.array(computed, np.int32), num_draft_tokens=np.array(num_drafts, np.int32),
-            samples=np.array([True, True]), new=new if step == 0 else [], removed_rows=none, new_blocks=BlockDelta.empty(),
+            step=step,
+            rows=np.array([0, 1], np.int32),
+            num_scheduled_tokens=np.array(num_drafts, np.int32) + 1,
+            num_computed_tokens=np.array(computed, np.int32),
+            num_draft_tokens=np.array(num_drafts, np.int32),
+            samples=np.array([True, True]),
+            new=new if step == 0 else [],
+            removed_rows=none,
+            new_blocks=BlockDelta.empty(),
             copy_blocks=np.zeros((0, 3), np.int32),
-        )  # fmt: skip
+        )
         result = runner.run(batch)()
         tokens = result.token_ids.lists()
-        num_drafts = [len(drafts) for drafts in result.draft_token_ids.lists()] if result.draft_token_ids else [0, 0]
-        computed, logits = [1, 1], type(runner.model).logits
+        num_drafts = (
+            [len(drafts) for drafts in result.draft_token_ids.lists()]
+            if result.draft_token_ids
+            else [0, 0]
+        )
+        computed = [1, 1]
+        logits = type(runner.model).logits
 
         def nan_rows(hidden: Tensor, rows: int = num_drafts[0] + 1, logits: Any = logits) -> Tensor:
             found: Tensor = logits(runner.model, hidden)
@@ -237,7 +304,8 @@ def test_a_row_whose_logits_are_nan_is_told_apart(max_drafts: int, broken: int) 
 
 
 def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
-    runner, none = make_runner(0), np.zeros(0, np.int32)
+    runner = make_runner(0)
+    none = np.zeros(0, np.int32)
 
     def step(number: int, prompt: list[int], removed: np.ndarray) -> list[int]:
         return runner.run(prompt_step(number, prompt, removed))().token_ids.row(0).tolist()
@@ -247,15 +315,24 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
 
 
 def test_a_step_without_rows_only_cleans_up() -> None:
-    runner, none = make_runner(1), np.zeros(0, np.int32)
+    runner = make_runner(1)
+    none = np.zeros(0, np.int32)
     assert isinstance(runner.sampler, GreedySampler) and isinstance(runner.draft, RepeatDraft)
     runner.sampler.rows.add(2)
     runner.draft.rows.update({1, 2})
     batch = Batch(
-        step=5, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none, samples=np.zeros(0, bool),
-        new=[], removed_rows=np.array([2], np.int32), new_blocks=BlockDelta.empty(), copy_blocks=np.zeros((0, 3), np.int32),
+        step=5,
+        rows=none,
+        num_scheduled_tokens=none,
+        num_computed_tokens=none,
+        num_draft_tokens=none,
+        samples=np.zeros(0, bool),
+        new=[],
+        removed_rows=np.array([2], np.int32),
+        new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
         draft_token_ids=CSR.of([]),
-    )  # fmt: skip
+    )
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
     assert not runner.sampler.rows
@@ -263,9 +340,14 @@ def test_a_step_without_rows_only_cleans_up() -> None:
 
 
 def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call takes a time of its own, a power of two, so that a sum shows which calls are in it."""
-    runner, none, now = make_runner(1), np.zeros(0, np.int32), [0]
-    connector: Any = SimpleNamespace(save=lambda data: None, begin=lambda data: None, end=TransferReport)
+    """Each call takes a time of its own, a power of two, so that a sum shows which calls are in
+    it."""
+    runner = make_runner(1)
+    none = np.zeros(0, np.int32)
+    now = [0]
+    connector: Any = SimpleNamespace(
+        save=lambda data: None, begin=lambda data: None, end=TransferReport
+    )
     runner.parts.connectors["fake"] = connector
     backend = runner.parts.backends[0][1]
 
@@ -278,13 +360,19 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
 
         setattr(owner, name, slow)
 
-    model, sampler = runner.model, runner.sampler
-    transfers, before = [(connector, "save"), (connector, "begin"), (connector, "end")], [(sampler, "add"), (backend, "plan")]
+    model = runner.model
+    sampler = runner.sampler
+    transfers = [(connector, "save"), (connector, "begin"), (connector, "end")]
+    before = [(sampler, "add"), (backend, "plan")]
     after = [(model, "forward"), (model, "logits"), (sampler, "sample"), (runner.draft, "propose")]
     for exponent, (owner, name) in enumerate(transfers + before + after):
         make_slow(owner, name, 1 << exponent)
     monkeypatch.setattr(model_runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     times = runner.run(prompt_step(1, [1, 2], none))().times
     assert times.transfer_s == 0b111 and times.prepare_s == 0b1000 and times.plan_s == 0b10000
-    assert times.forward_s == 0b110000 and times.sample_s == 0b11000000 and times.draft_s == 0b100000000
+    assert (
+        times.forward_s == 0b110000
+        and times.sample_s == 0b11000000
+        and times.draft_s == 0b100000000
+    )
     assert times.total_s == now[0] == 0b111111111

@@ -1,8 +1,8 @@
 """The API process (A): runs the HTTP server, which serves the API plugins with one engine client.
 
-With one API process, it is the program itself (`pegboard serve`). With several (`--api-server-count`), each is a child process.
-The children share the listening socket and connect to the parent's engine (`hub.py`). The kernel hands every new connection to
-one of them.
+With one API process, it is the program itself (`pegboard serve`). With several
+(`--api-server-count`), each is a child process. The children share the listening socket and connect
+to the parent's engine (`hub.py`). The kernel hands every new connection to one of them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ async def serve_client(
     catch_signals: bool = True,
     share: Callable[[Sample], None] | None = None,
 ) -> int:
-    """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the program. engine: that of the
-    client; its process is watched. on_loaded is called once the engine is ready, just before the server takes the listener. share
-    sends what this process measures to the other API processes."""
+    """Serve `client` through all enabled APIs until told to stop. Returns the exit code of the
+    program. engine: that of the client; its process is watched. on_loaded is called once the engine
+    is ready, just before the server takes the listener. share sends what this process measures to
+    the other API processes."""
     from pegboard_server.app import load_adapters, open_app
     from pegboard_server.gateway import Traffic
     from pegboard_server.memory import keep_little
@@ -71,14 +72,22 @@ async def serve_client(
             hooks[0].call("pegboard_role_started", hooks[1])
         on_loaded()
         gc.collect()
-        gc.freeze()  # what is loaded now stays; a collection that looks at all of it takes up to 0.3 s in a large request
+        # what is loaded now stays; a collection that looks at all of it takes up to 0.3 s in a
+        # large request
+        gc.freeze()
         watching = asyncio.create_task(_watch(engine, config)) if engine is not None else None
         try:
             with LoopGuard(client.registry.modules, config.plugin_call_s).active():
                 return await run_server(
-                    app, config, listener=listener, health=partial(_life, client), on_ready=on_ready, stop=stop,
-                    traffic=traffic, catch_signals=catch_signals,
-                )  # fmt: skip
+                    app,
+                    config,
+                    listener=listener,
+                    health=partial(_life, client),
+                    on_ready=on_ready,
+                    stop=stop,
+                    traffic=traffic,
+                    catch_signals=catch_signals,
+                )
         finally:
             if watching is not None:
                 watching.cancel()
@@ -108,22 +117,26 @@ def _hooks(client: "AsyncLLM") -> tuple[Any, Any] | None:
 
 
 def run_child(index: int, count: int, plan_file: str, address: str, listener_fd: int) -> None:
-    """The body of one of `count` API processes: serves until the parent says stop. The parent handles signals. Exits with 1 when
-    the engine died, and with 3 when serving could not start. plan_file holds the pickled plan. address is that of the parent's
-    hub."""
+    """The body of one of `count` API processes: serves until the parent says stop. The parent
+    handles signals. Exits with 1 when the engine died, and with 3 when serving could not start.
+    plan_file holds the pickled plan. address is that of the parent's hub."""
     from pegboard.engine.boundary.spawn import take_signals
 
     take_signals(signal.SIG_IGN)
     try:
         plan = pickle.loads(Path(plan_file).read_bytes())
-        code = asyncio.run(_serve_child(plan, index, count, address, socket.socket(fileno=listener_fd)))
+        code = asyncio.run(
+            _serve_child(plan, index, count, address, socket.socket(fileno=listener_fd))
+        )
     except PegboardError as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         code = 3
     raise SystemExit(code)
 
 
-async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str, listener: socket.socket) -> int:
+async def _serve_child(
+    plan: "EnginePlan", index: int, count: int, address: str, listener: socket.socket
+) -> int:
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.plugins.registry import Registry
     from pegboard_server.http_metrics import HTTP_METRICS
@@ -137,5 +150,11 @@ async def _serve_child(plan: "EnginePlan", index: int, count: int, address: str,
     registry = Registry.from_lock(plan.lock)
     client = AsyncLLM.of_plan(plan, registry, engine, metrics=HTTP_METRICS)
     return await serve_client(
-        client, listener, engine, on_ready=lambda _: engine.tell_serving(), stop=stop, catch_signals=False, share=engine.share
+        client,
+        listener,
+        engine,
+        on_ready=lambda _: engine.tell_serving(),
+        stop=stop,
+        catch_signals=False,
+        share=engine.share,
     )

@@ -1,7 +1,8 @@
-"""Several API processes on one engine (`--api-server-count`). The parent starts them, passes messages on, and ends them together.
+"""Several API processes on one engine (`--api-server-count`). The parent starts them, passes
+messages on, and ends them together.
 
-Each process counts for itself towards `max_running_requests`. The engine is shared, and with it the queue limit, the engine's
-metrics and the prefix cache.
+Each process counts for itself towards `max_running_requests`. The engine is shared, and with it the
+queue limit, the engine's metrics and the prefix cache.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ PATIENCE_S = 5.0
 class ApiProcesses:
     """The parent's work, on one event loop. Takes ownership of `listener`."""
 
-    def __init__(self, plan: "EnginePlan", engine: "EngineProcess", listener: socket.socket, on_ready: Announce) -> None:
+    def __init__(
+        self,
+        plan: "EnginePlan",
+        engine: "EngineProcess",
+        listener: socket.socket,
+        on_ready: Announce,
+    ) -> None:
         self._config = plan.settings.server
         self._count = self._config.api_server_count
         self._plan_file = Path(engine.folder) / "plan"  # only this user can read it
@@ -48,8 +55,8 @@ class ApiProcesses:
         self._hub = EngineHub(engine, self._count, self._announce, self._ended.set)
 
     async def run(self) -> int:
-        """Serve until SIGINT or SIGTERM. Returns the exit code of the program, which is 1 when the engine or an API process died.
-        Raises the error that stopped the engine from starting."""
+        """Serve until SIGINT or SIGTERM. Returns the exit code of the program, which is 1 when the
+        engine or an API process died. Raises the error that stopped the engine from starting."""
         loop = asyncio.get_running_loop()
         watching: asyncio.Task[None] | None = None
         try:
@@ -57,7 +64,9 @@ class ApiProcesses:
                 self._listen()
                 self._hub.attach()
                 self._start()
-                watching = loop.create_task(watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config)))
+                watching = loop.create_task(
+                    watch_engine(self._engine, Heart(heart_of(self._engine.folder), self._config))
+                )
                 await self._ended.wait()
                 self._hub.stop_apis()
                 await self._wait_for_children()
@@ -72,12 +81,14 @@ class ApiProcesses:
         return self._outcome()
 
     def _listen(self) -> None:
-        """Start to listen. This happens before the children start, because they accept from the parent's queue of connections."""
+        """Start to listen. This happens before the children start, because they accept from the
+        parent's queue of connections."""
         try:
             self._listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {address_of(self._listener, self._config)}: {error.strerror or error}"
+                f"cannot listen on {address_of(self._listener, self._config)}: "
+                f"{error.strerror or error}"
             ) from error
 
     def _start(self) -> None:
@@ -85,9 +96,15 @@ class ApiProcesses:
         for index in range(self._count):
             with signals_wait():
                 child = Child(
-                    "pegboard_server.api_process:run_child", role=f"api {index}", pass_fds=[fd], index=index, count=self._count,
-                    plan_file=str(self._plan_file), address=self._hub.address, listener_fd=fd,
-                )  # fmt: skip
+                    "pegboard_server.api_process:run_child",
+                    role=f"api {index}",
+                    pass_fds=[fd],
+                    index=index,
+                    count=self._count,
+                    plan_file=str(self._plan_file),
+                    address=self._hub.address,
+                    listener_fd=fd,
+                )
             self._children.append(child)
             asyncio.get_running_loop().add_reader(child.sentinel, self._child_ended, index)
 
@@ -112,7 +129,10 @@ class ApiProcesses:
 
     async def _wait_for_children(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._config.shutdown_timeout_s + PATIENCE_S
-        while any(child.exitcode is None for child in self._children) and asyncio.get_running_loop().time() < deadline:
+        while (
+            any(child.exitcode is None for child in self._children)
+            and asyncio.get_running_loop().time() < deadline
+        ):
             await asyncio.sleep(0.02)
 
     def _outcome(self) -> int:

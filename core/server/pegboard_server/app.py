@@ -1,4 +1,5 @@
-"""Builds one Starlette application from all enabled APIs, which bring their own routes, and the middleware around them."""
+"""Builds one Starlette application from all enabled APIs, which bring their own routes, and the
+middleware around them."""
 
 from __future__ import annotations
 
@@ -39,30 +40,43 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 Tools = Mapping[str, Sequence[BuiltinTool]]
-"""Maps a type of built-in tool to the plugins that serve it, in the order in which they are asked."""
+"""Maps a type of built-in tool to the plugins that serve it, in the order in which they are
+asked."""
 
 
 async def open_app(
-    client: "AsyncLLM", traffic: Traffic | None = None, publish: Callable[[Sample], None] | None = None
+    client: "AsyncLLM",
+    traffic: Traffic | None = None,
+    publish: Callable[[Sample], None] | None = None,
 ) -> Starlette:
-    """Build the application of all APIs enabled for `client`, and start their built-in tools. Raises PluginNotFound when no API
-    is enabled, ConfigError, PluginError."""
+    """Build the application of all APIs enabled for `client`, and start their built-in tools.
+    Raises PluginNotFound when no API is enabled, ConfigError, PluginError."""
     settings = client.plan.settings
     adapters = serve_adapters(client) if settings.engine.max_loras else None
     apis = build_apis(adapters or client, await start_tools(client.registry))
-    app = build_app(apis, client, settings.server, traffic, publish, client.registry.modules, switches(client.registry))
+    app = build_app(
+        apis,
+        client,
+        settings.server,
+        traffic,
+        publish,
+        client.registry.modules,
+        switches(client.registry),
+    )
     app.state.adapters = adapters
     return app
 
 
 async def load_adapters(app: Starlette) -> None:
-    """Load the adapters of the setting `lora_modules`. Call it once the engine is ready. Raises ConfigError."""
+    """Load the adapters of the setting `lora_modules`. Call it once the engine is ready. Raises
+    ConfigError."""
     if app.state.adapters is not None:
         await app.state.adapters.start()
 
 
 async def start_tools(registry: "Registry") -> Tools:
-    """Build and start the enabled plugins of kind builtin_tool. Returns them by type of tool. Raises ConfigError, PluginError."""
+    """Build and start the enabled plugins of kind builtin_tool. Returns them by type of tool.
+    Raises ConfigError, PluginError."""
     tools: dict[str, list[BuiltinTool]] = {}
     for entry in registry.enabled("builtin_tool"):
         tool: BuiltinTool = registry.build(entry, None)
@@ -70,25 +84,37 @@ async def start_tools(registry: "Registry") -> Tools:
             await tool.start()
         log.debug("builtin_tool → %s (%s %s)", entry.name, entry.distribution, entry.version)
         types = registry.spec(entry).supports.get("type")
-        assert isinstance(types, set | frozenset | tuple | list), f"{entry.id}: supports must name the types of tools it serves"
+        assert isinstance(types, set | frozenset | tuple | list), (
+            f"{entry.id}: supports must name the types of tools it serves"
+        )
         for name in types:
             tools.setdefault(str(name), []).append(tool)
     return tools
 
 
 def build_apis(client: "AsyncLLM | AdapterClient", tools: Tools) -> list[tuple[str, Any, Any]]:
-    """Returns (name, api, spec) of every enabled api. The default ones come first, in their own order, because the error body of
-    the first api answers for paths that no api has. tools holds the plugins that serve built-in tools. Raises PluginNotFound when
-    no api is enabled."""
+    """Returns (name, api, spec) of every enabled api. The default ones come first, in their own
+    order, because the error body of the first api answers for paths that no api has. tools holds
+    the plugins that serve built-in tools. Raises PluginNotFound when no api is enabled."""
     registry = client.registry
     first = default_enabled("api")
-    entries = sorted(registry.enabled("api"), key=lambda entry: first.index(entry.name) if entry.name in first else len(first))
+    entries = sorted(
+        registry.enabled("api"),
+        key=lambda entry: first.index(entry.name) if entry.name in first else len(first),
+    )
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
     config = client.plan.settings.server
-    settings = msgspec.structs.asdict(config) | {"enable_prompt_embeds": client.plan.settings.engine.enable_prompt_embeds}
-    setup = ApiSetup(logged(cast(EngineClient, client), config), settings, client.sinks, tools, registry.modules)
-    log.debug("api → %s", ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries))
+    settings = msgspec.structs.asdict(config) | {
+        "enable_prompt_embeds": client.plan.settings.engine.enable_prompt_embeds
+    }
+    setup = ApiSetup(
+        logged(cast(EngineClient, client), config), settings, client.sinks, tools, registry.modules
+    )
+    log.debug(
+        "api → %s",
+        ", ".join(f"{entry.name} ({entry.distribution} {entry.version})" for entry in entries),
+    )
     return [(entry.name, registry.build(entry, setup), registry.spec(entry)) for entry in entries]
 
 
@@ -101,26 +127,35 @@ def build_app(
     modules: Callable[[], Mapping[str, str]] = dict,
     off: Mapping[str, str] | None = None,
 ) -> Starlette:
-    """Build one application of all `apis` (name, implementation, spec). The first matching route wins. Paths that belong to no
-    api get the error body of the first api. traffic is also given to `run_server`, which drains it before it stops. publish
-    receives a sample of `HTTP_METRICS` for each request. modules: module → plugin, to name the plugin that failed.
-    off: path → the flags that turn it on, for paths that no api may have here."""
+    """Build one application of all `apis` (name, implementation, spec). The first matching route
+    wins. Paths that belong to no api get the error body of the first api. traffic is also given to
+    `run_server`, which drains it before it stops. publish receives a sample of `HTTP_METRICS` for
+    each request. modules: module → plugin, to name the plugin that failed. off: path → the flags
+    that turn it on, for paths that no api may have here."""
     mounted = [MountedApi(name, api, spec, tuple(api.routes())) for name, api, spec in apis]
     traffic = traffic or Traffic(config.max_running_requests)
-    gateway = Middleware(Gateway, mounted=mounted, client=client, config=config, traffic=traffic, modules=modules)
+    gateway = Middleware(
+        Gateway, mounted=mounted, client=client, config=config, traffic=traffic, modules=modules
+    )
     routes = [route for entry in mounted for route in entry.routes]
     middleware = [*_outer_middleware(config), gateway]
     if publish is not None:
         unmeasured = frozenset(path for entry in mounted for path in entry.spec.unmeasured_paths)
-        middleware.insert(0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish))
+        middleware.insert(
+            0, Middleware(MeasuredApp, routes=routes, unmeasured=unmeasured, publish=publish)
+        )
     if config.root_path:
         middleware.insert(0, Middleware(RootPath, root_path=config.root_path))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _refuse(mounted, off or {})})
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _refuse(mounted, off or {})},
+    )
 
 
 class RootPath:
-    """Tells the routes and the description of the API the path prefix that clients use. A proxy may remove the prefix or not:
-    paths with and without it are served."""
+    """Tells the routes and the description of the API the path prefix that clients use. A proxy may
+    remove the prefix or not: paths with and without it are served."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self.app = app
@@ -132,8 +167,8 @@ class RootPath:
 
 
 def switches(registry: "Registry") -> dict[str, str]:
-    """Returns the paths of installed apis that are off by default, with the flags that turn them on. Broken plugins are left
-    out."""
+    """Returns the paths of installed apis that are off by default, with the flags that turn them
+    on. Broken plugins are left out."""
     found: dict[str, str] = {}
     for entry in registry.entries("api"):
         with contextlib.suppress(PluginError):
@@ -142,7 +177,8 @@ def switches(registry: "Registry") -> dict[str, str]:
 
 
 def _refuse(mounted: Sequence[MountedApi], off: Mapping[str, str]) -> Any:
-    """Returns the handler of the errors that Starlette raises itself: unknown path, method not allowed."""
+    """Returns the handler of the errors that Starlette raises itself: unknown path, method not
+    allowed."""
 
     async def refuse(request: Request, error: HTTPException) -> Response:
         path = get_route_path(request.scope)
@@ -153,15 +189,21 @@ def _refuse(mounted: Sequence[MountedApi], off: Mapping[str, str]) -> Any:
             if path in off:
                 message = f"Not Found: {path} is off; the server's flag {off[path]} turns it on"
         elif error.status_code == 405:
-            message = f"Method Not Allowed: {request.method} {path}; allowed: {headers.get('Allow', 'see the documentation')}"
-        return error_response(owner_of(mounted, request.scope), error.status_code, message, None, headers)
+            message = (
+                f"Method Not Allowed: {request.method} {path}; allowed: "
+                f"{headers.get('Allow', 'see the documentation')}"
+            )
+        return error_response(
+            owner_of(mounted, request.scope), error.status_code, message, None, headers
+        )
 
     return refuse
 
 
 def _outer_middleware(config: ServerConfig) -> list[Middleware]:
-    """The middleware around the gateway, outermost first. It is outside the gateway, so that refusals also carry CORS headers and
-    a browser's preflight needs no key. Raises ConfigError for a name that is not middleware."""
+    """The middleware around the gateway, outermost first. It is outside the gateway, so that
+    refusals also carry CORS headers and a browser's preflight needs no key. Raises ConfigError for
+    a name that is not middleware."""
     found = [_named(name) for name in config.middleware]
     if config.allowed_origins:
         found.append(
@@ -177,16 +219,21 @@ def _outer_middleware(config: ServerConfig) -> list[Middleware]:
 
 
 def _named(name: str) -> Middleware:
-    """The middleware called `name`: a class (called with the application), or an async function of (request, call_next)."""
+    """The middleware called `name`: a class (called with the application), or an async function of
+    (request, call_next)."""
     module, _, attribute = name.replace(":", ".").rpartition(".")
     try:
         found: Any = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"middleware {name!r} cannot be imported: {error}; expected package.module.Name") from error
+        raise ConfigError(
+            f"middleware {name!r} cannot be imported: {error}; expected package.module.Name"
+        ) from error
     if inspect.isclass(found):
-        return Middleware(found)  # type: ignore[arg-type]  # whether it is one shows when it is called
+        # whether it is one shows when it is called
+        return Middleware(found)  # type: ignore[arg-type]
     if inspect.iscoroutinefunction(found):
         return Middleware(BaseHTTPMiddleware, dispatch=found)
     raise ConfigError(
-        f"middleware {name!r} is a {type(found).__name__}; expected a class or an async function(request, call_next)"
+        f"middleware {name!r} is a {type(found).__name__}; expected a class or an async "
+        "function(request, call_next)"
     )

@@ -1,4 +1,5 @@
-"""HTTP connections with time limits: a client that stops sending its request loses the connection."""
+"""HTTP connections with time limits: a client that stops sending its request loses the
+connection."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 HEAD_S = 30.0
-"""How long a client may take to send the head of a request. The time of the first request begins with the connection, that of
-later ones with their first byte."""
+"""How long a client may take to send the head of a request. The time of the first request begins
+with the connection, that of later ones with their first byte."""
 
-BODY_S, BODY_BYTES_PER_S = 60.0, 10_000
-"""How long the body may take: BODY_S seconds, and one second more for every BODY_BYTES_PER_S that have arrived."""
+BODY_S = 60.0
+BODY_BYTES_PER_S = 10_000
+"""How long the body may take: BODY_S seconds, and one second more for every BODY_BYTES_PER_S that
+have arrived."""
 
 FILES_WANTED = 65535
 FILES_KEPT = 128
@@ -34,8 +37,8 @@ class SlowRequest(RequestError):
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection whose request head takes longer than HEAD_S. When there are too many connections, the one that has
-    waited longest for its head is closed."""
+    """Closes a connection whose request head takes longer than HEAD_S. When there are too many
+    connections, the one that has waited longest for its head is closed."""
 
     waiting: "dict[TimedProtocol, None]" = {}
     """All connections without a request, the oldest first. One process runs one server."""
@@ -78,21 +81,29 @@ class TimedProtocol(H11Protocol):
 
 
 def limit_connections() -> None:
-    """Allow this process as many open files as the system lets it have, and limit the connections to that number."""
+    """Allow this process as many open files as the system lets it have, and limit the connections
+    to that number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            log.warning("at most %d connections are possible: the limit of open files cannot be raised: %s", soft, error)
+            log.warning(
+                "at most %d connections are possible: the limit of open files cannot be raised: %s",
+                soft,
+                error,
+            )
             wanted = soft
     TimedProtocol.most = max(1, (soft if soft == resource.RLIM_INFINITY else wanted) - FILES_KEPT)
 
 
 def timed(receive: Callable[[], Awaitable[Message]]) -> Callable[[], Awaitable[Message]]:
-    """Wrap `receive` so that it raises SlowRequest if the body does not arrive in time. After the body, there is no limit."""
-    started, num_bytes, is_whole = time.monotonic(), 0, False
+    """Wrap `receive` so that it raises SlowRequest if the body does not arrive in time. After the
+    body, there is no limit."""
+    started = time.monotonic()
+    num_bytes = 0
+    is_whole = False
 
     async def limited() -> Message:
         nonlocal num_bytes, is_whole
@@ -104,7 +115,8 @@ def timed(receive: Callable[[], Awaitable[Message]]) -> Callable[[], Awaitable[M
                 message = await receive()
         except TimeoutError:
             raise SlowRequest(
-                f"the request body did not arrive in time: {num_bytes} bytes in {time.monotonic() - started:.0f} s"
+                f"the request body did not arrive in time: {num_bytes} bytes in "
+                f"{time.monotonic() - started:.0f} s"
             ) from None
         num_bytes += len(message.get("body", b""))
         is_whole = message["type"] != "http.request" or not message.get("more_body", False)

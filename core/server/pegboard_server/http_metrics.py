@@ -1,5 +1,5 @@
-"""Metrics of the HTTP server. They have the names of prometheus-fastapi-instrumentator, because dashboards for vLLM read
-these."""
+"""Metrics of the HTTP server. They have the names of prometheus-fastapi-instrumentator, because
+dashboards for vLLM read these."""
 
 from __future__ import annotations
 
@@ -12,25 +12,60 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegboard.interfaces.metrics import Metric, Sample, series
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Other methods count as "other", because a client must not be able to create any number of label values."""
+"""Other methods count as "other", because a client must not be able to create any number of label
+values."""
 
 NO_ROUTE = "none"
 """The label `handler` of a path without a route."""
 
 COARSE_S = (0.1, 0.5, 1.0)
 FINE_S = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
-)  # fmt: skip
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    3.5,
+    4.0,
+    4.5,
+    5.0,
+    7.5,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
-def _metric(name: str, kind: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = ()) -> Metric:
+def _metric(
+    name: str, kind: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
+) -> Metric:
     return Metric(name, kind, text, buckets, labels, common=(), prefixed=False)  # type: ignore[arg-type]
 
 
 HTTP_METRICS: tuple[Metric, ...] = (
-    _metric("http_requests_total", "counter", "HTTP requests answered", ("method", "status", "handler")),
-    _metric("http_request_size_bytes", "summary", "Content-Length of requests; 0 if the header is missing", ("handler",)),
-    _metric("http_response_size_bytes", "summary", "Content-Length of responses; 0 for streams", ("handler",)),
+    _metric(
+        "http_requests_total", "counter", "HTTP requests answered", ("method", "status", "handler")
+    ),
+    _metric(
+        "http_request_size_bytes",
+        "summary",
+        "Content-Length of requests; 0 if the header is missing",
+        ("handler",),
+    ),
+    _metric(
+        "http_response_size_bytes",
+        "summary",
+        "Content-Length of responses; 0 for streams",
+        ("handler",),
+    ),
     _metric(
         "http_request_duration_highr_seconds",
         "histogram",
@@ -49,8 +84,9 @@ HTTP_METRICS: tuple[Metric, ...] = (
 
 
 class MeasuredApp:
-    """ASGI middleware that measures every request to `app`. routes: their path templates are the values of the label `handler`.
-    unmeasured: paths that are not measured. publish receives one sample per request."""
+    """ASGI middleware that measures every request to `app`. routes: their path templates are the
+    values of the label `handler`. unmeasured: paths that are not measured. publish receives one
+    sample per request."""
 
     def __init__(
         self,
@@ -75,13 +111,15 @@ class MeasuredApp:
         if handler in self._unmeasured:
             await self.app(scope, receive, send)
             return
-        status, size = 500, 0
+        status = 500
+        size = 0
         started = self._clock()
 
         async def send_back(message: Message) -> None:
             nonlocal status, size
             if message["type"] == "http.response.start":
-                status, size = message["status"], _length(message.get("headers", ()))
+                status = message["status"]
+                size = _length(message.get("headers", ()))
             await send(message)
 
         try:

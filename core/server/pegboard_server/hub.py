@@ -1,9 +1,10 @@
-"""One engine process for several API processes. The parent holds the `EngineProcess` and passes messages on. Each API process has
-a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
+"""One engine process for several API processes. The parent holds the `EngineProcess` and passes
+messages on. Each API process has a `HubEngine`, which `AsyncLLM` uses like an `EngineProcess`.
 
-Request ids are unique only within an API process. Therefore the number of the process is appended to them on the way to the
-engine ("abc@1"). The parent passes messages to the engine without decoding them, and sorts the answers by that number. `Measured`
-and the end of the engine are sent to every API process.
+Request ids are unique only within an API process. Therefore the number of the process is appended
+to them on the way to the engine ("abc@1"). The parent passes messages to the engine without
+decoding them, and sorts the answers by that number. `Measured` and the end of the engine are sent
+to every API process.
 """
 
 from __future__ import annotations
@@ -37,24 +38,34 @@ from pegboard.interfaces.metrics import Sample
 SHARED = b"shared:"
 """Prefix of a message that an API process sends to all others."""
 
-HELLO, SERVING, STOP = b"hello", b"serving", b"stop"
-"""HELLO: an API process is attached and waits for `Ready`. SERVING: it accepts connections. STOP: it must finish its requests and
-exit."""
+HELLO = b"hello"
+SERVING = b"serving"
+STOP = b"stop"
+"""HELLO: an API process is attached and waits for `Ready`. SERVING: it accepts connections. STOP:
+it must finish its requests and exit."""
 
 
 class EngineHub:
-    """The parent's end of the connection. Used on one event loop, after the plan was sent to the engine.
+    """The parent's end of the connection. Used on one event loop, after the plan was sent to the
+    engine.
 
-    on_serving is called when all `count` API processes accept connections. on_end is called when the engine has died or did not
-    start; `failure` then says why.
+    on_serving is called when all `count` API processes accept connections. on_end is called when
+    the engine has died or did not start; `failure` then says why.
     """
 
-    def __init__(self, engine: EngineProcess, count: int, on_serving: Callable[[], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: EngineProcess,
+        count: int,
+        on_serving: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self.failure: Exception | None = None
         self.started = False
         self._engine = engine
         self._count = count
-        self._on_serving, self._on_end = on_serving, on_end
+        self._on_serving = on_serving
+        self._on_end = on_end
         self._serving: set[bytes] = set()
         self._waiting: set[bytes] = set()
         self._early: list[bytes] = []
@@ -138,13 +149,15 @@ class EngineHub:
                 return
             self._to_all(encode(message))
             if isinstance(message, Measured) and len(self._waiting) < self._count:
-                self._early.append(encode(message))  # counters add up, so a process that attaches later needs these too
+                # counters add up, so a process that attaches later needs these too
+                self._early.append(encode(message))
 
     def _died(self, error: EngineDeadError) -> None:
         self._end(error, encode(Dead(Failure.of(error))))
 
     def _end(self, failure: Exception, last: bytes) -> None:
-        self.failure, self._last = failure, last
+        self.failure = failure
+        self._last = last
         self._to_all(last)
         self._on_end()
 
@@ -159,34 +172,46 @@ def _index_of(request_id: str) -> int:
 
 
 class HubEngine(EngineLink):
-    """An API process's end of the connection: the engine as `AsyncLLM` uses it. index is the number of this process among `count`
-    API processes.
+    """An API process's end of the connection: the engine as `AsyncLLM` uses it. index is the number
+    of this process among `count` API processes.
 
     on_stop is called when the parent wants this process to exit.
     """
 
     def __init__(self, address: str, index: int, count: int, on_stop: Callable[[], None]) -> None:
         super().__init__(address, identity=str(index).encode(), linger_ms=1000)
-        self._index, self._count = index, count
+        self._index = index
+        self._count = count
         self._on_stop = on_stop
         self._mark = f"@{index}"
 
-    def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
         super().attach(lambda message: on_message(self._with_own_ids(message)), on_death)
         self.send_encoded(HELLO)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine. Never blocks."""
         if isinstance(message, Add):
-            message = Add(msgspec.structs.replace(message.request, request_id=message.request.request_id + self._mark))
+            message = Add(
+                msgspec.structs.replace(
+                    message.request, request_id=message.request.request_id + self._mark
+                )
+            )
         elif isinstance(message, Abort):
-            message = msgspec.structs.replace(message, ids=[name + self._mark for name in message.ids])
+            message = msgspec.structs.replace(
+                message, ids=[name + self._mark for name in message.ids]
+            )
         elif isinstance(message, Control):
-            message = msgspec.structs.replace(message, call_id=message.call_id * self._count + self._index)
+            message = msgspec.structs.replace(
+                message, call_id=message.call_id * self._count + self._index
+            )
         super().send(message)
 
     def share(self, sample: Sample) -> None:
-        """Send `sample` to the other API processes, so that the sinks of each process show the whole server."""
+        """Send `sample` to the other API processes, so that the sinks of each process show the
+        whole server."""
         self.send_encoded(SHARED + encode(Measured(sample)))
 
     def tell_serving(self) -> None:

@@ -1,5 +1,5 @@
-"""The listening socket. It is bound before the model loads, so that a port in use is reported at once. It answers 503 until the
-model is loaded."""
+"""The listening socket. It is bound before the model loads, so that a port in use is reported at
+once. It answers 503 until the model is loaded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ PATIENCE_S = 1.0
 """How long a client may take to send the head of its request."""
 
 _BODY = json.dumps(
-    {"error": {"message": "the model is still loading; try again soon", "type": "ServiceUnavailableError", "code": 503}}
+    {
+        "error": {
+            "message": "the model is still loading; try again soon",
+            "type": "ServiceUnavailableError",
+            "code": 503,
+        }
+    }
 ).encode()
 _ANSWER = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: "
+    b"1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
 
 
 def bind_socket(config: ServerConfig) -> socket.socket:
-    """Bind the socket. It does not listen yet. Raises ConfigError that names a wrong setting, or PegboardError if the address is
-    in use or cannot be bound."""
+    """Bind the socket. It does not listen yet. Raises ConfigError that names a wrong setting, or
+    PegboardError if the address is in use or cannot be bound."""
     return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
 
 
@@ -39,9 +46,13 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port must be in [0, 65535], got {port}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
-        raise ConfigError(f"host {host!r} cannot be resolved: {error}; expected an address of this machine") from error
+        raise ConfigError(
+            f"host {host!r} cannot be resolved: {error}; expected an address of this machine"
+        ) from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -54,15 +65,20 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 def bind_error(error: OSError, host: str, port: int) -> PegboardError:
     if error.errno == errno.EADDRINUSE:
-        return PegboardError(f"port {port} on {host} is already in use; choose another port, or 0 for any free one")
+        return PegboardError(
+            f"port {port} on {host} is already in use; choose another port, or 0 for any free one"
+        )
     if error.errno == errno.EACCES:
-        return ConfigError(f"port {port} on {host} needs more rights than this process has; choose a port from 1024 on")
+        return ConfigError(
+            f"port {port} on {host} needs more rights than this process has; choose a port from "
+            "1024 on"
+        )
     return PegboardError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """Bind a Unix socket. The socket file of a dead server is replaced. Raises PegboardError when a server still listens on
-    it, and ConfigError when the file is not a socket."""
+    """Bind a Unix socket. The socket file of a dead server is replaced. Raises PegboardError when a
+    server still listens on it, and ConfigError when the file is not a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise ConfigError(f"uds {path!r} exists and is not a socket; give another path")
@@ -89,10 +105,12 @@ def address_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 class LoadingAnswer:
-    """Answers every request with 503 while the model loads, so that a load balancer sees that the server is starting.
+    """Answers every request with 503 while the model loads, so that a load balancer sees that the
+    server is starting.
 
-    Serves `listener` from `open` until `close`. Connections that arrive later wait for the server. It is a thread with plain
-    sockets, so it needs no imports, and it gives the same answer to all requests.
+    Serves `listener` from `open` until `close`. Connections that arrive later wait for the server.
+    It is a thread with plain sockets, so it needs no imports, and it gives the same answer to all
+    requests.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -122,12 +140,15 @@ class LoadingAnswer:
                 continue
             except OSError:
                 return
-            with connection, contextlib.suppress(OSError):  # a client that disconnects early needs no answer
+            # a client that disconnects early needs no answer
+            with connection, contextlib.suppress(OSError):
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        """Read the head and the part of the body that has arrived, answer, and end the connection."""
-        deadline, head = time.monotonic() + PATIENCE_S, b""
+        """Read the head and the part of the body that has arrived, answer, and end the
+        connection."""
+        deadline = time.monotonic() + PATIENCE_S
+        head = b""
         while b"\r\n\r\n" not in head and len(head) < HEAD_LIMIT_BYTES:
             left = deadline - time.monotonic()
             if left <= 0 or self._closing.is_set():

@@ -1,9 +1,11 @@
-"""Gives memory back to the operating system after large requests. The C library keeps freed memory for itself, because it usually
-needs it again soon; after a few large bodies that would be hundreds of megabytes for the rest of the server's life.
+"""Gives memory back to the operating system after large requests. The C library keeps freed memory
+for itself, because it usually needs it again soon; after a few large bodies that would be hundreds
+of megabytes for the rest of the server's life.
 
-glibc has an arena for each thread, up to eight for each processor. It never gives back what is free at the end of an arena of a
-thread, unless that is more than a threshold, which grows to twice the largest block that was ever freed. Therefore there are few
-arenas here, and the threshold is fixed."""
+glibc has an arena for each thread, up to eight for each processor. It never gives back what is free
+at the end of an arena of a thread, unless that is more than a threshold, which grows to twice the
+largest block that was ever freed. Therefore there are few arenas here, and the threshold is
+fixed."""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ DELAY_S = 1.0
 
 MAX_ARENAS = 2
 THRESHOLD_BYTES = 256 * 1024
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8  # of malloc.h
 
 
 def _library(function: str) -> Callable[..., int] | None:
-    """Returns a function of glibc, or None with another C library. It lets other threads run meanwhile."""
+    """Returns a function of glibc, or None with another C library. It lets other threads run
+    meanwhile."""
     try:
         found: Callable[..., int] = getattr(ctypes.CDLL(None), function)
     except (AttributeError, OSError):
@@ -39,7 +44,8 @@ def few_arenas() -> None:
 
 
 def keep_little() -> None:
-    """Make the C library also give back each large block when it is freed. This is too slow for a process that computes."""
+    """Make the C library also give back each large block when it is freed. This is too slow for a
+    process that computes."""
     few_arenas()
     if (mallopt := _library("mallopt")) is not None:
         mallopt(M_TRIM_THRESHOLD, THRESHOLD_BYTES)
@@ -63,6 +69,7 @@ class FreedMemory:
             asyncio.get_running_loop().call_later(self._delay_s, self._give_back)
 
     def _give_back(self) -> None:
-        self._num_bytes, self._is_due = 0, False
+        self._num_bytes = 0
+        self._is_due = False
         assert self._trim is not None, "checked before"
         asyncio.get_running_loop().run_in_executor(None, self._trim, 0)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 MAX_QUEUED = 8192
-"""The server's default for max_num_queued_reqs. Anyone can fill the queue of a server, and every queued request takes memory."""
+"""The server's default for max_num_queued_reqs. Anyone can fill the queue of a server, and every
+queued request takes memory."""
 
 
 def make_parser(setup: CommandSetup) -> FlagParser:
@@ -31,10 +32,17 @@ def make_parser(setup: CommandSetup) -> FlagParser:
     parser = setup.parser(
         prog="pegboard serve",
         usage="pegboard serve [MODEL] [--config FILE] [--SETTING VALUE ...]",
-        description="Serve a model over HTTP. Options of plugins: --kind.name.field VALUE (see pegboard help kind.name). "
-        "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or the flags that match WORD.",
+        description="Serve a model over HTTP. Options of plugins: --kind.name.field VALUE "
+        "(see pegboard help kind.name). "
+        "--help=WORD shows the flags of a group (engine, server, plugins, vllm) or the flags that "
+        "match WORD.",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="log every choice and why it was made (log level DEBUG)")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="log every choice and why it was made (log level DEBUG)",
+    )
     parser.add_settings("server", "engine", "plugins")
     return parser
 
@@ -47,9 +55,15 @@ class Serve:
 
     def run(self, words: Sequence[str]) -> int:
         """Serve until told to stop. Returns 1 when the engine died."""
-        settings, arguments = self._parser.parse_settings(words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}})
+        settings, arguments = self._parser.parse_settings(
+            words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}}
+        )
         check_server(settings.server)
-        if settings.engine.max_loras or settings.server.lora_modules or settings.server.lora_resolvers:
+        if (
+            settings.engine.max_loras
+            or settings.server.lora_modules
+            or settings.server.lora_resolvers
+        ):
             from pegboard_server.adapters import check_adapters
 
             check_adapters(settings)
@@ -57,7 +71,10 @@ class Serve:
             env.log_everything()
         set_up_logging(env.log_level())
         termination = Termination()
-        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, termination), signal.SIGINT: signal.getsignal(signal.SIGINT)}
+        before = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, termination),
+            signal.SIGINT: signal.getsignal(signal.SIGINT),
+        }
         try:
             return serve(settings, termination.repeat)
         except Exception:
@@ -69,8 +86,8 @@ class Serve:
 
 
 def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None) -> int:
-    """Serve in this process. The caller has already set the handler of SIGTERM. on_started: called once connections are
-    accepted."""
+    """Serve in this process. The caller has already set the handler of SIGTERM. on_started: called
+    once connections are accepted."""
     from pegboard_server.watchdog import WatchedEngine
 
     engine = WatchedEngine()  # started first: its imports take seconds
@@ -84,7 +101,8 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
         tls_arguments(settings.server)
         listener = bind_socket(settings.server)
         loading = LoadingAnswer(listener)
-        if settings.server.ssl_certfile is None:  # without TLS only: a plain answer there would look like a broken server
+        # without TLS only: a plain answer there would look like a broken server
+        if settings.server.ssl_certfile is None:
             loading.open()
         try:
             if settings.server.api_server_count == 1:
@@ -111,7 +129,9 @@ def _serve_here(
     with _watched(settings):
         client = AsyncLLM.from_settings(settings, engine=engine, metrics=HTTP_METRICS)
     on_ready = partial(_announce, client.plan, on_started)
-    return asyncio.run(serve_client(client, listener, engine, on_ready=on_ready, on_loaded=on_loaded))
+    return asyncio.run(
+        serve_client(client, listener, engine, on_ready=on_ready, on_loaded=on_loaded)
+    )
 
 
 def _serve_in_children(
@@ -129,13 +149,16 @@ def _serve_in_children(
     on_loaded()
 
     async def run() -> int:
-        return await ApiProcesses(plan, engine, listener, partial(_announce, plan, on_started)).run()
+        return await ApiProcesses(
+            plan, engine, listener, partial(_announce, plan, on_started)
+        ).run()
 
     return asyncio.run(run())
 
 
 def _watched(settings: "Settings") -> AbstractContextManager[None]:
-    """Log plugins that hang while the model is found and fetched. The engine process watches itself."""
+    """Log plugins that hang while the model is found and fetched. The engine process watches
+    itself."""
     from pegboard.plugins.registry import Registry
     from pegboard_server.watchdog import loading_watched
 
@@ -145,5 +168,11 @@ def _watched(settings: "Settings") -> AbstractContextManager[None]:
 def _announce(plan: "EnginePlan", on_started: Callable[[], object], address: str) -> None:
     model = plan.settings.engine.model or plan.model_names[0]
     print(f"Serving {', '.join(plan.model_names)} on {address}")
-    print(f"If it is slow: pegboard plugins why --model {model} shows what was chosen, pegboard serve -v logs more", flush=True)
+    print(
+        (
+            f"If it is slow: pegboard plugins why --model {model} shows what was chosen, pegboard "
+            "serve -v logs more"
+        ),
+        flush=True,
+    )
     on_started()

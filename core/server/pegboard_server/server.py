@@ -1,10 +1,12 @@
-"""The HTTP server: signals, shutdown, and exit when the engine has died. `app` builds the application that it serves.
+"""The HTTP server: signals, shutdown, and exit when the engine has died. `app` builds the
+application that it serves.
 
-listener = bind_socket(config)                    # before the model loads: a taken port shows at once
-code = await run_server(app, config, listener=listener, health=client.health, on_ready=print, traffic=traffic)
+listener = bind_socket(config)                    # before the model loads: a taken port shows at
+once code = await run_server(app, config, listener=listener, health=client.health, on_ready=print,
+traffic=traffic)
 
-When asked to stop, the server lets running requests finish. New requests get 503. It closes when the last request is done, or
-after `shutdown_timeout_s`.
+When asked to stop, the server lets running requests finish. New requests get 503. It closes when
+the last request is done, or after `shutdown_timeout_s`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ CUT_OFF_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which would end the process before the engine is shut down."""
+    """uvicorn without its signal handlers, which would end the process before the engine is shut
+    down."""
 
     def __init__(self, config: uvicorn.Config, traffic: Traffic | None, timeout_s: float) -> None:
         super().__init__(config)
@@ -52,7 +55,8 @@ class _Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Finish the running requests within the shutdown timeout. When asked a second time, do not wait."""
+        """Finish the running requests within the shutdown timeout. When asked a second time, do not
+        wait."""
         if self._draining is not None or self._traffic is None:
             self.force_exit = self.should_exit or self._draining is not None
             self.should_exit = True
@@ -80,13 +84,15 @@ async def run_server(
     traffic: Traffic | None = None,
     catch_signals: bool = True,
 ) -> int:
-    """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is dead.
+    """Serve until SIGINT or SIGTERM, until `stop` is set, or until `health` says that the engine is
+    dead.
 
-    Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with the address once connections
-    are accepted. Running requests get `shutdown_timeout_s` to finish. After that they are cancelled, which aborts them in the
-    engine. Takes ownership of `listener`. With `traffic` (the application's), new requests get 503 while the server drains;
-    without it, new connections are not accepted. Raises ConfigError if the address cannot be used for listening, or if the TLS
-    files cannot be used.
+    Returns the exit code of the program: 0, or 1 when the engine died. `on_ready` is called with
+    the address once connections are accepted. Running requests get `shutdown_timeout_s` to finish.
+    After that they are cancelled, which aborts them in the engine. Takes ownership of `listener`.
+    With `traffic` (the application's), new requests get 503 while the server drains; without it,
+    new connections are not accepted. Raises ConfigError if the address cannot be used for
+    listening, or if the TLS files cannot be used.
     """
     listener = listener or bind_socket(config)
     try:
@@ -107,9 +113,13 @@ async def run_server(
     context = server.config.ssl if config.enable_ssl_refresh else None
     refreshing = asyncio.create_task(keep_fresh(context, config)) if context is not None else None
     try:
-        with access_log(config), stop_signals(server.stop) if catch_signals else contextlib.nullcontext():
+        with (
+            access_log(config),
+            stop_signals(server.stop) if catch_signals else contextlib.nullcontext(),
+        ):
             await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done() and watching.exception() is not None:  # on_ready or health raised: stop, then raise it
+            # on_ready or health raised: stop, then raise it
+            if watching.done() and watching.exception() is not None:
                 server.should_exit = True
             await serving
             await _cut_off(server)
@@ -128,7 +138,8 @@ async def run_server(
 
 
 async def _cut_off(server: _Server) -> None:
-    """End the requests that ran past the shutdown timeout, while the engine still runs and can abort them."""
+    """End the requests that ran past the shutdown timeout, while the engine still runs and can
+    abort them."""
     tasks = list(server.server_state.tasks)
     for task in tasks:
         if not task.cancelling():  # uvicorn leaves them running when it was told not to wait
@@ -144,8 +155,8 @@ async def _watch(
     address: str,
     stop: asyncio.Event | None,
 ) -> bool:
-    """Call on_ready once the server accepts connections, then watch the engine. Returns False when the engine died and True when
-    asked to stop."""
+    """Call on_ready once the server accepts connections, then watch the engine. Returns False when
+    the engine died and True when asked to stop."""
     while not server.started:
         await asyncio.sleep(0.005)
     if on_ready is not None:
@@ -153,7 +164,9 @@ async def _watch(
     while stop is None or not stop.is_set():
         state = health() if health is not None else None
         if state is not None and not state.is_alive:
-            log.error("the engine has died, so the server stops: %s", state.reason or "no reason known")
+            log.error(
+                "the engine has died, so the server stops: %s", state.reason or "no reason known"
+            )
             server.should_exit = True
             return False
         if stop is None:
@@ -175,11 +188,13 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]  # typed int, used as a timeout
+        # typed int, used as a timeout
+        timeout_graceful_shutdown=config.shutdown_timeout_s,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
         **tls_arguments(config),
     )
     made.load()
-    if config.uvicorn_log_level == "info":  # uvicorn would log its start and end; Pegboard logs these itself
+    # uvicorn would log its start and end; Pegboard logs these itself
+    if config.uvicorn_log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return made

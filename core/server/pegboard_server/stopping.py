@@ -1,4 +1,5 @@
-"""SIGTERM and Ctrl-C: the first one ends the server in order, and the second one ends it within seconds in any case."""
+"""SIGTERM and Ctrl-C: the first one ends the server in order, and the second one ends it within
+seconds in any case."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Termination:
-    """The handler of SIGTERM while the server does not handle it. It exits through the `finally` clauses, so that the engine
-    process ends too.
+    """The handler of SIGTERM while the server does not handle it. It exits through the `finally`
+    clauses, so that the engine process ends too.
 
-    The exception is raised in whatever code runs, and some code drops it or turns it into another one: the creation of a class,
-    a callback from C, a plugin that catches everything. Therefore `repeat` is called when startup is over or has failed."""
+    The exception is raised in whatever code runs, and some code drops it or turns it into another
+    one: the creation of a class, a callback from C, a plugin that catches everything. Therefore
+    `repeat` is called when startup is over or has failed."""
 
     _signum: int | None = None
     _count = 0
@@ -35,8 +37,9 @@ class Termination:
         sys.exit(128 + signum)
 
     def note(self) -> None:
-        """Count a signal. After the second one, the process prints its stacks and ends even if a thread does not return or code
-        catches everything. A thread in C does this, and it needs no interpreter lock."""
+        """Count a signal. After the second one, the process prints its stacks and ends even if a
+        thread does not return or code catches everything. A thread in C does this, and it needs no
+        interpreter lock."""
         self._count += 1
         if self._count == 2:
             faulthandler.dump_traceback_later(LAST_S, exit=True)
@@ -50,9 +53,9 @@ class Termination:
 
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGINT and SIGTERM while the running loop runs the block. Does nothing outside the main thread, where
-    signals cannot be caught. If a `Termination` handles SIGTERM, it counts the signals, and after one it handles both from the
-    end of the block on."""
+    """Call `stop` on SIGINT and SIGTERM while the running loop runs the block. Does nothing outside
+    the main thread, where signals cannot be caught. If a `Termination` handles SIGTERM, it counts
+    the signals, and after one it handles both from the end of the block on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,8 @@
-"""Connects the engine's streams with the client's connection: when one of them ends early, the other ends too.
+"""Connects the engine's streams with the client's connection: when one of them ends early, the
+other ends too.
 
-When a client disconnects, the work for it is cancelled. Cancelled work closes the engine's stream, and closing the stream aborts
-the request.
+When a client disconnects, the work for it is cancelled. Cancelled work closes the engine's stream,
+and closing the stream aborts the request.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ T = TypeVar("T")
 
 
 class Stopping(RequestError):
-    """The server is stopping: it takes no new requests, or it stops before it has a whole answer (HTTP 503)."""
+    """The server is stopping: it takes no new requests, or it stops before it has a whole answer
+    (HTTP 503)."""
 
     status = 503
 
 
 EncodeError = Callable[[int, str, str | None], bytes]
-"""Builds the error event for the client from the status, the message and the name of the wrong field."""
+"""Builds the error event for the client from the status, the message and the name of the wrong
+field."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,8 +56,8 @@ async def closed_on_error(running: Closes) -> AsyncIterator[None]:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`. When the client disconnects first, cancels `work` and raises ClientDisconnect. The body must
-    have been read."""
+    """Returns the result of `work`. When the client disconnects first, cancels `work` and raises
+    ClientDisconnect. The body must have been read."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -74,7 +77,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def first_of(items: AsyncGenerator[T, None]) -> T:
-    """Returns the first item. A response that waits for it before it starts can give an error its proper status."""
+    """Returns the first item. A response that waits for it before it starts can give an error its
+    proper status."""
     async for item in items:
         return item
     raise PegboardError("the engine ended the request without an output")
@@ -100,15 +104,22 @@ def named_event(event: Mapping[str, Any], encode: Callable[[Any], bytes] = _enco
 
 
 class EventStream(Response):
-    """Server-sent events. An exception in `events` becomes an error event, written by `encode_error`.
+    """Server-sent events. An exception in `events` becomes an error event, written by
+    `encode_error`.
 
-    outputs is the stream that `events` reads. Both are closed at the end, or when the client disconnects. `outputs` is closed
-    separately, because closing a generator that was never started does not run its code. None: nothing ends early when the client
-    disconnects. end: the last bytes of the response.
+    outputs is the stream that `events` reads. Both are closed at the end, or when the client
+    disconnects. `outputs` is closed separately, because closing a generator that was never started
+    does not run its code. None: nothing ends early when the client disconnects. end: the last bytes
+    of the response.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], outputs: Closes | None, encode_error: EncodeError, *, end: bytes = b""
+        self,
+        events: AsyncGenerator[bytes, None],
+        outputs: Closes | None,
+        encode_error: EncodeError,
+        *,
+        end: bytes = b"",
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -125,7 +136,9 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send_all(send, scope.setdefault("state", {})))
         except asyncio.CancelledError:  # only the server cancels, when it stops
-            await self._send_error(send, Stopping("the server is stopping, so the answer is not complete"))
+            await self._send_error(
+                send, Stopping("the server is stopping, so the answer is not complete")
+            )
             await send({"type": "http.response.body", "body": self._end, "more_body": False})
             raise
         finally:
@@ -145,9 +158,15 @@ class EventStream(Response):
             raise
         except Exception as error:  # a bug: end the client's stream and log the traceback
             log.exception("a stream failed")
-            await self._send_error(send, error, f"the stream failed with {type(error).__name__}; see the log of the server")
+            await self._send_error(
+                send,
+                error,
+                f"the stream failed with {type(error).__name__}; see the log of the server",
+            )
         await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
     async def _send_error(self, send: Send, error: Exception, message: str = "") -> None:
-        event = self._encode_error(getattr(error, "status", 500), message or str(error), getattr(error, "parameter", None))
+        event = self._encode_error(
+            getattr(error, "status", 500), message or str(error), getattr(error, "parameter", None)
+        )
         await send({"type": "http.response.body", "body": event, "more_body": True})

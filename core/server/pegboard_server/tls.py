@@ -1,4 +1,5 @@
-"""HTTPS: loads the key and certificates of the server, and loads them again when their files change."""
+"""HTTPS: loads the key and certificates of the server, and loads them again when their files
+change."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ REFRESH_INTERVAL_S = 1.0
 
 
 def tls_arguments(config: ServerConfig) -> dict[str, Any]:
-    """uvicorn's TLS arguments, empty without a certificate. Raises ConfigError naming the file that cannot be used."""
+    """uvicorn's TLS arguments, empty without a certificate. Raises ConfigError naming the file that
+    cannot be used."""
     if config.ssl_certfile is None:
         return {}
     _check(config)
@@ -44,7 +46,9 @@ def _check(config: ServerConfig) -> None:
             context.set_ciphers(config.ssl_ciphers)
     except (ssl.SSLError, OSError) as error:
         names = ", ".join(f"{name} {getattr(config, name)!r}" for name in _files(config))
-        raise ConfigError(f"HTTPS does not work with {names}: {error}; expected PEM files that belong together") from error
+        raise ConfigError(
+            f"HTTPS does not work with {names}: {error}; expected PEM files that belong together"
+        ) from error
 
 
 def _load(context: ssl.SSLContext, config: ServerConfig) -> None:
@@ -61,12 +65,15 @@ def _no_password() -> str:
 
 def _files(config: ServerConfig) -> Mapping[str, Path]:
     names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-    return {name: Path(getattr(config, name)) for name in names if getattr(config, name) is not None}
+    return {
+        name: Path(getattr(config, name)) for name in names if getattr(config, name) is not None
+    }
 
 
 async def keep_fresh(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """Load the files into the live context whenever one of them changes. New connections use them. Runs until cancelled. Files
-    that do not belong together (a key replaced before its certificate) are logged, and checked again after the next change."""
+    """Load the files into the live context whenever one of them changes. New connections use them.
+    Runs until cancelled. Files that do not belong together (a key replaced before its certificate)
+    are logged, and checked again after the next change."""
     before = _stamps(config)
     while True:
         await asyncio.sleep(REFRESH_INTERVAL_S)

@@ -1,5 +1,5 @@
-"""LoRA adapters of a server: the setting, the chain of resolvers, and what clients may name. The engine and the resolvers are
-fakes; their clock stands still."""
+"""LoRA adapters of a server: the setting, the chain of resolvers, and what clients may name. The
+engine and the resolvers are fakes; their clock stands still."""
 
 from __future__ import annotations
 
@@ -15,16 +15,31 @@ import pytest
 
 from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
 from pegboard.data.request import LoRARequest
-from pegboard.errors import ConfigError, Overloaded, PluginFailure, PluginNotFound, RequestError, UnknownModel
+from pegboard.errors import (
+    ConfigError,
+    Overloaded,
+    PluginFailure,
+    PluginNotFound,
+    RequestError,
+    UnknownModel,
+)
 from pegboard.plugins.registry import Registry
 from pegboard_server import adapters as adapters_module
-from pegboard_server.adapters import AdapterClient, check_adapters, check_name, read_module, recorded_base, resolver_names
+from pegboard_server.adapters import (
+    AdapterClient,
+    check_adapters,
+    check_name,
+    read_module,
+    recorded_base,
+    resolver_names,
+)
 from pegboard_server.json_api import served_model
 from pegboard_testing.fake_client import FakeEngineClient
 
 
 class Engine(FakeEngineClient):
-    """Reads adapters as the engine's client does. refused: folder → why an adapter cannot be loaded. held: ids in memory."""
+    """Reads adapters as the engine's client does. refused: folder → why an adapter cannot be
+    loaded. held: ids in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +65,9 @@ class Resolver:
     """Knows some adapters. gate: set it to answer. asked: every name, in order."""
 
     def __init__(self, known: dict[str, Any], *, is_open: bool = True) -> None:
-        self.known, self.asked, self.gate = known, [], asyncio.Event()
+        self.known = known
+        self.asked = []
+        self.gate = asyncio.Event()
         if is_open:
             self.gate.set()
 
@@ -67,7 +84,9 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(work())  # type: ignore[arg-type]
 
 
-def client(engine: Engine, *resolvers: Resolver, now: list[float] | None = None, **settings: Any) -> AdapterClient:
+def client(
+    engine: Engine, *resolvers: Resolver, now: list[float] | None = None, **settings: Any
+) -> AdapterClient:
     clock = now or [0.0]
     named = {f"lora_resolver:r{index}": resolver for index, resolver in enumerate(resolvers)}
     return AdapterClient(engine, named, ServerConfig(**settings), lambda: clock[0])  # type: ignore[arg-type]
@@ -84,7 +103,7 @@ def adapter(folder: Path, base: Any = "fake-model") -> Path:
     return folder
 
 
-# --- what a request's model names --------------------------------------------------------------------------------------------
+# --- what a request's model names -----------------------------------------------------------------
 
 
 def test_a_request_names_the_base_model_or_an_adapter(tmp_path: Path) -> None:
@@ -92,9 +111,11 @@ def test_a_request_names_the_base_model_or_an_adapter(tmp_path: Path) -> None:
         served = client(Engine())
         loaded = await load(served, "poet", tmp_path)
         assert await served_model(served, None) == ("fake-model", None)  # type: ignore[arg-type]
-        assert await served_model(served, "fake-model") == ("fake-model", None)  # type: ignore[arg-type]
+        assert await served_model(served, ("fake-model")) == (("fake-model"), None)  # type: ignore[arg-type]
         assert await served_model(served, "poet") == ("poet", loaded)  # type: ignore[arg-type]
-        with pytest.raises(UnknownModel, match="`painter` does not exist. This server has: fake-model, poet$"):
+        with pytest.raises(
+            UnknownModel, match="`painter` does not exist. This server has: fake-model, poet$"
+        ):
             await served_model(served, "painter")  # type: ignore[arg-type]
 
     run(work)
@@ -102,38 +123,54 @@ def test_a_request_names_the_base_model_or_an_adapter(tmp_path: Path) -> None:
 
 def test_the_first_resolver_that_knows_the_name_wins(tmp_path: Path) -> None:
     async def work() -> None:
-        first, second, third = Resolver({}), Resolver({"poet": adapter(tmp_path / "b")}), Resolver({"poet": tmp_path / "c"})
+        first = Resolver({})
+        second = Resolver({"poet": adapter(tmp_path / "b")})
+        third = Resolver({"poet": tmp_path / "c"})
         engine = Engine()
         served = client(engine, first, second, third)
         found = await served.adapter("poet")
         assert found is not None and found.lora_path == str(tmp_path / "b")
         assert (first.asked, second.asked, third.asked) == (["poet"], ["poet"], [])
         assert await served.adapter("poet") is found and first.asked == ["poet"]
-        assert [(model.name, model.parent) for model in served.models()] == [("fake-model", None), ("poet", "fake-model")]
+        assert [(model.name, model.parent) for model in served.models()] == [
+            ("fake-model", None),
+            ("poet", "fake-model"),
+        ]
 
     run(work)
 
 
 def test_an_adapter_that_cannot_be_loaded_leaves_it_to_the_next(tmp_path: Path) -> None:
     async def work() -> None:
-        engine, bad, good = Engine(), adapter(tmp_path / "bad"), adapter(tmp_path / "good")
+        engine = Engine()
+        bad = adapter(tmp_path / "bad")
+        good = adapter(tmp_path / "good")
         engine.refused[str(bad)] = f"{bad}/adapter_model.safetensors is damaged"
         served = client(engine, Resolver({"poet": bad}), Resolver({"poet": good}))
         found = await served.adapter("poet")
         assert found is not None and found.lora_path == str(good)
         alone = client(engine, Resolver({"other": bad}))
         with pytest.raises(
-            RequestError, match="`other` was found but could not be loaded: other/adapter_model.safetensors is damaged"
+            RequestError,
+            match=(
+                "`other` was found but could not be loaded: other/adapter_model.safetensors is "
+                "damaged"
+            ),
         ):
             await alone.adapter("other")
-        assert [*served.adapters] == ["poet"] and not alone.adapters and engine.held == {found.lora_int_id}
+        assert (
+            [*served.adapters] == ["poet"]
+            and not alone.adapters
+            and engine.held == {found.lora_int_id}
+        )
 
     run(work)
 
 
 def test_requests_for_one_name_ask_once(tmp_path: Path) -> None:
     async def work() -> None:
-        engine, resolver = Engine(), Resolver({"poet": adapter(tmp_path / "p")}, is_open=False)
+        engine = Engine()
+        resolver = Resolver({"poet": adapter(tmp_path / "p")}, is_open=False)
         served = client(engine, resolver)
         waiting = [asyncio.create_task(served.adapter("poet")) for _ in range(20)]
         await asyncio.sleep(0)
@@ -149,7 +186,8 @@ def test_requests_for_one_name_ask_once(tmp_path: Path) -> None:
 
 def test_a_slow_resolver_holds_up_nobody_else(tmp_path: Path) -> None:
     async def work() -> None:
-        engine, resolver = Engine(), Resolver({"poet": adapter(tmp_path / "p")}, is_open=False)
+        engine = Engine()
+        resolver = Resolver({"poet": adapter(tmp_path / "p")}, is_open=False)
         served = client(engine, resolver, lora_resolver_wait_s=0)
         with pytest.raises(Overloaded, match="still being fetched; try again") as caught:
             await served.adapter("poet")
@@ -178,7 +216,9 @@ def test_there_is_a_limit_of_lookups_at_once() -> None:
 
 def test_an_unknown_name_is_remembered_for_a_while(tmp_path: Path) -> None:
     async def work() -> None:
-        now, resolver, engine = [0.0], Resolver({}), Engine()
+        now = [0.0]
+        resolver = Resolver({})
+        engine = Engine()
         served = client(engine, resolver, now=now)
         for _ in range(3):
             assert await served.adapter("poet") is None
@@ -198,7 +238,10 @@ def test_a_reason_is_remembered_too(tmp_path: Path) -> None:
         resolver = Resolver({"poet": adapter(tmp_path / "p", "org/other")})
         served = client(Engine(), resolver)
         for _ in range(2):
-            with pytest.raises(RequestError, match="made for the base model 'org/other', and this server has fake-model"):
+            with pytest.raises(
+                RequestError,
+                match="made for the base model 'org/other', and this server has fake-model",
+            ):
                 await served.adapter("poet")
         assert resolver.asked == ["poet"]
 
@@ -217,9 +260,15 @@ def test_a_reason_is_remembered_too(tmp_path: Path) -> None:
         (7, [], True),
     ],
 )
-def test_the_recorded_base_model_must_match(tmp_path: Path, recorded: Any, allowed: list[str], fits: bool) -> None:
+def test_the_recorded_base_model_must_match(
+    tmp_path: Path, recorded: Any, allowed: list[str], fits: bool
+) -> None:
     async def work() -> None:
-        served = client(Engine(), Resolver({"poet": adapter(tmp_path / "p", recorded)}), lora_base_models=allowed)
+        served = client(
+            Engine(),
+            Resolver({"poet": adapter(tmp_path / "p", recorded)}),
+            lora_base_models=allowed,
+        )
         try:
             assert await served.adapter("poet") is not None and fits
         except RequestError:
@@ -228,7 +277,9 @@ def test_the_recorded_base_model_must_match(tmp_path: Path, recorded: Any, allow
     run(work)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b'{"base_model_name_or_path": []}', None])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b'{"base_model_name_or_path": []}', None]
+)
 def test_a_damaged_config_records_nothing(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "adapter_config.json").write_bytes(content)
@@ -236,7 +287,21 @@ def test_a_damaged_config_records_nothing(tmp_path: Path, content: bytes | None)
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/etc/passwd", "a//b", "a/../b", ".hidden", "a/.b", "a\0b", "a b", "ä", "", "a/", "x" * 201]
+    "name",
+    [
+        "../x",
+        "/etc/passwd",
+        "a//b",
+        "a/../b",
+        ".hidden",
+        "a/.b",
+        "a\0b",
+        "a b",
+        "ä",
+        "",
+        "a/",
+        "x" * 201,
+    ],
 )
 def test_resolvers_never_see_a_name_that_cannot_be_one(name: str) -> None:
     resolver = Resolver({})
@@ -249,7 +314,11 @@ def test_resolvers_never_see_a_name_that_cannot_be_one(name: str) -> None:
 @pytest.mark.parametrize("failure", [ValueError("boom"), KeyError("x")])
 def test_a_resolver_that_fails_is_named(failure: Exception, tmp_path: Path) -> None:
     async def work() -> None:
-        served = client(Engine(), Resolver({"poet": failure, "both": failure}), Resolver({"both": adapter(tmp_path / "b")}))
+        served = client(
+            Engine(),
+            Resolver({"poet": failure, "both": failure}),
+            Resolver({"both": adapter(tmp_path / "b")}),
+        )
         for _ in range(2):
             with pytest.raises(PluginFailure, match="lora_resolver:r0"):
                 await served.adapter("poet")
@@ -263,22 +332,29 @@ def test_what_is_not_a_path_is_the_resolvers_fault() -> None:
         run(lambda: client(Engine(), Resolver({"poet": "/tmp"})).adapter("poet"))
 
 
-# --- loading and unloading ---------------------------------------------------------------------------------------------------
+# --- loading and unloading ------------------------------------------------------------------------
 
 
 def test_loads_of_one_name_follow_each_other(tmp_path: Path) -> None:
     async def work() -> None:
         engine = Engine()
         served = client(engine)
-        await asyncio.gather(*(load(served, "poet", tmp_path / str(n), load_inplace=True) for n in range(5)))
+        await asyncio.gather(
+            *(load(served, "poet", tmp_path / str(n), load_inplace=True) for n in range(5))
+        )
         assert served.adapters["poet"].lora_path == str(tmp_path / "4")
-        assert engine.held == {served.adapters["poet"].lora_int_id}, "what was replaced is forgotten"
+        assert engine.held == {served.adapters["poet"].lora_int_id}, (
+            "what was replaced is forgotten"
+        )
         with pytest.raises(RequestError, match="the name 'poet' is taken"):
             await load(served, "poet", tmp_path / "4")
         assert await served.control("unload_lora_adapter", name="poet") is True
         assert await served.control("unload_lora_adapter", name="poet") is False
         assert not served.adapters and not engine.held
-        for name, words in (("fake-model", "name of the base model"), ("../x", "cannot be the name")):
+        for name, words in (
+            ("fake-model", "name of the base model"),
+            ("../x", "cannot be the name"),
+        ):
             with pytest.raises(RequestError, match=words):
                 await load(served, name, tmp_path)
         await served.control("stats")
@@ -326,7 +402,11 @@ def test_all_api_processes_give_an_adapter_the_same_id(tmp_path: Path) -> None:
     async def work() -> None:
         one, other = [await load(client(Engine()), "poet", tmp_path / "p") for _ in range(2)]
         assert one == other
-        ids = {(await load(client(Engine()), name, tmp_path / folder)).lora_int_id for name in "ab" for folder in "pq"}
+        ids = {
+            (await load(client(Engine()), name, tmp_path / folder)).lora_int_id
+            for name in "ab"
+            for folder in "pq"
+        }
         assert len(ids) == 4
 
     run(work)
@@ -345,12 +425,19 @@ def test_a_loaded_adapter_is_not_unknown_any_more(tmp_path: Path) -> None:
 
 def test_the_modules_of_the_setting_are_loaded_at_the_start(tmp_path: Path) -> None:
     async def work() -> None:
-        engine, paths = Engine(), {name: adapter(tmp_path / name) for name in "abc"}
-        modules = [f"a={paths['a']}", {"name": "b", "path": str(paths["b"]), "base_model_name": "fake-model"}]
+        engine = Engine()
+        paths = {name: adapter(tmp_path / name) for name in "abc"}
+        modules = [
+            f"a={paths['a']}",
+            {"name": "b", "path": str(paths["b"]), "base_model_name": "fake-model"},
+        ]
         served = client(engine, lora_modules=modules)
         await served.start()
         assert [*served.adapters] == ["a", "b"]
-        assert [(model.name, model.parent) for model in served.models()[1:]] == [("a", "fake-model"), ("b", "fake-model")]
+        assert [(model.name, model.parent) for model in served.models()[1:]] == [
+            ("a", "fake-model"),
+            ("b", "fake-model"),
+        ]
         engine.refused[str(paths["c"])] = "adapter 'c': rank 32 exceeds max_lora_rank=16"
         with pytest.raises(ConfigError, match="lora_modules: adapter 'c': rank 32"):
             await client(engine, lora_modules=[f"c={paths['c']}"]).start()
@@ -363,7 +450,10 @@ def test_the_modules_of_the_setting_are_loaded_at_the_start(tmp_path: Path) -> N
     [
         ("a=/x=y", {"name": "a", "path": "/x=y"}),
         ('{"name": "a", "path": "/x"}', {"name": "a", "path": "/x"}),
-        ('{"name": "a", "path": "/x", "base_model_name": "m"}', {"name": "a", "path": "/x", "base_model_name": "m"}),
+        (
+            '{"name": "a", "path": "/x", "base_model_name": "m"}',
+            {"name": "a", "path": "/x", "base_model_name": "m"},
+        ),
         ({"name": "a", "path": "/x"}, {"name": "a", "path": "/x"}),
     ],
 )
@@ -373,7 +463,21 @@ def test_forms_of_lora_modules(item: Any, expected: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "item",
-    ["a", "=/x", "a=", "{", '{"name": "a"}', '{"name": "a", "path": 3}', '{"name": "a", "path": "/x", "rank": "8"}',
+    [(
+        "a"
+    ), (
+        "=/x"
+    ), (
+        "a="
+    ), (
+        "{"
+    ), (
+        '{"name": "a"}'
+    ), (
+        '{"name": "a", "path": 3}'
+    ), (
+        '{"name": "a", "path": "/x", "rank": "8"}'
+    ),
      {"path": "x"}, "../a=/x"],
 )  # fmt: skip
 def test_other_forms_are_refused(item: Any) -> None:
@@ -381,9 +485,12 @@ def test_other_forms_are_refused(item: Any) -> None:
         read_module(item)
 
 
-# --- settings ----------------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
-API = 'from pegboard.interfaces.api import ApiSpec\nSPEC = ApiSpec(api="1.0", implementation="x:Y", flags=frozenset({}))\n'
+API = (
+    'from pegboard.interfaces.api import ApiSpec\nSPEC = ApiSpec(api="1.0", implementation="x:Y", '
+    "flags=frozenset({}))\n"
+)
 RESOLVER = """
 from pegboard.interfaces.lora_resolver import LoRAResolverSpec
 SPEC = LoRAResolverSpec(api="1.0", implementation="x:Y", options="x:Z")
@@ -393,11 +500,17 @@ SPEC = LoRAResolverSpec(api="1.0", implementation="x:Y", options="x:Z")
 @pytest.fixture
 def installed(fake_distributions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_distributions.add("acme", {"api": {"mine": "acme_api:SPEC"}}, {"acme_api": API.format("")})
-    fake_distributions.add("other", {"api": {"theirs": "other_api:SPEC"}}, {"other_api": API.format('{"adapters"}')})
-    fake_distributions.add("load", {"api": {"loads": "load_api:SPEC"}}, {"load_api": API.format('{"loads_adapters"}')})
+    fake_distributions.add(
+        "other", {"api": {"theirs": "other_api:SPEC"}}, {"other_api": API.format('{"adapters"}')}
+    )
+    fake_distributions.add(
+        "load", {"api": {"loads": "load_api:SPEC"}}, {"load_api": API.format('{"loads_adapters"}')}
+    )
     names = {"one": "acme_find:SPEC", "two": "acme_find:SPEC"}
     fake_distributions.add("find", {"lora_resolver": names}, {"acme_find": RESOLVER})
-    monkeypatch.setattr(Registry, "discover", lambda config: Registry(fake_distributions.scan(), config))
+    monkeypatch.setattr(
+        Registry, "discover", lambda config: Registry(fake_distributions.scan(), config)
+    )
 
 
 def settings(loras: int, *apis: str, options: Any = None, **server: Any) -> Settings:
@@ -409,7 +522,11 @@ def settings(loras: int, *apis: str, options: Any = None, **server: Any) -> Sett
 def test_settings_without_an_effect_are_refused() -> None:
     check_adapters(settings(0, "mine"))
     check_adapters(settings(2, "mine", "theirs"))
-    check_adapters(settings(2, "theirs", lora_modules=["a=/a", "b=/b"], lora_resolvers=["two"], api_server_count=2))
+    check_adapters(
+        settings(
+            2, "theirs", lora_modules=["a=/a", "b=/b"], lora_resolvers=["two"], api_server_count=2
+        )
+    )
     with pytest.raises(ConfigError, match="no API of this server lets clients name LoRA adapters"):
         check_adapters(settings(2, "mine"))
     with pytest.raises(ConfigError, match="lora_modules needs LoRA: add --enable-lora"):
@@ -429,7 +546,10 @@ def test_settings_without_an_effect_are_refused() -> None:
 def test_resolvers_are_asked_if_they_are_named_or_have_options() -> None:
     def names(options: Any = None, **server: Any) -> list[str]:
         config = PluginConfig(options=options or {})
-        return [name.rpartition(":")[2] for name in resolver_names(Registry.discover(config), ServerConfig(**server))]
+        return [
+            name.rpartition(":")[2]
+            for name in resolver_names(Registry.discover(config), ServerConfig(**server))
+        ]
 
     assert names() == []
     assert names({"lora_resolver.two": {"x": 1}}) == ["two"]

@@ -1,4 +1,5 @@
-"""Requests that are not sent to their end do not hold their connections for ever, and streams that are cut off say so."""
+"""Requests that are not sent to their end do not hold their connections for ever, and streams that
+are cut off say so."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ async def half_sent(port: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"G", b"POST /echo HTTP/1.1\r\nHost: x\r\n", b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\nGET /ec"]
+    "data",
+    [
+        b"",
+        b"G",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\nGET /ec",
+    ],
 )
 def test_half_a_head_is_closed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
@@ -52,7 +59,10 @@ def test_half_a_head_is_closed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("part", [b"", b"{", b"x" * 500])
 def test_half_a_body_is_refused(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.2)
-    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+    head = (
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        b"900\r\n\r\n"
+    )
 
     async def body(api: SlowApi) -> None:
         async with running(api) as (port, _, _):
@@ -64,7 +74,8 @@ def test_half_a_body_is_refused(part: bytes, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_answer_is_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits are for requests. An answer may take any time, and so may the next request on the same connection."""
+    """The limits are for requests. An answer may take any time, and so may the next request on the
+    same connection."""
     monkeypatch.setattr(connections, "HEAD_S", 0.1)
     monkeypatch.setattr(connections, "BODY_S", 0.1)
 
@@ -114,6 +125,10 @@ def test_a_stream_that_is_cut_off_ends_with_an_error_event() -> None:
             stop.set()
             assert await server == 0
             told = (await reading)[2]
-        assert b"begun" in told and b"error 503 the server is stopping" in told and b"data: [DONE]" in told
+        assert (
+            b"begun" in told
+            and b"error 503 the server is stopping" in told
+            and b"data: [DONE]" in told
+        )
 
     run(body)

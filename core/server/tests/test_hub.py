@@ -1,5 +1,5 @@
-"""Several API processes on one engine process: every client gets its own answers, and all clients learn that the engine has
-ended."""
+"""Several API processes on one engine process: every client gets its own answers, and all clients
+learn that the engine has ended."""
 
 from __future__ import annotations
 
@@ -34,12 +34,23 @@ class Clients:
         self.stopped: list[int] = []
 
     async def __aenter__(self) -> "Clients":
-        self.hub = EngineHub(self.process, COUNT, lambda: self.events.append("serving"), lambda: self.events.append("end"))
+        self.hub = EngineHub(
+            self.process,
+            COUNT,
+            lambda: self.events.append("serving"),
+            lambda: self.events.append("end"),
+        )
         self.hub.attach()
         self.engines = [
-            HubEngine(self.hub.address, index, COUNT, lambda index=index: self.stopped.append(index)) for index in range(COUNT)
+            HubEngine(
+                self.hub.address, index, COUNT, lambda index=index: self.stopped.append(index)
+            )
+            for index in range(COUNT)
         ]
-        self.all = [AsyncLLM.of_plan(self.plan, None, engine, tokenizer=ByteTokenizer()) for engine in self.engines]
+        self.all = [
+            AsyncLLM.of_plan(self.plan, None, engine, tokenizer=ByteTokenizer())
+            for engine in self.engines
+        ]
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -58,7 +69,9 @@ def run(body: Callable[[Clients], Awaitable[None]], **engine: object) -> None:
 
 
 async def text(client: AsyncLLM, prompt: str, request_id: str, **more: object) -> list[str]:
-    params = SamplingParams(max_tokens=len(prompt), temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY, **more)
+    params = SamplingParams(
+        max_tokens=len(prompt), temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY, **more
+    )
     async for output in client.generate(
         Prompt(text=prompt, add_special_tokens=False), params, RequestOptions(request_id=request_id)
     ):
@@ -71,7 +84,11 @@ async def text(client: AsyncLLM, prompt: str, request_id: str, **more: object) -
 def test_equal_request_ids_do_not_meet() -> None:
     async def body(clients: Clients) -> None:
         ids = ["same", "3_same", "odd@1", "@"]
-        asked = [(client, f"client {number} {name}", name) for number, client in enumerate(clients.all) for name in ids]
+        asked = [
+            (client, f"client {number} {name}", name)
+            for number, client in enumerate(clients.all)
+            for name in ids
+        ]
         answers = await asyncio.gather(*(text(*one, n=2) for one in asked))
         assert answers == [[prompt, prompt] for _, prompt, _ in asked]
 
@@ -82,7 +99,11 @@ def test_refusals_and_controls_come_back_to_who_asked() -> None:
     async def body(clients: Clients) -> None:
         await asyncio.gather(*(client.start() for client in clients.all))
         answers = await asyncio.gather(
-            *(client.control("echo", number=n) for n, client in enumerate(clients.all) for _ in range(3))
+            *(
+                client.control("echo", number=n)
+                for n, client in enumerate(clients.all)
+                for _ in range(3)
+            )
         )
         assert [answer["number"] for answer in answers] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         with pytest.raises(RequestError, match="unknown action"):
@@ -98,7 +119,9 @@ def test_refusals_and_controls_come_back_to_who_asked() -> None:
 
 def test_closing_a_stream_aborts_only_that_client_s_request() -> None:
     async def body(clients: Clients) -> None:
-        endless = SamplingParams(max_tokens=4000, output_kind=RequestOutputKind.DELTA, ignore_eos=True)
+        endless = SamplingParams(
+            max_tokens=4000, output_kind=RequestOutputKind.DELTA, ignore_eos=True
+        )
         options = RequestOptions(request_id="same")
         streams = [client.generate(Prompt(text="abc"), endless, options) for client in clients.all]
         async with aclosing(streams[0]), aclosing(streams[2]):
@@ -120,8 +143,12 @@ def test_an_engine_that_still_sends_after_the_end_does_no_harm() -> None:
     async def body(clients: Clients) -> None:
         failed: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, told: failed.append(told))
-        endless = SamplingParams(max_tokens=4000, output_kind=RequestOutputKind.DELTA, ignore_eos=True)
-        async with aclosing(clients.all[0].generate(Prompt(text="abc"), endless, RequestOptions(request_id="r"))) as stream:
+        endless = SamplingParams(
+            max_tokens=4000, output_kind=RequestOutputKind.DELTA, ignore_eos=True
+        )
+        async with aclosing(
+            clients.all[0].generate(Prompt(text="abc"), endless, RequestOptions(request_id="r"))
+        ) as stream:
             await anext(stream)
             clients.hub.close()
             for _ in range(20):
@@ -150,7 +177,11 @@ def test_an_engine_that_does_not_start() -> None:
         for client in clients.all:
             with pytest.raises(PegboardError, match="broken on purpose"):
                 await client.start()
-        assert clients.events == ["end"] and isinstance(clients.hub.failure, ModelError) and not clients.hub.started
+        assert (
+            clients.events == ["end"]
+            and isinstance(clients.hub.failure, ModelError)
+            and not clients.hub.started
+        )
 
     run(body, served_model_name=["broken"])
 

@@ -1,4 +1,5 @@
-"""While the model loads, every request gets the same answer, and the server that follows can use the port."""
+"""While the model loads, every request gets the same answer, and the server that follows can use
+the port."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ def listener() -> Iterator[socket.socket]:
 def test_every_request_is_told_that_the_model_loads(listener: socket.socket) -> None:
     loading = LoadingAnswer(listener)
     loading.open()
-    for method, path, body in [("GET", "/health", None), ("POST", "/v1/chat/completions", b"{}"), ("GET", "/nowhere", None)]:
+    for method, path, body in [
+        ("GET", "/health", None),
+        ("POST", "/v1/chat/completions", b"{}"),
+        ("GET", "/nowhere", None),
+    ]:
         connection = http.client.HTTPConnection(*listener.getsockname(), timeout=30)
         connection.request(method, path, body)
         answer = connection.getresponse()

@@ -53,7 +53,11 @@ def test_terminated_while_starting_leaves_nothing(tmp_path: Path) -> None:
     path.write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     with program:
         pid, _, folder = program.stdout.readline().strip().partition(" ")
@@ -78,13 +82,20 @@ def test_a_plugin_that_hangs_before_the_engine_loads_is_told(
             raise ConfigError("enough")
 
     monkeypatch.setattr(async_llm, "start_engine", Source.fetch)
-    monkeypatch.setattr(watchdog, "loading_watched", partial(watchdog.loading_watched, log_after_s=0.5))
+    monkeypatch.setattr(
+        watchdog, "loading_watched", partial(watchdog.loading_watched, log_after_s=0.5)
+    )
     monkeypatch.setattr(Registry, "modules", lambda self: {__name__: "model_source:x (acme 1.0)"})
     monkeypatch.setattr(watchdog, "WatchedEngine", FakeEngineProcess)
-    settings = Settings(server=ServerConfig(port=0, host="127.0.0.1", api_server_count=num_processes))
+    settings = Settings(
+        server=ServerConfig(port=0, host="127.0.0.1", api_server_count=num_processes)
+    )
     with pytest.raises(ConfigError, match="enough"):
         serve.serve(settings)
-    assert "plugin model_source:x (acme 1.0) has been in the same call" in caplog.text and "def fetch" not in caplog.text
+    assert (
+        "plugin model_source:x (acme 1.0) has been in the same call" in caplog.text
+        and "def fetch" not in caplog.text
+    )
 
 
 def test_a_sigterm_that_got_lost_is_repeated() -> None:
@@ -128,13 +139,19 @@ serve.Serve(None, command_setup("serve")).run([])
 def test_a_second_signal_ends_the_process_although_a_thread_hangs(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", HANGS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as program:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as program:
         assert program.stdout.readline() == "ready\n"
         program.send_signal(number)
         assert program.stdout.readline() == "stopped\n"
         program.send_signal(number)
         _, errors = program.communicate(timeout=30)
-    assert program.returncode == 1 and "time.sleep" not in errors and "most recent call first" in errors
+    assert (
+        program.returncode == 1
+        and "time.sleep" not in errors
+        and "most recent call first" in errors
+    )
 
 
 class FakeEngineProcess:
@@ -148,8 +165,15 @@ def test_a_server_bounds_its_queue_and_llm_does_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("PEGBOARD_CONFIG", raising=False)
     command = serve.Serve(None, command_setup("serve"))
     seen = []
-    monkeypatch.setattr(serve, "serve", lambda settings, on_started: seen.append(settings.engine.max_num_queued_reqs) or 0)
+    monkeypatch.setattr(
+        serve,
+        "serve",
+        lambda settings, on_started: seen.append(settings.engine.max_num_queued_reqs) or 0,
+    )
     assert command.run(["model"]) == command.run(["model", "--max-num-queued-reqs", "7"]) == 0
-    assert seen == [serve.MAX_QUEUED, 7] and engine_settings("model", {}).engine.max_num_queued_reqs is None
+    assert (
+        seen == [serve.MAX_QUEUED, 7]
+        and engine_settings("model", {}).engine.max_num_queued_reqs is None
+    )
     with pytest.raises(ConfigError, match="max_num_queued_reqs must be at least 1"):
         command.run(["model", "--max-num-queued-reqs", "0"])

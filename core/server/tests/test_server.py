@@ -56,7 +56,8 @@ class EchoApi:
     """Echoes bodies, and raises errors on demand."""
 
     def __init__(self, name: str, prefix: str = "") -> None:
-        self.name, self.prefix = name, prefix
+        self.name = name
+        self.prefix = prefix
 
     def routes(self) -> Sequence[BaseRoute]:
         return [
@@ -95,10 +96,15 @@ class EchoApi:
 
 
 def make_client(engine: FakeEngineClient | None = None, **settings: Any) -> TestClient:
-    first, second = EchoApi("first"), EchoApi("second", "/second")
+    first = EchoApi("first")
+    second = EchoApi("second", "/second")
     spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
     other = ApiSpec(api="1.0", implementation="x:y", content_types=("text/plain",))
-    app = build_app([("first", first, spec), ("second", second, other)], engine or FakeEngineClient(), ServerConfig(**settings))
+    app = build_app(
+        [("first", first, spec), ("second", second, other)],
+        engine or FakeEngineClient(),
+        ServerConfig(**settings),
+    )
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -121,14 +127,29 @@ def test_errors_have_the_shape_of_the_api_they_belong_to():
     assert client.get("/second/raise/request").json()["api"] == "second"
     assert client.get("/second/echo").json()["api"] == "second"
     assert client.get("/nowhere").json() == {
-        "api": "first", "status": 404, "message": "Not Found: there is no route GET /nowhere", "parameter": None,
-    }  # fmt: skip
+        "api": "first",
+        "status": 404,
+        "message": "Not Found: there is no route GET /nowhere",
+        "parameter": None,
+    }
 
 
 @pytest.mark.parametrize(
     ("header", "status"),
     [
-        (None, 401), ("", 401), ("Bearer", 401), ("Bearer wrong", 401), ("Basic one", 401), ("one", 401), ("Bearer onetwo", 401),
+        (None, 401), ((
+            ""
+        ), 401), ((
+            "Bearer"
+        ), 401), ((
+            "Bearer wrong"
+        ), 401), ((
+            "Basic one"
+        ), 401), ((
+            "one"
+        ), 401), ((
+            "Bearer onetwo"
+        ), 401),
         ("Bearer one", 200), ("bearer two", 200), ("Bearer  two ", 200), ("Bearer schlüssel", 401),
     ],
 )  # fmt: skip
@@ -138,7 +159,10 @@ def test_api_keys(header, status):
     response = client.post("/echo", json={}, headers=headers)
     assert response.status_code == status
     if status == 401:
-        assert response.json()["message"].startswith("Unauthorized") and response.headers["www-authenticate"] == "Bearer"
+        assert (
+            response.json()["message"].startswith("Unauthorized")
+            and response.headers["www-authenticate"] == "Bearer"
+        )
 
 
 def test_what_needs_no_key(monkeypatch):
@@ -164,21 +188,37 @@ def test_body_limit_by_length_and_by_counting():
 
 def test_content_types_are_the_api_s_own():
     client = make_client()
-    assert client.post("/echo", content=b"x", headers={"Content-Type": "Application/JSON; charset=utf-8"}).status_code == 200
+    assert (
+        client.post(
+            "/echo", content=b"x", headers={"Content-Type": "Application/JSON; charset=utf-8"}
+        ).status_code
+        == 200
+    )
     assert client.post("/echo", content=b"").status_code == 200
     wrong = client.post("/echo", content=b"x", headers={"Content-Type": "text/plain"})
-    assert wrong.status_code == 400 and "Only 'application/json' is allowed, got 'text/plain'" in wrong.json()["message"]
-    assert client.post("/second/echo", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 200
+    assert (
+        wrong.status_code == 400
+        and "Only 'application/json' is allowed, got 'text/plain'" in wrong.json()["message"]
+    )
+    assert (
+        client.post(
+            "/second/echo", content=b"x", headers={"Content-Type": "text/plain"}
+        ).status_code
+        == 200
+    )
     assert client.post("/second/echo", json={}).status_code == 400
 
 
 def test_request_ids():
-    quiet, loud = make_client(), make_client(enable_request_id_headers=True)
+    quiet = make_client()
+    loud = make_client(enable_request_id_headers=True)
     given = quiet.get("/id", headers={"X-Request-Id": "abc"})
     assert given.json() == "abc" and "x-request-id" not in given.headers
     fresh = loud.get("/id")
     assert fresh.json() == fresh.headers["x-request-id"] != loud.get("/id").json()
-    assert loud.get("/raise/request", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    assert (
+        loud.get("/raise/request", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    )
     assert loud.get("/id", headers={"X-Request-Id": "a b"}).status_code == 400
     assert loud.get("/id", headers={"X-Request-Id": "a" * 257}).status_code == 400
 
@@ -203,7 +243,9 @@ def test_who_asks_is_the_address_and_the_key():
     first, *same, other = (client.get("/client", headers=headers).json() for headers in given)
     assert same == [first, first] != [other, other] and "one" not in first
     client = make_client()
-    assert client.get("/client").json() == client.get("/client", headers=given[0]).json(), "a header that nobody checks"
+    assert client.get("/client").json() == client.get("/client", headers=given[0]).json(), (
+        "a header that nobody checks"
+    )
 
 
 def test_root_path_is_no_part_of_the_route():
@@ -219,7 +261,11 @@ def test_root_path_is_no_part_of_the_route():
 def test_paths_with_and_without_the_prefix_are_served(root_path):
     """A proxy may remove the prefix or leave it. Keys are checked either way."""
     spec = ApiSpec(api="1.0", implementation="x:y", public_paths=("/open",))
-    app = build_app([("first", EchoApi("first"), spec)], FakeEngineClient(), ServerConfig(api_key=["k"], root_path=root_path))
+    app = build_app(
+        [("first", EchoApi("first"), spec)],
+        FakeEngineClient(),
+        ServerConfig(api_key=["k"], root_path=root_path),
+    )
     client = TestClient(app)
     for prefix in ("", "/llm"):
         assert client.get(prefix + "/open").status_code == 200
@@ -254,16 +300,27 @@ class RefusingApi(EchoApi):
 def test_every_error_answer_has_its_traceback_in_the_log_if_asked_for(is_on, caplog):
     spec = ApiSpec(api="1.0", implementation="x:y")
     config = ServerConfig(log_error_stack=is_on)
-    client = TestClient(build_app([("first", RefusingApi("first"), spec)], FakeEngineClient(), config))
-    for path, words in [("/raise/request", "bad top_p"), ("/malformed", "bad body"), ("/stream", "bad end")]:
+    client = TestClient(
+        build_app([("first", RefusingApi("first"), spec)], FakeEngineClient(), config)
+    )
+    for path, words in [
+        ("/raise/request", "bad top_p"),
+        ("/malformed", "bad body"),
+        ("/stream", "bad end"),
+    ]:
         caplog.clear()
         caplog.set_level("INFO")
         assert words in client.get(path).text
-        assert is_on or [f"was refused: {words}" in line for line in caplog.messages].count(True) == 1
-        assert (f"RequestError: {words}" in caplog.text or f"MalformedRequest: {words}" in caplog.text) == is_on
+        assert (
+            is_on or [f"was refused: {words}" in line for line in caplog.messages].count(True) == 1
+        )
+        assert (
+            f"RequestError: {words}" in caplog.text or f"MalformedRequest: {words}" in caplog.text
+        ) == is_on
     caplog.clear()
     assert client.get("/raise/config").status_code == 500
-    assert ("Traceback" in caplog.text) == is_on  # without the flag, a named error of ours is one line
+    # without the flag, a named error of ours is one line
+    assert ("Traceback" in caplog.text) == is_on
 
 
 def app_and_engine() -> tuple[Any, FakeEngineClient]:
@@ -273,7 +330,9 @@ def app_and_engine() -> tuple[Any, FakeEngineClient]:
 
 
 def config(**settings: Any) -> ServerConfig:
-    return ServerConfig(**{"port": 0, "uvicorn_log_level": "critical", "shutdown_timeout_s": 0.5, **settings})
+    return ServerConfig(
+        **{"port": 0, "uvicorn_log_level": "critical", "shutdown_timeout_s": 0.5, **settings}
+    )
 
 
 def fetch(url: str) -> Any:
@@ -288,7 +347,9 @@ def test_serves_on_a_free_port_until_told_to_stop():
     async def main() -> int:
         stop = asyncio.Event()
         addresses: list[str] = []
-        server = asyncio.create_task(run_server(app, config(), health=engine.health, on_ready=addresses.append, stop=stop))
+        server = asyncio.create_task(
+            run_server(app, config(), health=engine.health, on_ready=addresses.append, stop=stop)
+        )
         while not addresses:
             await asyncio.sleep(0.001)
         answers.append(await asyncio.to_thread(fetch, addresses[0] + "/id"))
@@ -303,14 +364,21 @@ def test_signals_end_it_in_order(number):
     assert threading.current_thread() is threading.main_thread()
     app, engine = app_and_engine()
     before = signal.getsignal(signal.SIGTERM)
-    run = run_server(app, config(), health=engine.health, on_ready=lambda _: os.kill(os.getpid(), number))
+    run = run_server(
+        app, config(), health=engine.health, on_ready=lambda _: os.kill(os.getpid(), number)
+    )
     assert asyncio.run(run) == 0
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_exit_code_tells_that_the_engine_died():
     app, engine = app_and_engine()
-    assert asyncio.run(run_server(app, config(), health=engine.health, on_ready=lambda _: engine.die())) == 1
+    assert (
+        asyncio.run(
+            run_server(app, config(), health=engine.health, on_ready=lambda _: engine.die())
+        )
+        == 1
+    )
 
 
 def test_error_in_on_ready_stops_the_server():
@@ -337,14 +405,17 @@ def test_taken_port_and_other_bad_addresses():
 
 
 def test_two_servers_that_bound_before_either_listened():
-    """Both may bind (SO_REUSEADDR). The second one to listen gets the same error as a server that starts later."""
+    """Both may bind (SO_REUSEADDR). The second one to listen gets the same error as a server that
+    starts later."""
     app, engine = app_and_engine()
     first = bind_socket(config())
     port = first.getsockname()[1]
     second = bind_socket(config(port=port))
     first.listen()
     with first, pytest.raises(PegboardError, match="already in use"):
-        asyncio.run(run_server(app, config(port=port), listener=second, on_ready=lambda _: engine.die()))
+        asyncio.run(
+            run_server(app, config(port=port), listener=second, on_ready=lambda _: engine.die())
+        )
 
 
 def test_unix_socket(tmp_path):
@@ -397,7 +468,9 @@ def test_errors_are_cut_to_a_length_that_clients_can_take() -> None:
     body = error_response(None, 400, "x" * 10**6).body
     assert len(body) < 2100
     told = error_body(400, "x" * 10**6, "y" * 10**6)["error"]
-    assert len(told["message"]) == 2000 and told["message"].endswith("…") and len(told["param"]) == 200
+    assert (
+        len(told["message"]) == 2000 and told["message"].endswith("…") and len(told["param"]) == 200
+    )
 
 
 def test_memory_is_given_back_after_large_bodies() -> None:
@@ -443,10 +516,14 @@ print(resident() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_freed_memory_of_threads_goes_back() -> None:
-    """12 threads allocate and free 16 MiB in blocks of different sizes, then `malloc_trim` is called. Without `keep_little`,
-    about 60 MiB stay. How much stays also depends on which threads ran at the same time, so the best of a few runs counts."""
+    """12 threads allocate and free 16 MiB in blocks of different sizes, then `malloc_trim` is
+    called. Without `keep_little`, about 60 MiB stay. How much stays also depends on which threads
+    ran at the same time, so the best of a few runs counts."""
     command = [sys.executable, "-c", FREEING]
-    runs = (subprocess.run(command, capture_output=True, text=True, timeout=60, check=True) for _ in range(8))
+    runs = (
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        for _ in range(8)
+    )
     assert any(int(run.stdout) < 40 for run in runs)
 
 

@@ -1,4 +1,5 @@
-"""The watchdog: what hangs in the engine is written to the heart, and what blocks the event loop is interrupted."""
+"""The watchdog: what hangs in the engine is written to the heart, and what blocks the event loop is
+interrupted."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ import pytest
 from pegboard.config.schema import ServerConfig
 from pegboard.errors import PluginFailure, culprit
 from pegboard_server.engine_watch import EngineWatch
-from pegboard_server.watchdog import HEART_BYTES, Beat, Heart, LoopGuard, encode_beat, loading_watched, plugin_in, stacks_of
+from pegboard_server.watchdog import (
+    HEART_BYTES,
+    Beat,
+    Heart,
+    LoopGuard,
+    encode_beat,
+    loading_watched,
+    plugin_in,
+    stacks_of,
+)
 
 CONFIG = ServerConfig(engine_stall_s=60, engine_end_s=300)
 
@@ -29,14 +39,17 @@ class Clock:
 
 
 def heart(tmp_path: Path) -> tuple[Heart, Clock, Path]:
-    clock, path = Clock(), tmp_path / "heart"
+    clock = Clock()
+    path = tmp_path / "heart"
     return Heart(path, CONFIG, clock), clock, path
 
 
 def test_a_call_that_hangs_is_told_and_then_ended(tmp_path: Path) -> None:
     reader, _, path = heart(tmp_path)
     assert reader.look() == ("", False)  # the engine loads
-    for count, (stalled_s, told) in enumerate([(0.0, ("", False)), (59.0, ("", False)), (61.0, ("it hangs for 61 s", False))], 1):
+    for count, (stalled_s, told) in enumerate(
+        [(0.0, ("", False)), (59.0, ("", False)), (61.0, ("it hangs for 61 s", False))], 1
+    ):
         path.write_bytes(encode_beat(Beat(count, stalled_s, "it hangs")).ljust(HEART_BYTES))
         assert reader.look() == told
     path.write_bytes(encode_beat(Beat(9, 300.0, "it hangs")))
@@ -45,7 +58,9 @@ def test_a_call_that_hangs_is_told_and_then_ended(tmp_path: Path) -> None:
     assert reader.look() == ("", False)
 
 
-def test_a_call_that_does_not_move_while_a_model_loads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_does_not_move_while_a_model_loads_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Not one that is slow and goes on, and not a compiler."""
     owners = {__name__: "weight_loader:x (acme 1.0)"}
     with loading_watched(lambda: owners, log_after_s=1.0):
@@ -57,7 +72,10 @@ def test_a_call_that_does_not_move_while_a_model_loads_is_told(caplog: pytest.Lo
         time.sleep(2.5)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     told = caplog.records[0].getMessage()
-    assert "plugin weight_loader:x (acme 1.0) has been in the same call for 1 s" in told and "time.sleep(2.5)" in told
+    assert (
+        "plugin weight_loader:x (acme 1.0) has been in the same call for 1 s" in told
+        and "time.sleep(2.5)" in told
+    )
 
 
 def _step() -> None:
@@ -85,10 +103,13 @@ def test_long_texts_fit_into_the_heart() -> None:
 
 
 class Loop:
-    """A thread that runs `_serve`, as the engine's main thread does. Calls hang until `release` is set."""
+    """A thread that runs `_serve`, as the engine's main thread does. Calls hang until `release` is
+    set."""
 
     def __init__(self) -> None:
-        self.release, self.entered, self.calls = threading.Event(), threading.Event(), 0
+        self.release = threading.Event()
+        self.entered = threading.Event()
+        self.calls = 0
         self.thread = threading.Thread(target=lambda: serve(self), daemon=True)
 
     def step(self) -> None:
@@ -103,10 +124,16 @@ def serve(loop: Loop) -> None:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Any:
-    loop, clock = Loop(), Clock()
+    loop = Loop()
+    clock = Clock()
     transfers: dict[object, str] = {}
     watch = EngineWatch(
-        tmp_path / "heart", {__name__: "model:slow (acme 1.0)"}, lambda: transfers, log_after_s=10, loop=serve, clock=clock
+        tmp_path / "heart",
+        {__name__: "model:slow (acme 1.0)"},
+        lambda: transfers,
+        log_after_s=10,
+        loop=serve,
+        clock=clock,
     )
     loop.thread.start()
     loop.entered.wait()
@@ -116,7 +143,9 @@ def watched(tmp_path: Path) -> Any:
     loop.thread.join()
 
 
-def test_the_call_that_runs_and_its_plugin_are_told(watched: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_call_that_runs_and_its_plugin_are_told(
+    watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     watch, loop, clock, _ = watched
     assert watch.beat().stalled_s == 0
     clock.now += 9
@@ -181,7 +210,9 @@ def endure() -> None:
 
 
 @pytest.mark.parametrize("hang", [spin, backtrack, endure])
-def test_code_that_blocks_the_loop_is_interrupted(hang: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_that_blocks_the_loop_is_interrupted(
+    hang: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Only the request that blocks fails. The others are served meanwhile and afterwards."""
 
     async def request() -> None:
@@ -193,11 +224,17 @@ def test_code_that_blocks_the_loop_is_interrupted(hang: Any, caplog: pytest.LogC
         return "done"
 
     async def main() -> list[Any]:
-        with LoopGuard(lambda: {__name__: "tool_parser:slow (acme 1.0)"}, 0.1, tick_s=0.02).active():
+        with LoopGuard(
+            lambda: {__name__: "tool_parser:slow (acme 1.0)"}, 0.1, tick_s=0.02
+        ).active():
             return await asyncio.gather(request(), other(), return_exceptions=True)
 
     failure, done = asyncio.run(main())
-    assert isinstance(failure, PluginFailure) and failure.plugin == "tool_parser:slow (acme 1.0)" and done == "done"
+    assert (
+        isinstance(failure, PluginFailure)
+        and failure.plugin == "tool_parser:slow (acme 1.0)"
+        and done == "done"
+    )
     assert "did not return within 0.1 s" in str(failure) and hang.__name__ in caplog.text
 
 
@@ -206,18 +243,29 @@ def test_plugin_code_that_blocks_a_thread_is_interrupted(caplog: pytest.LogCaptu
 
     async def main() -> list[Any]:
         with LoopGuard(lambda: {__name__: "tokenizer:slow (acme 1.0)"}, 0.1, tick_s=0.02).active():
-            return await asyncio.gather(asyncio.to_thread(spin), asyncio.to_thread(int, "5"), return_exceptions=True)
+            return await asyncio.gather(
+                asyncio.to_thread(spin), asyncio.to_thread(int, "5"), return_exceptions=True
+            )
 
     failure, done = asyncio.run(main())
-    assert isinstance(failure, PluginFailure) and failure.plugin == "tokenizer:slow (acme 1.0)" and done == 5
-    assert "did not return within 0.1 s" in str(failure) and "blocked a thread" in caplog.text and "spin" in caplog.text
+    assert (
+        isinstance(failure, PluginFailure)
+        and failure.plugin == "tokenizer:slow (acme 1.0)"
+        and done == 5
+    )
+    assert (
+        "did not return within 0.1 s" in str(failure)
+        and "blocked a thread" in caplog.text
+        and "spin" in caplog.text
+    )
 
 
 def test_many_short_callbacks_are_not_interrupted() -> None:
     """The loop is busy for longer than the limit, but no single callback is."""
 
     async def main() -> int:
-        count, end = 0, time.monotonic() + 0.3
+        count = 0
+        end = time.monotonic() + 0.3
         with LoopGuard(lambda: {__name__: "x"}, 0.1, tick_s=0.01).active():
             while time.monotonic() < end:
                 count += 1
@@ -242,12 +290,14 @@ def serve():
 EngineWatch(Path(sys.argv[1]) / "heart", {"acme_holder": "sampler:acme (acme 1.0)"}, loop=serve).start()
 time.sleep(0.7)  # the thread has armed the dump
 serve()
-"""
+"""  # noqa: E501
 
 
 def test_a_call_that_holds_the_interpreter_lock_is_told(tmp_path: Path) -> None:
     """No Python code of the engine process can run, so its stacks come from a thread in C."""
-    (tmp_path / "acme_holder.py").write_text("import ctypes\ndef hold(): ctypes.PyDLL(None).usleep(600_000_000)\n")
+    (tmp_path / "acme_holder.py").write_text(
+        "import ctypes\ndef hold(): ctypes.PyDLL(None).usleep(600_000_000)\n"
+    )
     reader, clock, path = heart(tmp_path)
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)])
     try:
@@ -261,7 +311,10 @@ def test_a_call_that_holds_the_interpreter_lock_is_told(tmp_path: Path) -> None:
     assert reader.look() == ("", False)
     clock.now += 61
     reason, is_over = reader.look()
-    assert reason.startswith("a call into plugin sampler:acme (acme 1.0) has not returned, and does not let other threads run")
+    assert reason.startswith(
+        "a call into plugin sampler:acme (acme 1.0) has not returned, and does not let other "
+        "threads run"
+    )
     assert not is_over and "in hold" in reader.stacks
 
 
@@ -269,8 +322,15 @@ def test_the_innermost_plugin_of_stacks() -> None:
     modules = {"acme_x": "model:x", "acme_run": "executor:run", "acme_y.deep.part": "sampler:y"}
     other = 'Thread 0x1 (most recent call first):\n  File "/site/acme_x/a.py", line 1 in f\n\n'
     main = (
-        'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n  File "/s/acme_run.py", line 2 in g\n'
+        'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n  File '
+        '"/s/acme_run.py", line 2 in g\n'
     )
     assert plugin_in(other + main, modules) == "model:x"
     assert plugin_in(main, modules) == "executor:run" and plugin_in("", modules) is None
-    assert plugin_in(main + '  File "/s/acme_y/deep/part.py", line 2 in g\n', {"acme_y.deep.part": "sampler:y"}) == "sampler:y"
+    assert (
+        plugin_in(
+            main + '  File "/s/acme_y/deep/part.py", line 2 in g\n',
+            {"acme_y.deep.part": "sampler:y"},
+        )
+        == "sampler:y"
+    )

@@ -1,7 +1,8 @@
-"""The check mode, PEGBOARD_CHECK=1: everything that chosen plugins return is checked while they run, and the plugin is named.
+"""The check mode, PEGBOARD_CHECK=1: everything that chosen plugins return is checked while they
+run, and the plugin is named.
 
-The registry passes every plugin that it builds through `checked`. Without the check mode nothing is wrapped. With it every step
-runs eagerly, because a recording runs no Python.
+The registry passes every plugin that it builds through `checked`. Without the check mode nothing is
+wrapped. With it every step runs eagerly, because a recording runs no Python.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.data.batch import TransferReport
 from pegboard.interfaces.kv_connector import Match, Release
-from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from pegboard.interfaces.scheduling_policy import StepBudget
 from pegboard.interfaces.tokenizer import Rendered, Vocabulary
 from pegboard.worker.first_steps import (
@@ -30,21 +38,26 @@ if TYPE_CHECKING:
 
 
 def checked(entry: "Entry", built: Any, setup: object) -> Any:
-    """Return the plugin's object with checks, or the object itself if nothing of this kind is checked."""
+    """Return the plugin's object with checks, or the object itself if nothing of this kind is
+    checked."""
     make = CHECKS.get(entry.kind)
     return built if make is None else Checked(built, entry.id, make(entry.id, setup))
 
 
 def _is(*expected: Any) -> Check:
     def check(result: Any, *args: Any, **more: Any) -> Any:
-        assert isinstance(result, expected), f"expected {' or '.join(kind.__name__ for kind in expected)}"
+        assert isinstance(result, expected), (
+            f"expected {' or '.join(kind.__name__ for kind in expected)}"
+        )
         return result
 
     return check
 
 
 def _ids(result: Any, size: int | None = None) -> Any:
-    assert all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in result), "expected token ids"
+    assert all(
+        isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in result
+    ), "expected token ids"
     assert size is None or all(token < size for token in result), f"a token id is not below {size}"
     return result
 
@@ -52,7 +65,10 @@ def _ids(result: Any, size: int | None = None) -> Any:
 def _tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: Iterable[Any] = ()) -> Any:
     """A tensor of this shape and type, without NaN unless there is one in `given`."""
     check_tensor(result, shape, dtype)
-    if any(value is not None and value.is_floating_point() and bool(value.isnan().any()) for value in given):
+    if any(
+        value is not None and value.is_floating_point() and bool(value.isnan().any())
+        for value in given
+    ):
         return result
     rows = result.flatten(1).isnan().any(1).nonzero().flatten().tolist() if result.dim() > 1 else []
     assert not rows, f"rows {rows[:8]} contain NaN"
@@ -61,7 +77,12 @@ def _tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: Iterabl
 
 def _attention(plugin: str, setup: Any) -> Mapping[str, Check]:
     def bind(bound: Any, layer: Any) -> Any:
-        return watched(bound, plugin, f"attention of layer {layer.layer_index}", attention_check(layer, _tensor))
+        return watched(
+            bound,
+            plugin,
+            f"attention of layer {layer.layer_index}",
+            attention_check(layer, _tensor),
+        )
 
     return {"bind": bind}
 
@@ -70,7 +91,11 @@ def _quantization(plugin: str, setup: Any) -> Mapping[str, Check]:
     def weight(method: Any, layer: Any) -> Any:
         if method is None:
             return None
-        return Checked(method, plugin, {**weight_checks(plugin, layer, _tensor), "num_bytes": _is(int), "declare": _is(list)})
+        return Checked(
+            method,
+            plugin,
+            {**weight_checks(plugin, layer, _tensor), "num_bytes": _is(int), "declare": _is(list)},
+        )
 
     return {"linear": weight, "embedding": weight}
 
@@ -78,8 +103,12 @@ def _quantization(plugin: str, setup: Any) -> Mapping[str, Check]:
 def _model(plugin: str, setup: Any) -> Mapping[str, Check]:
     return {
         "embed": lambda result, ids: _tensor(result, (len(ids), result.shape[-1]), None),
-        "forward": lambda result, hidden, positions: _tensor(result, (len(positions), result.shape[-1]), None, (hidden,)),
-        "logits": lambda result, hidden: _tensor(result, (len(hidden), result.shape[-1]), "torch.float32", (hidden,)),
+        "forward": lambda result, hidden, positions: _tensor(
+            result, (len(positions), result.shape[-1]), None, (hidden,)
+        ),
+        "logits": lambda result, hidden: _tensor(
+            result, (len(hidden), result.shape[-1]), "torch.float32", (hidden,)
+        ),
     }
 
 
@@ -91,13 +120,19 @@ def _kv_connector(plugin: str, setup: Any) -> Mapping[str, Check]:
     def match(result: Any, request: Any, num_local_tokens: int) -> Any:
         _is(Match, type(None))(result)
         rest = request.num_tokens - num_local_tokens
-        assert result is None or 0 <= result.num_tokens < max(rest, 1), f"num_tokens must be from 0 to {rest - 1}"
-        assert result is None or result.load in ("in_step", "between_steps"), f"load is {result.load!r}"
+        assert result is None or 0 <= result.num_tokens < max(rest, 1), (
+            f"num_tokens must be from 0 to {rest - 1}"
+        )
+        assert result is None or result.load in ("in_step", "between_steps"), (
+            f"load is {result.load!r}"
+        )
         return result
 
     def end(result: Any) -> Any:
         _is(TransferReport)(result)
-        assert all(isinstance(key, str) for key in (*result.saved, *result.loaded, *result.failed)), "expected request ids"
+        assert all(
+            isinstance(key, str) for key in (*result.saved, *result.loaded, *result.failed)
+        ), "expected request ids"
         return result
 
     return {"match": match, "plan": _is(bytes), "released": _is(Release), "end": end}
@@ -106,11 +141,15 @@ def _kv_connector(plugin: str, setup: Any) -> Mapping[str, Check]:
 def _scheduling_policy(plugin: str, setup: Any) -> Mapping[str, Check]:
     def budget(result: Any, load: Any) -> Any:
         _is(StepBudget)(result)
-        assert result.max_tokens > 0 and result.max_chunk > 0, "max_tokens and max_chunk must be over 0"
+        assert result.max_tokens > 0 and result.max_chunk > 0, (
+            "max_tokens and max_chunk must be over 0"
+        )
         return result
 
     def victim(result: Any, running: Any, need: Any) -> Any:
-        assert result is None or any(result is request for request in running), "expected one of the running requests"
+        assert result is None or any(result is request for request in running), (
+            "expected one of the running requests"
+        )
         return result
 
     return {"budget": budget, "victim": victim}
@@ -138,7 +177,9 @@ def _tokenizer(plugin: str, setup: Any) -> Mapping[str, Check]:
     return {
         "encode": lambda result, text, **more: _ids(_is(list)(result)),
         "decode": _is(str),
-        "render": lambda result, chat: _is(Rendered)(result) and _ids(result.token_ids) is not None and result,
+        "render": lambda result, chat: (
+            _is(Rendered)(result) and _ids(result.token_ids) is not None and result
+        ),
         "stream": stream,
         "vocabulary": vocabulary,
     }
@@ -149,7 +190,8 @@ def _parser(plugin: str, setup: Any) -> Mapping[str, Check]:
 
     def events(result: Any, *args: Any) -> Any:
         _is(list)(result)
-        seen.extend(event for event in result if getattr(event, "text", "x"))  # core drops empty texts
+        # core drops empty texts
+        seen.extend(event for event in result if getattr(event, "text", "x"))
         check_order(seen)
         return result
 
@@ -157,8 +199,11 @@ def _parser(plugin: str, setup: Any) -> Mapping[str, Check]:
 
 
 def check_order(events: Sequence[Event]) -> None:
-    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open call, and no event is empty."""
-    count, is_open, ids = 0, False, set()
+    """Calls are numbered from 0, one is open at a time, arguments and ends belong to the open call,
+    and no event is empty."""
+    count = 0
+    is_open = False
+    ids = set()
     for event in events:
         match event:
             case Content(text) | Reasoning(text):
@@ -166,7 +211,8 @@ def check_order(events: Sequence[Event]) -> None:
             case ToolCallStart(index, id, name):
                 assert index == count and name and id and id not in ids, event
                 ids.add(id)
-                count, is_open = count + 1, True
+                count = count + 1
+                is_open = True
             case ToolCallArguments(index, text):
                 assert is_open and index == count - 1 and text, event
             case ToolCallEnd(index):

@@ -1,4 +1,5 @@
-"""Contract tests of the kind `api`, for a route whose answer the engine generates. A plugin's test file:
+"""Contract tests of the kind `api`, for a route whose answer the engine generates. A plugin's test
+file:
 
     class TestMyRoute(ApiContract):
         path = "/v1/mine"
@@ -8,7 +9,8 @@
         def apis(self, setup: ApiSetup) -> Any:
             return [("mine", MyApi(None, setup), MINE)]
 
-Whatever the body, the server never breaks; a client that disconnects ends its request in the engine.
+Whatever the body, the server never breaks; a client that disconnects ends its request in the
+engine.
 """
 
 from __future__ import annotations
@@ -31,8 +33,17 @@ from pegboard_testing.served_app import make_app, posted, serving, wait_for
 
 TEXT = '<think>hm é</think>So: <call add>{"x": 1}</call><call add>{"x": 2}</call>'
 NO_OBJECTS = [
-    b"", b"{", b"[]", b"3", b'"x"', b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b'{"n":' + b"9" * 5000 + b"}", b'{"\\ud800":1}',
-]  # fmt: skip
+    b"",
+    b"{",
+    b"[]",
+    b"3",
+    b'"x"',
+    b"\xff\xfe",
+    b'{"a": NaN}',
+    b"[" * 100_000,
+    b'{"n":' + b"9" * 5000 + b"}",
+    b'{"\\ud800":1}',
+]
 WORDS = ["", "x", "auto", "function", "mcp", "message", "assistant", "user", "text"]
 KEYS = ["type", "role", "content", "text", "name", "function", "1"]
 VALUES = st.recursive(
@@ -42,18 +53,28 @@ VALUES = st.recursive(
     | st.sampled_from([2**31, 2**63, 2**70, *WORDS])
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 """Values that may be put into a body."""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values inside a value, and for each object the path of an unknown field."""
+    """Return the paths of all values inside a value, and for each object the path of an unknown
+    field."""
     steps = (
-        [*value.items(), ("unknown", None)] if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        [*value.items(), ("unknown", None)]
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
     )
-    return [path] * bool(path) + [place for key, inner in steps for place in places(inner, (*path, key))]
+    return [path] * bool(path) + [
+        place for key, inner in steps for place in places(inner, (*path, key))
+    ]
 
 
 def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
@@ -64,9 +85,10 @@ def put(body: Any, place: tuple[Any, ...], value: Any) -> None:
 
 
 class ApiContract:
-    """Every API passes these. Override `path`, `plain`, `body` and `apis`. plain: a body without limits, stop words and tools, so
-    that the engine decides when the output ends. body: a body with as many fields as can be combined, with valid values. Neither
-    has `stream`. streams: whether the API has the field `stream`. builtin_tools: see ApiSetup."""
+    """Every API passes these. Override `path`, `plain`, `body` and `apis`. plain: a body without
+    limits, stop words and tools, so that the engine decides when the output ends. body: a body with
+    as many fields as can be combined, with valid values. Neither has `stream`. streams: whether the
+    API has the field `stream`. builtin_tools: see ApiSetup."""
 
     path: ClassVar[str]
     plain: ClassVar[Mapping[str, Any]]
@@ -81,17 +103,25 @@ class ApiContract:
     @pytest.fixture
     def client(self) -> TestClient:
         """Return the application with an engine that reasons and calls tools."""
-        engine = FakeEngineClient(TEXT, tool_parser=FakeToolParser, reasoning_parser=FakeReasoningParser)
-        return TestClient(make_app(self.apis, engine, self.builtin_tools), raise_server_exceptions=False)
+        engine = FakeEngineClient(
+            TEXT, tool_parser=FakeToolParser, reasoning_parser=FakeReasoningParser
+        )
+        return TestClient(
+            make_app(self.apis, engine, self.builtin_tools), raise_server_exceptions=False
+        )
 
     def check(self, client: TestClient, body: bytes) -> int:
-        """Send the body and return the status of the answer. It must not be an error of the server, and a refusal must have the
-        API's form."""
-        response = client.post(self.path, content=body, headers={"Content-Type": "application/json"})
+        """Send the body and return the status of the answer. It must not be an error of the server,
+        and a refusal must have the API's form."""
+        response = client.post(
+            self.path, content=body, headers={"Content-Type": "application/json"}
+        )
         assert response.status_code < 500, (body, response.text)
         if response.status_code != 200:
             error = self.error_body(response.status_code)
-            assert set(response.json()) == set(error) and set(response.json()["error"]) == set(error["error"]), response.text
+            assert set(response.json()) == set(error) and set(response.json()["error"]) == set(
+                error["error"]
+            ), response.text
         return response.status_code
 
     def error_body(self, status: int) -> Mapping[str, Any]:
@@ -120,7 +150,8 @@ class ApiContract:
         self.check(client, json.dumps(body).encode())
 
     def test_no_bytes_break_the_server(self, client: TestClient) -> None:
-        chance, whole = random.Random(0), json.dumps(self.body).encode()
+        chance = random.Random(0)
+        whole = json.dumps(self.body).encode()
         for _ in range(250):
             body = bytearray(whole)
             for _ in range(chance.randint(1, 4)):

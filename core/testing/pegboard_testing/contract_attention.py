@@ -6,8 +6,9 @@
         def backend(self, setup: AttentionSetup) -> AttentionBackend:
             return MyBackend(None, setup)
 
-Every declared capability is exercised on random steps and compared with `paged_attention`. Selection must refuse every other
-capability. Only the backend reads and writes the cache, so it may use any layout.
+Every declared capability is exercised on random steps and compared with `paged_attention`.
+Selection must refuse every other capability. Only the backend reads and writes the cache, so it may
+use any layout.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 FLOAT8 = {"float8_e4m3fn": (3, 7, 448.0), "float8_e5m2": (2, 15, 57344.0)}
-"""8-bit floats: bits of the mantissa, bias of the exponent, and the largest number (Micikevicius et al. 2022)."""
+"""8-bit floats: bits of the mantissa, bias of the exponent, and the largest number (Micikevicius et
+al. 2022)."""
 
 
 def nearest(x: np.ndarray, mantissa: int, bias: int, largest: float) -> np.ndarray:
@@ -67,24 +69,29 @@ def paged_attention(
     chunk: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The reference, slow and readable: compute causal attention of each row's newest tokens over its whole history.
+    """The reference, slow and readable: compute causal attention of each row's newest tokens over
+    its whole history.
 
-    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
-    Dv]. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose KV is already in the cache. Query token i of
-    a row with n new tokens is at position seq_len − n + i. window, chunk, sinks: see `AttentionLayer`. Heads are grouped: H is a
-    multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
+    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache,
+    v_cache: [blocks, block_size, K, D or Dv]. block_table: [B, max_blocks]. seq_lens: [B],
+    including the new tokens, whose KV is already in the cache. Query token i of a row with n new
+    tokens is at position seq_len − n + i. window, chunk, sinks: see `AttentionLayer`. Heads are
+    grouped: H is a multiple of K (Ainslie et al. 2023). Returns [T, H, Dv].
     """
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[-1])
     block_size = k_cache.shape[1]
     for row in range(len(seq_lens)):
-        start, stop, length = int(query_start_loc[row]), int(query_start_loc[row + 1]), int(seq_lens[row])
+        start = int(query_start_loc[row])
+        stop = int(query_start_loc[row + 1])
+        length = int(seq_lens[row])
         if start == stop:
             continue
         blocks = block_table[row, : -(-length // block_size)].long()
         keys = k_cache[blocks].flatten(0, 1)[:length].float()
         values = v_cache[blocks].flatten(0, 1)[:length].float()
         group = q.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        keys = keys.repeat_interleave(group, 1)
+        values = values.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), keys) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -115,8 +122,9 @@ class Piece:
 def with_scales(
     layers: Sequence[AttentionLayer], dtype: str | None, seed: int, device: str = "cpu"
 ) -> tuple[AttentionLayer, ...]:
-    """Return the layers as core hands them over for a cache of this type: with a scale per KV head for 8-bit floats. The scales
-    are between 1/16 and 16, and layers that share a cache have the same."""
+    """Return the layers as core hands them over for a cache of this type: with a scale per KV head
+    for 8-bit floats. The scales are between 1/16 and 16, and layers that share a cache have the
+    same."""
     if dtype is None or not dtype.startswith("float8"):
         return tuple(layers)
     made = {}
@@ -137,7 +145,8 @@ def as_stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """Return x [..., K, D] as a cache of this type gives it back. scale: [K], of 8-bit floats."""
     if scale is None:
         return x.to(dtype).to(x.dtype)
-    wide, largest = x.float() / scale.unsqueeze(-1), torch.finfo(dtype).max  # larger numbers would become NaN or infinity
+    wide = x.float() / scale.unsqueeze(-1)
+    largest = torch.finfo(dtype).max  # larger numbers would become NaN or infinity
     return (wide.clamp(-largest, largest).to(dtype).float() * scale.unsqueeze(-1)).to(x.dtype)
 
 
@@ -150,13 +159,24 @@ class Tested(Protocol):
 
 
 class Trial:
-    """A backend whose new cache contains garbage, rows of random queries, keys and values in shuffled blocks, and the same data
-    in plain tensors for the reference. stored: the type of the cache, which holds all keys and values exactly; None = dtype."""
+    """A backend whose new cache contains garbage, rows of random queries, keys and values in
+    shuffled blocks, and the same data in plain tensors for the reference. stored: the type of the
+    cache, which holds all keys and values exactly; None = dtype."""
 
-    def __init__(self, contract: Tested, layers: Sequence[AttentionLayer], block_size: int, lengths: Sequence[int],
-                 seed: int, dtype: str = "float32", stored: str | None = None) -> None:  # fmt: skip
-        self.layers, self.block_size = with_scales(layers, stored, seed, contract.device), block_size
-        self.lengths, self.device = lengths, contract.device
+    def __init__(
+        self,
+        contract: Tested,
+        layers: Sequence[AttentionLayer],
+        block_size: int,
+        lengths: Sequence[int],
+        seed: int,
+        dtype: str = "float32",
+        stored: str | None = None,
+    ) -> None:
+        self.layers = with_scales(layers, stored, seed, contract.device)
+        self.block_size = block_size
+        self.lengths = lengths
+        self.device = contract.device
         random = torch.Generator().manual_seed(seed)
         kind = getattr(torch, dtype)
 
@@ -164,27 +184,49 @@ class Trial:
             return torch.randn(*shape, generator=random).to(kind).to(self.device)
 
         def storable(scale: Tensor | None, *shape: int) -> Tensor:
-            return as_stored(values(*shape), getattr(torch, stored or dtype), scale if stored else None)
+            return as_stored(
+                values(*shape), getattr(torch, stored or dtype), scale if stored else None
+            )
 
         blocks_of = [-(-length // block_size) for length in lengths]
-        self.num_blocks = 1 + sum(blocks_of) + 2  # block 0 belongs to no row, and two other blocks stay free
-        shuffled = torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
+        # block 0 belongs to no row, and two other blocks stay free
+        self.num_blocks = 1 + sum(blocks_of) + 2
+        shuffled = (
+            torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
+        )
         self.tables = [table.to(torch.int32) for table in shuffled[:-1]]
-        self.q, self.k, self.v, self.caches = {}, {}, {}, {}
+        self.q = {}
+        self.k = {}
+        self.v = {}
+        self.caches = {}
         for layer in self.layers:
-            index, width = layer.layer_index, layer.value_dim or layer.head_dim
+            index = layer.layer_index
+            width = layer.value_dim or layer.head_dim
             self.q[index] = [values(n, layer.num_heads, layer.head_dim) for n in lengths]
             if layer.shares_kv_with is None:
-                self.k[index] = [storable(layer.k_scale, n, layer.num_kv_heads, layer.head_dim) for n in lengths]
-                self.v[index] = [storable(layer.v_scale, n, layer.num_kv_heads, width) for n in lengths]
-                self.caches[index] = (self._reference_cache(self.k[index]), self._reference_cache(self.v[index]))
-        limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
+                self.k[index] = [
+                    storable(layer.k_scale, n, layer.num_kv_heads, layer.head_dim) for n in lengths
+                ]
+                self.v[index] = [
+                    storable(layer.v_scale, n, layer.num_kv_heads, width) for n in lengths
+                ]
+                self.caches[index] = (
+                    self._reference_cache(self.k[index]),
+                    self._reference_cache(self.v[index]),
+                )
+        limits = fake_limits(
+            max_num_batched_tokens=sum(lengths),
+            max_num_seqs=len(lengths),
+            max_model_len=max(lengths),
+        )
         setup = AttentionSetup(self.layers, dtype, self.device, limits, torch.get_num_threads())
         self.backend = contract.backend(setup)
         owners = [layer for layer in self.layers if layer.shares_kv_with is None]
         spec = self.backend.kv_spec(owners[0], stored or dtype)
         group = KVGroup(tuple(layer.layer_index for layer in owners), spec, block_size)
-        plan = KVPlan((group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size)
+        plan = KVPlan(
+            (group,), self.num_blocks, spec.slot_bytes() * block_size * len(owners), block_size
+        )
         self.views = memory.allocate(plan, self._zeros)
         for view in (view for named in self.views.values() for view in named.values()):
             view.copy_(torch.randn(view.shape, generator=random).mul_(9).to(view.dtype))
@@ -195,22 +237,32 @@ class Trial:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
 
     def _reference_cache(self, rows: Sequence[Tensor]) -> Tensor:
-        cache = torch.zeros(self.num_blocks, self.block_size, *rows[0].shape[1:], dtype=rows[0].dtype, device=self.device)
+        cache = torch.zeros(
+            self.num_blocks,
+            self.block_size,
+            *rows[0].shape[1:],
+            dtype=rows[0].dtype,
+            device=self.device,
+        )
         for row, table in zip(rows, self.tables, strict=True):
             for index, block in enumerate(table.tolist()):
                 part = row[index * self.block_size : (index + 1) * self.block_size]
                 cache[block, : len(part)] = part
         return cache
 
-    def inputs(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> AttentionInputs:
-        """Return the step as the worker would describe it. All slots of rows in `unstored` are −1."""
+    def inputs(
+        self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()
+    ) -> AttentionInputs:
+        """Return the step as the worker would describe it. All slots of rows in `unstored` are
+        −1."""
         counts = [piece.stop - piece.start for piece in pieces]
         loc = np.cumsum([0, *counts]).astype(np.int32)
         seq_lens = np.array([piece.stop for piece in pieces], np.int32)
         tables = np.zeros((len(pieces), -(-int(seq_lens.max()) // self.block_size)), np.int32)
         slots = []
         for index, piece in enumerate(pieces):
-            table, where = self.tables[piece.row], torch.arange(piece.start, piece.stop)
+            table = self.tables[piece.row]
+            where = torch.arange(piece.start, piece.stop)
             used = -(-piece.stop // self.block_size)
             tables[index, :used] = table[:used]
             tables[index, : self._dropped(piece)] = 0
@@ -229,44 +281,65 @@ class Trial:
         )
 
     def _dropped(self, piece: Piece) -> int:
-        """Return how many blocks at the start of the row no window or chunk reaches any more. The engine has already given them
-        to other rows."""
-        firsts = [0 if layer.chunk is None else piece.start // layer.chunk * layer.chunk for layer in self.layers]
+        """Return how many blocks at the start of the row no window or chunk reaches any more. The
+        engine has already given them to other rows."""
+        firsts = [
+            0 if layer.chunk is None else piece.start // layer.chunk * layer.chunk
+            for layer in self.layers
+        ]
         firsts = [
             first if layer.window is None else max(first, piece.start - layer.window + 1)
             for first, layer in zip(firsts, self.layers, strict=True)
         ]
         return min(firsts) // self.block_size
 
-    def step(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> dict[int, Tensor]:
+    def step(
+        self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()
+    ) -> dict[int, Tensor]:
         """Run one step through the backend and return the output [T, H · Dv] of each layer."""
         self.backend.plan(self.inputs(pieces, unstored))
         outputs = {}
         for layer in self.layers:
             index = layer.layer_index
             q = torch.cat([self.q[index][p.row][p.start : p.stop] for p in pieces])
-            k = torch.cat([self.k[index][p.row][p.start : p.stop] for p in pieces]) if index in self.k else None
-            v = torch.cat([self.v[index][p.row][p.start : p.stop] for p in pieces]) if index in self.v else None
+            k = (
+                torch.cat([self.k[index][p.row][p.start : p.stop] for p in pieces])
+                if index in self.k
+                else None
+            )
+            v = (
+                torch.cat([self.v[index][p.row][p.start : p.stop] for p in pieces])
+                if index in self.v
+                else None
+            )
             outputs[index] = self.calls[index](q, k, v)
         return outputs
 
     def expected(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
         """Return the same, computed by `paged_attention` in float32."""
-        inputs, outputs = self.inputs(pieces), {}
-        tables = torch.stack([torch.nn.functional.pad(t, (0, self.num_blocks - len(t))) for t in self.tables])
+        inputs = self.inputs(pieces)
+        outputs = {}
+        tables = torch.stack(
+            [torch.nn.functional.pad(t, (0, self.num_blocks - len(t))) for t in self.tables]
+        )
         tables = tables[[piece.row for piece in pieces]].to(self.device)
         for layer in self.layers:
             owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
-            q = torch.cat([self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]).float()
-            rows, features = (tables, inputs.query_start_loc, inputs.seq_lens), (layer.window, layer.soft_cap, layer.chunk)
-            out = paged_attention(q, *self.caches[owner], *rows, layer.scale, *features, layer.sinks)
+            q = torch.cat(
+                [self.q[layer.layer_index][p.row][p.start : p.stop] for p in pieces]
+            ).float()
+            rows = (tables, inputs.query_start_loc, inputs.seq_lens)
+            features = (layer.window, layer.soft_cap, layer.chunk)
+            out = paged_attention(
+                q, *self.caches[owner], *rows, layer.scale, *features, layer.sinks
+            )
             outputs[layer.layer_index] = out.flatten(1)
         return outputs
 
 
 def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[list[Piece]]:
-    """Yield steps that compute every row from its first to its last token, in chunks of random size. Each step takes some of the
-    rows, decodes first."""
+    """Yield steps that compute every row from its first to its last token, in chunks of random
+    size. Each step takes some of the rows, decodes first."""
     done = [0] * len(lengths)
     while left := [row for row, length in enumerate(lengths) if done[row] < length]:
         taken = [row for row in left if rng.random() < 0.7] or left[:1]
@@ -280,7 +353,8 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 
 class AttentionContract:
-    """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does not run on the CPU."""
+    """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
+    not run on the CPU."""
 
     spec: AttentionSpec
     device = "cpu"
@@ -293,16 +367,18 @@ class AttentionContract:
         return not unmet(self.spec.supports, {feature: value})
 
     def some(self, feature: str, usual: Sequence[Any]) -> list[Any]:
-        """Return the usual values that the backend declares, or the smallest value that it declares if it declares none of
-        these."""
+        """Return the usual values that the backend declares, or the smallest value that it declares
+        if it declares none of these."""
         fitting: list[Any] = [value for value in usual if self.can(feature, value)]
         declared: Any = self.spec.supports.get(feature)
         return fitting or [declared.of if isinstance(declared, Multiple) else min(declared)]
 
     def random_layers(self, rng: np.random.Generator) -> list[AttentionLayer]:
         """Make two layers of one KV group, with a random set of the declared features."""
-        num_kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 5]))
-        num_heads, head_dim = num_kv_heads * group, int(rng.choice(self.some("head_dim", [8, 16, 40, 64, 128])))
+        num_kv_heads = int(rng.integers(1, 4))
+        group = int(rng.choice([1, 2, 3, 5]))
+        num_heads = num_kv_heads * group
+        head_dim = int(rng.choice(self.some("head_dim", [8, 16, 40, 64, 128])))
         features: dict[str, Any] = {}
         if self.can("window") and rng.random() < 0.4:
             features["window"] = int(rng.choice([1, 2, 5, 16, 33, 200]))
@@ -313,19 +389,34 @@ class AttentionContract:
         if self.can("sinks") and rng.random() < 0.4:
             sinks = rng.normal(1, 3, num_heads).astype(np.float32)
             features["sinks"] = torch.from_numpy(sinks).to(self.device)
-        return [AttentionLayer(layer_index=i, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-                               scale=head_dim**-0.5 * (1 + i), **features) for i in range(2)]  # fmt: skip
+        return [
+            AttentionLayer(
+                layer_index=i,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                scale=head_dim**-0.5 * (1 + i),
+                **features,
+            )
+            for i in range(2)
+        ]
 
-    def random_trial(self, seed: int, dtype: str = "float32", stored: str | None = None) -> tuple[Trial, list[list[Piece]]]:
+    def random_trial(
+        self, seed: int, dtype: str = "float32", stored: str | None = None
+    ) -> tuple[Trial, list[list[Piece]]]:
         rng = np.random.default_rng(seed)
         block_size = int(rng.choice(self.some("block_size", [1, 4, 16, 32])))
-        lengths = [int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 90))])) for _ in range(rng.integers(1, 7))]
+        lengths = [
+            int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 90))]))
+            for _ in range(rng.integers(1, 7))
+        ]
         trial = Trial(self, self.random_layers(rng), block_size, lengths, seed, dtype, stored)
         return trial, list(random_steps(rng, lengths))
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
-        """Prefill, chunked prefill and decode, alone and mixed. Each step reads what earlier steps wrote."""
+        """Prefill, chunked prefill and decode, alone and mixed. Each step reads what earlier steps
+        wrote."""
         trial, steps = self.random_trial(seed, self.some("dtype", ["float32"])[0])
         for pieces in steps:
             self.check(trial, pieces, trial.step(pieces))
@@ -352,42 +443,70 @@ class AttentionContract:
     @pytest.mark.parametrize("stored", FLOAT8)
     @pytest.mark.parametrize("seed", range(3))
     def test_8_bit_floats_are_rounded_to_the_nearest(self, stored: str, seed: int) -> None:
-        """Attention to a single token returns its value: the code nearest to value / scale, times the scale. What is larger than
-        all codes becomes the largest."""
+        """Attention to a single token returns its value: the code nearest to value / scale, times
+        the scale. What is larger than all codes becomes the largest."""
         if not (self.can("dtype", "float32") and self.can("kv_dtype", stored)):
             return
         rng = np.random.default_rng(700 + seed)
         layer = replace(self.random_layers(rng)[0], sinks=None)
-        trial = Trial(self, [layer], self.some("block_size", [4, 16])[0], [1], seed, "float32", stored)
-        values = np.exp(rng.normal(0, 5, (1, layer.num_kv_heads, layer.head_dim))).astype(np.float32)
+        trial = Trial(
+            self, [layer], self.some("block_size", [4, 16])[0], [1], seed, "float32", stored
+        )
+        values = np.exp(rng.normal(0, 5, (1, layer.num_kv_heads, layer.head_dim))).astype(
+            np.float32
+        )
         values *= rng.choice([-1, 0, 1], values.shape)
         trial.v[0] = [torch.from_numpy(values).to(self.device)]
         found = trial.step([Piece(0, 0, 1)])[0].view(layer.num_kv_heads, -1, layer.head_dim)
         scale = trial.layers[0].v_scale
         assert scale is not None
-        expected = nearest(values[0] / scale.cpu().numpy()[:, None], *FLOAT8[stored]) * scale.cpu().numpy()[:, None]
-        np.testing.assert_allclose(found.cpu().numpy(), expected[:, None].repeat(found.shape[1], 1), rtol=1e-6)
+        expected = (
+            nearest(values[0] / scale.cpu().numpy()[:, None], *FLOAT8[stored])
+            * scale.cpu().numpy()[:, None]
+        )
+        np.testing.assert_allclose(
+            found.cpu().numpy(), expected[:, None].repeat(found.shape[1], 1), rtol=1e-6
+        )
 
-    def check(self, trial: Trial, pieces: Sequence[Piece], outputs: dict[int, Tensor], tolerance: float | None = None) -> None:
+    def check(
+        self,
+        trial: Trial,
+        pieces: Sequence[Piece],
+        outputs: dict[int, Tensor],
+        tolerance: float | None = None,
+    ) -> None:
         for index, expected in trial.expected(pieces).items():
             found = outputs[index].float()
             allowed = tolerance or TOLERANCES[str(outputs[index].dtype).removeprefix("torch.")]
-            torch.testing.assert_close(found, expected, atol=allowed, rtol=allowed, msg=lambda m: f"{trial.layers} {pieces}: {m}")
+            torch.testing.assert_close(
+                found,
+                expected,
+                atol=allowed,
+                rtol=allowed,
+                msg=lambda m: f"{trial.layers} {pieces}: {m}",
+            )
 
     @pytest.mark.parametrize("seed", range(4))
     def test_rows_do_not_see_their_neighbors(self, seed: int) -> None:
         """A row gives the same result alone and in a batch."""
-        (together, steps), (alone, _) = self.random_trial(200 + seed), self.random_trial(200 + seed)
+        (together, steps) = self.random_trial(200 + seed)
+        (alone, _) = self.random_trial(200 + seed)
         allowed = TOLERANCES["float32"]
         for pieces in steps:
             outputs = together.step(pieces)
             singles = [alone.step([piece]) for piece in pieces]
             for index, out in outputs.items():
-                torch.testing.assert_close(out, torch.cat([single[index] for single in singles]), atol=allowed, rtol=allowed)
+                torch.testing.assert_close(
+                    out,
+                    torch.cat([single[index] for single in singles]),
+                    atol=allowed,
+                    rtol=allowed,
+                )
 
     @pytest.mark.parametrize("seed", range(4))
     def test_what_unused_slots_contain_makes_no_difference(self, seed: int) -> None:
-        """Memory that had another layer's state may contain NaN. A slot is read only after a key was written there."""
+        """Memory that had another layer's state may contain NaN. A slot is read only after a key
+        was written there."""
         trial, steps = self.random_trial(250 + seed, self.some("dtype", ["bfloat16", "float32"])[0])
         for named in trial.views.values():
             for view in named.values():
@@ -396,15 +515,20 @@ class AttentionContract:
             self.check(trial, pieces, trial.step(pieces), TOLERANCES["bfloat16"])
 
     def test_the_same_steps_give_the_same_bits(self) -> None:
-        (first, steps), (second, _) = self.random_trial(300), self.random_trial(300)
+        (first, steps) = self.random_trial(300)
+        (second, _) = self.random_trial(300)
         for pieces in steps:
-            outputs, again = first.step(pieces), second.step(pieces)
+            outputs = first.step(pieces)
+            again = second.step(pieces)
             assert all(torch.equal(outputs[index], again[index]) for index in outputs)
 
     def test_tokens_without_a_slot_are_not_stored(self) -> None:
-        """Slot −1 writes nothing: the blocks of such a row keep every byte, and other rows are not affected."""
+        """Slot −1 writes nothing: the blocks of such a row keep every byte, and other rows are not
+        affected."""
         rng = np.random.default_rng(400)
-        trial = Trial(self, self.random_layers(rng), self.some("block_size", [4, 16])[0], [9, 1, 6], 400)
+        trial = Trial(
+            self, self.random_layers(rng), self.some("block_size", [4, 16])[0], [9, 1, 6], 400
+        )
         pieces = [Piece(1, 0, 1), Piece(0, 0, 9), Piece(2, 0, 6)]
         blocks = trial.tables[0].long().to(self.device)
         before = [view[blocks].clone() for named in trial.views.values() for view in named.values()]
@@ -419,26 +543,53 @@ class AttentionContract:
         """With `shares_kv_with`, k and v are None, and the layer writes nothing."""
         rng = np.random.default_rng(500)
         owner = self.random_layers(rng)[0]
-        reader = AttentionLayer(layer_index=1, num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads,
-                                head_dim=owner.head_dim, scale=0.3, shares_kv_with=0)  # fmt: skip
+        reader = AttentionLayer(
+            layer_index=1,
+            num_heads=owner.num_heads,
+            num_kv_heads=owner.num_kv_heads,
+            head_dim=owner.head_dim,
+            scale=0.3,
+            shares_kv_with=0,
+        )
         trial = Trial(self, [owner, reader], self.some("block_size", [4, 16])[0], [7, 20], 500)
         for pieces in random_steps(rng, trial.lengths):
             self.check(trial, pieces, trial.step(pieces))
 
     def test_a_window_may_drop_old_blocks_but_no_others(self) -> None:
         trial, _ = self.random_trial(600)
-        plain = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=self.some("head_dim", [64])[0], scale=1.0)
+        plain = AttentionLayer(
+            layer_index=0,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=self.some("head_dim", [64])[0],
+            scale=1.0,
+        )
         assert not isinstance(trial.backend.kv_spec(plain, "float32").retain, Window | Chunk)
         if self.can("window"):
-            narrow = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, window=32)
+            narrow = AttentionLayer(
+                layer_index=0,
+                num_heads=2,
+                num_kv_heads=2,
+                head_dim=plain.head_dim,
+                scale=1.0,
+                window=32,
+            )
             retain = trial.backend.kv_spec(narrow, "float32").retain
             assert not isinstance(retain, Window) or retain.tokens >= 32
         if self.can("chunk"):
-            local = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=plain.head_dim, scale=1.0, chunk=32)
+            local = AttentionLayer(
+                layer_index=0,
+                num_heads=2,
+                num_kv_heads=2,
+                head_dim=plain.head_dim,
+                scale=1.0,
+                chunk=32,
+            )
             assert trial.backend.kv_spec(local, "float32").retain in (Chunk(32), Full())
 
     def test_what_is_not_declared_is_refused_with_a_reason(self) -> None:
-        """Selection compares the need of a layer with `supports`. Each refusal names the feature."""
+        """Selection compares the need of a layer with `supports`. Each refusal names the
+        feature."""
         for feature in FEATURES:
             reasons = unmet(self.spec.supports, {feature: True})
             assert reasons == [] or feature in reasons[0]
@@ -446,4 +597,6 @@ class AttentionContract:
         for feature, wrong in (("dtype", "int3"), ("kv_dtype", "int3"), ("head_dim", 12345677)):
             reasons = unmet(self.spec.supports, {feature: wrong})
             is_any = self.spec.supports.get(feature) is True
-            assert is_any or (len(reasons) == 1 and feature in reasons[0]), f"{feature}={wrong!r} must be refused"
+            assert is_any or (len(reasons) == 1 and feature in reasons[0]), (
+                f"{feature}={wrong!r} must be refused"
+            )

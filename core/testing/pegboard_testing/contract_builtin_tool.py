@@ -30,8 +30,8 @@ ITEMS = get_args(get_type_hints(ToolFunction)["item"])
 
 
 class BuiltinToolContract:
-    """Every built-in tool passes these. Override `tool`, `entry` and `call`; override `failing` and `refused` if the tool has
-    such cases."""
+    """Every built-in tool passes these. Override `tool`, `entry` and `call`; override `failing` and
+    `refused` if the tool has such cases."""
 
     entry: ClassVar[Mapping[str, Any]] = {}
     call: ClassVar[Call] = ("", {})
@@ -43,7 +43,8 @@ class BuiltinToolContract:
         raise AssertionError("override BuiltinToolContract.tool")
 
     def within(self, work: Callable[[ToolSession], Awaitable[T]]) -> T:
-        """Return the result of `work` on a session. A different task closes the session afterwards."""
+        """Return the result of `work` on a session. A different task closes the session
+        afterwards."""
 
         async def run() -> T:
             tool = self.tool()

@@ -17,8 +17,8 @@ __all__ = ["CommandContract", "command_setup"]
 
 
 class CommandContract:
-    """Every command passes these. Override `command`. word: the word that the user types. forms: the words of each sub-command;
-    (()) = there are no sub-commands."""
+    """Every command passes these. Override `command`. word: the word that the user types. forms:
+    the words of each sub-command; (()) = there are no sub-commands."""
 
     word = "word"
     forms: tuple[tuple[str, ...], ...] = ((),)
@@ -35,7 +35,9 @@ class CommandContract:
             except SystemExit as ended:
                 status = int(ended.code or 0)
             shown = capsys.readouterr().out
-            assert status == 0 and " ".join(["usage: pegboard", self.word, *form]) in shown, f"{form}: {status}\n{shown}"
+            assert status == 0 and " ".join(["usage: pegboard", self.word, *form]) in shown, (
+                f"{form}: {status}\n{shown}"
+            )
 
     def test_an_unknown_flag_is_wrong_usage(self) -> None:
         """The error names the unknown flag, and nothing runs."""

@@ -32,13 +32,18 @@ class DraftContract:
         raise AssertionError("override DraftContract.proposer")
 
     def made(self) -> DraftProposer:
-        return self.proposer(DraftSetup(fake_limits(max_num_seqs=NUM_ROWS, vocab_size=VOCAB_SIZE, max_drafts=5)))
+        return self.proposer(
+            DraftSetup(fake_limits(max_num_seqs=NUM_ROWS, vocab_size=VOCAB_SIZE, max_drafts=5))
+        )
 
     @pytest.mark.parametrize("seed", range(16))
     def test_proposals_fit_their_rows(self, seed: int) -> None:
-        """Each row has at most as many proposals as it may have, and they are what a proposer that knows only this row says."""
+        """Each row has at most as many proposals as it may have, and they are what a proposer that
+        knows only this row says."""
         chance = random.Random(seed)
-        proposer, alone, texts = self.made(), dict[int, DraftProposer](), dict[int, list[int]]()
+        proposer = self.made()
+        alone = dict[int, DraftProposer]()
+        texts = dict[int, list[int]]()
         for _ in range(40):
             free = [row for row in range(NUM_ROWS) if row not in texts]
             if free and chance.random() < 0.4:
@@ -57,22 +62,34 @@ class DraftContract:
             limits = [chance.randint(0, 5) for _ in rows]
             found = self._proposed(proposer, {row: texts[row] for row in rows}, limits)
             for row, most, ids in zip(rows, limits, found, strict=True):
-                assert [ids] == self._proposed(alone[row], {row: texts[row]}, [most]), "another row changes the proposals"
+                assert [ids] == self._proposed(alone[row], {row: texts[row]}, [most]), (
+                    "another row changes the proposals"
+                )
 
-    def _proposed(self, proposer: DraftProposer, texts: dict[int, list[int]], limits: list[int]) -> list[list[int]]:
+    def _proposed(
+        self, proposer: DraftProposer, texts: dict[int, list[int]], limits: list[int]
+    ) -> list[list[int]]:
         """Return the proposals, after checks of their types, numbers and values."""
         history = [np.array(text, np.int32) for text in texts.values()]
         step = DraftStep(np.array(list(texts), np.int32), history, np.array(limits, np.int32))
         found = proposer.propose(step).token_ids
-        assert len(found) == len(texts), f"{len(texts)} rows may draft, and there are proposals for {len(found)}"
+        assert len(found) == len(texts), (
+            f"{len(texts)} rows may draft, and there are proposals for {len(found)}"
+        )
         for ids, most in zip(found, limits, strict=True):
-            assert ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer), f"proposals are {ids.dtype}, expected integers"
+            assert ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer), (
+                f"proposals are {ids.dtype}, expected integers"
+            )
             assert len(ids) <= most, f"{len(ids)} proposals; the row may have {most}"
-            assert all(0 <= token < VOCAB_SIZE for token in ids.tolist()), f"{ids} has a token that does not exist"
+            assert all(0 <= token < VOCAB_SIZE for token in ids.tolist()), (
+                f"{ids} has a token that does not exist"
+            )
         kept = [ids.tolist() for ids in found]
         for ids in found:
             ids[:] = 0
-        assert [text.tolist() for text in history] == list(texts.values()), "the proposals share memory with the history"
+        assert [text.tolist() for text in history] == list(texts.values()), (
+            "the proposals share memory with the history"
+        )
         return kept
 
     def test_rows_that_are_free_may_be_removed_again(self) -> None:
@@ -89,12 +106,17 @@ class DraftContract:
         """In an engine with few blocks, so that requests are preempted, and with aborts."""
         chance = random.Random(seed)
         engine = FakeEngine(
-            max_drafts=4, draft=self.proposer, spare_blocks=chance.randint(0, 8), max_num_batched_tokens=chance.randint(8, 32)
+            max_drafts=4,
+            draft=self.proposer,
+            spare_blocks=chance.randint(0, 8),
+            max_num_batched_tokens=chance.randint(8, 32),
         )
         requests = {}
         for number in range(8):
             prompt = [chance.randrange(6) for _ in range(chance.randint(1, 24))]
-            params = SamplingParams(temperature=0.0, max_tokens=chance.choice([1, 9, 20]), ignore_eos=True)
+            params = SamplingParams(
+                temperature=0.0, max_tokens=chance.choice([1, 9, 20]), ignore_eos=True
+            )
             request = EngineRequest(request_id=f"r{number}", prompt_token_ids=prompt, params=params)
             requests[request.request_id] = request
             engine.engine.add(request)

@@ -17,14 +17,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from pegboard.interfaces.attention import AttentionBackend, AttentionLayer, AttentionSetup, AttentionSpec
+from pegboard.interfaces.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionSetup,
+    AttentionSpec,
+)
 from pegboard.interfaces.spec import Multiple, unmet
 from pegboard_testing.contract_attention import TOLERANCES, Piece, Trial
 
 
-def bidirectional_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """The reference: q [T, H, D], k [T, K, D], v [T, K, Dv] of one prompt → [T, H · Dv]. A token attends to all tokens, or to
-    those at most window // 2 away."""
+def bidirectional_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """The reference: q [T, H, D], k [T, K, D], v [T, K, Dv] of one prompt → [T, H · Dv]. A token
+    attends to all tokens, or to those at most window // 2 away."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1).double() for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
@@ -53,25 +60,55 @@ class EncoderContract:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("seed", range(12))
     def test_whole_prompts_equal_the_reference(self, dtype: str, seed: int) -> None:
-        """Two layers, one of them with a window, and prompts of any length in one step. A second step takes other prompts."""
+        """Two layers, one of them with a window, and prompts of any length in one step. A second
+        step takes other prompts."""
         assert not unmet(self.spec.supports, {"encoder": True})
         if unmet(self.spec.supports, {"dtype": dtype}):
             return
         rng = np.random.default_rng(seed)
-        kv_heads, head_dim = int(rng.integers(1, 4)), int(rng.choice(self.some("head_dim", [8, 16, 32, 64])))
-        windows = [None, int(rng.choice([2, 7, 16, 128]))] if not unmet(self.spec.supports, {"window": True}) else [None, None]
+        kv_heads = int(rng.integers(1, 4))
+        head_dim = int(rng.choice(self.some("head_dim", [8, 16, 32, 64])))
+        windows = (
+            [None, int(rng.choice([2, 7, 16, 128]))]
+            if not unmet(self.spec.supports, {"window": True})
+            else [None, None]
+        )
         layers = [
-            AttentionLayer(layer_index=i, num_heads=kv_heads * int(rng.integers(1, 3)), num_kv_heads=kv_heads, head_dim=head_dim,
-                           scale=head_dim**-0.5 * (1 + i), window=window, encoder=True) for i, window in enumerate(windows)
-        ]  # fmt: skip
-        lengths = [int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 300))])) for _ in range(6)]
+            AttentionLayer(
+                layer_index=i,
+                num_heads=kv_heads * int(rng.integers(1, 3)),
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                scale=head_dim**-0.5 * (1 + i),
+                window=window,
+                encoder=True,
+            )
+            for i, window in enumerate(windows)
+        ]
+        lengths = [
+            int(rng.choice([1, int(rng.integers(1, 12)), int(rng.integers(1, 300))]))
+            for _ in range(6)
+        ]
         trial = Trial(self, layers, self.some("block_size", [16, 32])[0], lengths, seed, dtype)
         for rows in ([0, 2, 4], [1, 3, 5, 0]):
             outputs = trial.step([Piece(row, 0, lengths[row]) for row in rows])
             for layer in layers:
                 of_layer = (trial.q, trial.k, trial.v)
-                parts = [[tensors[layer.layer_index][row].cpu() for tensors in of_layer] for row in rows]
-                expected = torch.cat([bidirectional_attention(q, k, v, layer.scale, layer.window) for q, k, v in parts])
+                parts = [
+                    [tensors[layer.layer_index][row].cpu() for tensors in of_layer] for row in rows
+                ]
+                expected = torch.cat(
+                    [
+                        bidirectional_attention(q, k, v, layer.scale, layer.window)
+                        for q, k, v in parts
+                    ]
+                )
                 allowed = TOLERANCES[dtype]
                 found = outputs[layer.layer_index].double().cpu()
-                torch.testing.assert_close(found, expected, atol=allowed, rtol=allowed, msg=lambda m: f"{layers} {lengths}: {m}")
+                torch.testing.assert_close(
+                    found,
+                    expected,
+                    atol=allowed,
+                    rtol=allowed,
+                    msg=lambda m: f"{layers} {lengths}: {m}",
+                )

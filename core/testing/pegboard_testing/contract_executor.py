@@ -4,8 +4,9 @@
         def executor(self, setup: ExecutorSetup) -> Executor:
             return MyExecutor(None, setup)
 
-The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may run it in any process. As
-core's own, it can be made in another process: `make_worker` can be pickled.
+The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may
+run it in any process. As core's own, it can be made in another process: `make_worker` can be
+pickled.
 """
 
 from __future__ import annotations
@@ -29,10 +30,18 @@ def make_batch(step: int, *, needs_masks: bool = False) -> Batch:
     """Return a batch that is empty except for `step`."""
     none = np.zeros(0, np.int32)
     return Batch(
-        step=step, rows=none, num_scheduled_tokens=none, num_computed_tokens=none, num_draft_tokens=none,
-        samples=np.zeros(0, bool), new=[], removed_rows=none, new_blocks=BlockDelta.empty(),
-        copy_blocks=np.zeros((0, 3), np.int32), needs_masks=needs_masks,
-    )  # fmt: skip
+        step=step,
+        rows=none,
+        num_scheduled_tokens=none,
+        num_computed_tokens=none,
+        num_draft_tokens=none,
+        samples=np.zeros(0, bool),
+        new=[],
+        removed_rows=none,
+        new_blocks=BlockDelta.empty(),
+        copy_blocks=np.zeros((0, 3), np.int32),
+        needs_masks=needs_masks,
+    )
 
 
 def make_masks(value: int) -> TokenMasks:
@@ -55,7 +64,9 @@ class RecordingWorker:
         if batch.step == FAILS:
             raise ModelError("step 13 fails")
         mask = int(masks().bits[0, 0]) if masks is not None else -1
-        output = StepOutput(step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([list(self.steps)]))
+        output = StepOutput(
+            step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([list(self.steps)])
+        )
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
@@ -115,13 +126,20 @@ class ExecutorContract:
         futures = {step: started.submit(make_batch(step)) for step in (1, 2, 3, 4)}
         outputs = {step: futures[step].result() for step in (3, 1, 4, 2)}
         assert {step: out.step for step, out in outputs.items()} == {1: 1, 2: 2, 3: 3, 4: 4}
-        assert [self.history(outputs[step]) for step in (1, 2, 3, 4)] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+        assert [self.history(outputs[step]) for step in (1, 2, 3, 4)] == [
+            [1],
+            [1, 2],
+            [1, 2, 3],
+            [1, 2, 3, 4],
+        ]
 
     def test_a_result_can_be_had_again(self, started: Executor) -> None:
         future = started.submit(make_batch(1))
         first = future.result()
         assert future.result() is first
-        assert self.history(started.submit(make_batch(2)).result()) == [1, 2], "asking again must not run the step again"
+        assert self.history(started.submit(make_batch(2)).result()) == [1, 2], (
+            "asking again must not run the step again"
+        )
 
     def test_masks_reach_their_step_and_no_other(self, started: Executor) -> None:
         first = started.submit(make_batch(1, needs_masks=True))
@@ -137,7 +155,8 @@ class ExecutorContract:
         assert self.mask(future.result()) == 5
 
     def test_an_error_belongs_to_its_step(self, started: Executor) -> None:
-        """`result` raises the error of the step each time it is called. Other steps are not affected."""
+        """`result` raises the error of the step each time it is called. Other steps are not
+        affected."""
         before, failing, after = (started.submit(make_batch(step)) for step in (1, FAILS, 14))
         assert self.history(after.result()) == [1, FAILS, 14]
         for _ in range(2):
@@ -155,7 +174,8 @@ class ExecutorContract:
         assert self.history(started.submit(make_batch(1)).result()) == [1]
 
     def test_stop_may_come_again_and_at_any_time(self) -> None:
-        """It may be stopped before the start, with steps in flight, and twice. An orderly stop does not count as a death."""
+        """It may be stopped before the start, with steps in flight, and twice. An orderly stop does
+        not count as a death."""
         deaths: list[WorkerDeath] = []
         never_started = self.executor(ExecutorSetup(RecordingWorker))
         never_started.stop()

@@ -1,4 +1,5 @@
-"""Contract tests of float weights: core's own and every kernel `float_weight.*`. A package's test file:
+"""Contract tests of float weights: core's own and every kernel `float_weight.*`. A package's test
+file:
 
 class TestMyWeight(FloatWeightContract):
     weight_class = MyFloatWeight
@@ -17,8 +18,8 @@ from pegboard.ops.linear import FloatWeight
 
 
 class FloatWeightContract:
-    """Every float weight passes these. It multiplies like the matrix that was written, in whatever layout it is stored, and
-    returns the values bit for bit."""
+    """Every float weight passes these. It multiplies like the matrix that was written, in whatever
+    layout it is stored, and returns the values bit for bit."""
 
     weight_class: ClassVar[type[FloatWeight]]
 
@@ -29,21 +30,33 @@ class FloatWeightContract:
         weight.finish()
         return weight
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
-    @given(
-        rows=st.integers(0, 40), out=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 99), is_table=st.booleans()
+    @settings(
+        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
     )
-    def test_product_and_values(self, rows: int, out: int, width: int, seed: int, is_table: bool) -> None:
+    @given(
+        rows=st.integers(0, 40),
+        out=st.integers(1, 70),
+        width=st.integers(1, 70),
+        seed=st.integers(0, 99),
+        is_table=st.booleans(),
+    )
+    def test_product_and_values(
+        self, rows: int, out: int, width: int, seed: int, is_table: bool
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        values, x = torch.randn(out, width, generator=generator), torch.randn(rows, width, generator=generator)
+        values = torch.randn(out, width, generator=generator)
+        x = torch.randn(rows, width, generator=generator)
         weight = self.filled(values, is_table)
         product = weight.bind()(x)
         assert product.shape == (rows, out)
-        torch.testing.assert_close(product.double(), x.double() @ values.double().T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            product.double(), x.double() @ values.double().T, rtol=1e-4, atol=1e-4
+        )
         assert torch.equal(weight.dense(), values)
 
     def test_inputs_that_are_views(self) -> None:
-        values, wide = torch.randn(24, 32), torch.randn(9, 80)
+        values = torch.randn(24, 32)
+        wide = torch.randn(9, 80)
         call = self.filled(values).bind()
         for x in (wide[:, :32], wide[::2, 7:39], wide.T[:32].T):
             torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
@@ -62,7 +75,8 @@ class FloatWeightContract:
 
     def test_rows_of_a_table_are_looked_up(self) -> None:
         weight = self.filled(torch.randn(16, 8), is_table=True)
-        look_up, ids = weight.bind_lookup(), torch.tensor([15, 0, 3, 3])
+        look_up = weight.bind_lookup()
+        ids = torch.tensor([15, 0, 3, 3])
         weight.bind()
         assert torch.equal(look_up(ids), weight.plain()[ids])
         weight.plain().fill_(2.0)

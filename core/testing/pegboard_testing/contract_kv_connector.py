@@ -4,7 +4,8 @@ class TestMyConnector(KVConnectorContract):
     def halves(self, setup: KVConnectorSetup) -> Halves:
         return MyScheduler(options, setup), MyWorker(options, setup)
 
-The halves drive a whole engine with a fake model, whose tokens depend on every value that it reads from the KV memory.
+The halves drive a whole engine with a fake model, whose tokens depend on every value that it reads
+from the KV memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from pegboard_testing.fake_engine import FakeEngine, Halves, expected_tokens
 
 __all__ = ["Halves", "KVConnectorContract", "greedy"]
 
-GROUPS: list[list[Retain]] = [[Full()], [Full(), Window(6)], [Window(9), Chunk(8)], [Full(), Full(), Window(5, sinks=3)]]
+GROUPS: list[list[Retain]] = [
+    [Full()],
+    [Full(), Window(6)],
+    [Window(9), Chunk(8)],
+    [Full(), Full(), Window(5, sinks=3)],
+]
 
 
 class _TorchViews:
@@ -35,7 +41,10 @@ class _TorchViews:
         self._half = half
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
-        tensors = {layer: {name: torch.from_numpy(array) for name, array in view.items()} for layer, view in views.items()}
+        tensors = {
+            layer: {name: torch.from_numpy(array) for name, array in view.items()}
+            for layer, view in views.items()
+        }
         self._half.register(tensors, groups)
 
     def save(self, plan: bytes) -> None:
@@ -56,15 +65,19 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 class KVConnectorContract:
-    """Every connector passes these. Override `halves`. outlives: what one engine has saved, the next one finds."""
+    """Every connector passes these. Override `halves`. outlives: what one engine has saved, the
+    next one finds."""
 
     outlives = True
 
     def halves(self, setup: KVConnectorSetup) -> Halves:
-        """Return the halves of a connector. All connectors of a test have the same store, if it outlives an engine."""
+        """Return the halves of a connector. All connectors of a test have the same store, if it
+        outlives an engine."""
         raise AssertionError("override KVConnectorContract.halves")
 
-    def engine(self, retains: Sequence[Retain] = (Full(),), identity: str = "a", **arguments: Any) -> FakeEngine:
+    def engine(
+        self, retains: Sequence[Retain] = (Full(),), identity: str = "a", **arguments: Any
+    ) -> FakeEngine:
         """Return an engine with the connector."""
 
         def wrapped(setup: KVConnectorSetup) -> Halves:
@@ -74,7 +87,8 @@ class KVConnectorContract:
         return FakeEngine(retains, kv_halves=wrapped, kv_identity=identity, **arguments)
 
     def after(self, engine: FakeEngine, **arguments: Any) -> FakeEngine:
-        """Return an engine that finds what `engine` has saved: a new one, or the same without its prefix cache."""
+        """Return an engine that finds what `engine` has saved: a new one, or the same without its
+        prefix cache."""
         engine.check_idle()
         if not self.outlives:
             assert engine.engine.control("reset_prefix_cache")
@@ -136,7 +150,8 @@ class KVConnectorContract:
 
     @pytest.mark.parametrize("seed", range(24))
     def test_every_request_gets_the_tokens_it_gets_alone(self, seed: int) -> None:
-        """Requests with shared prefixes, few blocks, preemption, chunks, steps in flight and aborts."""
+        """Requests with shared prefixes, few blocks, preemption, chunks, steps in flight and
+        aborts."""
         chance = random.Random(seed)
         arguments = {
             "block_size": chance.choice([1, 2, 4]),
@@ -170,32 +185,51 @@ class KVConnectorContract:
         result = engine.generate(range(21), greedy(6))
         assert result.token_ids == probe.generate(range(21), greedy(6)).token_ids
         engine = self.after(engine)
-        again = workers if not self.outlives else [self._rank(engine, rank) for rank in range(1, num_ranks)]
+        again = (
+            workers
+            if not self.outlives
+            else [self._rank(engine, rank) for rank in range(1, num_ranks)]
+        )
         for memory, _ in again:
             memory.fill_(-5)
         assert engine.generate(range(21), greedy(6)).token_ids == result.token_ids
         for memory, _ in again:
             assert (memory >= 10_000).any(), "the rank has loaded its own blocks"
-            assert not ((memory >= 0) & (memory < 10_000)).any(), "the rank has loaded another rank's blocks"
+            assert not ((memory >= 0) & (memory < 10_000)).any(), (
+                "the rank has loaded another rank's blocks"
+            )
         self.close(engine)
 
     def _rank(self, engine: FakeEngine, rank: int) -> tuple[torch.Tensor, KVConnectorWorker]:
-        """Let the worker half of another rank run in the engine's steps. Its memory follows that of rank 0, plus 10,000."""
+        """Let the worker half of another rank run in the engine's steps. Its memory follows that of
+        rank 0, plus 10,000."""
         setup = KVConnectorSetup(engine.plan, rank)
         half = self.halves(setup)[1]
         memory = torch.full(engine.worker.memory.shape, -1, dtype=torch.int64)
-        half.register({layer: {"kv": memory} for group in engine.plan.groups for layer in group.layers}, engine.plan.groups)
-        engine.worker.connectors["fake"] = _SecondRank(engine.worker.connectors["fake"], half, memory, engine.worker)
+        half.register(
+            {layer: {"kv": memory} for group in engine.plan.groups for layer in group.layers},
+            engine.plan.groups,
+        )
+        engine.worker.connectors["fake"] = _SecondRank(
+            engine.worker.connectors["fake"], half, memory, engine.worker
+        )
         return memory, half
 
 
 class _SecondRank:
-    """Calls the halves of two ranks, and merges their reports: a transfer has ended when both have reported it."""
+    """Calls the halves of two ranks, and merges their reports: a transfer has ended when both have
+    reported it."""
 
-    def __init__(self, first: KVConnectorWorker, second: KVConnectorWorker, memory: torch.Tensor, worker: Any) -> None:
+    def __init__(
+        self, first: KVConnectorWorker, second: KVConnectorWorker, memory: torch.Tensor, worker: Any
+    ) -> None:
         self._halves = (first, second)
-        self._memory, self._worker = memory, worker
-        self._reports: tuple[TransferReport, TransferReport] = (TransferReport([], [], {}), TransferReport([], [], {}))
+        self._memory = memory
+        self._worker = worker
+        self._reports: tuple[TransferReport, TransferReport] = (
+            TransferReport([], [], {}),
+            TransferReport([], [], {}),
+        )
         self._before = worker.memory.copy()
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
@@ -220,7 +254,8 @@ class _SecondRank:
             total.failed.update(report.failed)
         first, second = self._reports
         both = TransferReport(
-            [key for key in first.saved if key in second.saved], [key for key in first.loaded if key in second.loaded]
+            [key for key in first.saved if key in second.saved],
+            [key for key in first.loaded if key in second.loaded],
         )
         assert not first.failed and not second.failed
         for total in self._reports:
@@ -239,5 +274,7 @@ def _request(chance: random.Random, request_id: str) -> EngineRequest:
     ]
     params = SamplingParams(temperature=0.0, max_tokens=chance.choice([1, 2, 9, 20]))
     if chance.random() < 0.3:
-        params = SamplingParams(temperature=1.0, seed=chance.randrange(4), n=chance.randint(1, 3), max_tokens=5)
+        params = SamplingParams(
+            temperature=1.0, seed=chance.randrange(4), n=chance.randint(1, 3), max_tokens=5
+        )
     return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params)

@@ -1,4 +1,5 @@
-"""Contract tests of latent attention (MLA), for attention backends that declare `latent`. A plugin's test file:
+"""Contract tests of latent attention (MLA), for attention backends that declare `latent`. A
+plugin's test file:
 
 class TestMyLatentAttention(LatentContract):
     spec = MY_BACKEND
@@ -44,10 +45,17 @@ def latent_layer(heads: int = 3, rank: int = 32, nope: int = 8, rope: int = 8, v
                  index: SparseIndex | None = None, **more: Any) -> AttentionLayer:  # fmt: skip
     """Return a layer with random up-projections, as core hands it over."""
     random = torch.Generator().manual_seed(heads + rank)
-    up_k, up_v = (torch.randn(heads, *shape, generator=random) / 4 for shape in ((nope, rank), (rank, value)))
+    up_k, up_v = (
+        torch.randn(heads, *shape, generator=random) / 4 for shape in ((nope, rank), (rank, value))
+    )
     fields = {"layer_index": 0, "scale": (nope + rope) ** -0.5, **more}
     return AttentionLayer(
-        num_heads=heads, num_kv_heads=1, head_dim=rank + rope, value_dim=rank, latent=Latent(up_k, up_v, index), **fields
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=rank + rope,
+        value_dim=rank,
+        latent=Latent(up_k, up_v, index),
+        **fields,
     )
 
 
@@ -60,42 +68,80 @@ def rounded(latent: np.ndarray, rope: np.ndarray, stored: str) -> tuple[np.ndarr
     out = np.empty_like(latent)
     for first in range(0, latent.shape[1], 128):
         tile = latent[:, first : first + 128]
-        scale = np.maximum(np.abs(tile).max(1, keepdims=True) / np.float32(448), np.float32(2.0**-126)).astype(np.float32)
-        out[:, first : first + 128] = nearest(tile / scale, *FLOAT8["float8_e4m3fn"]).astype(np.float32) * scale
+        scale = np.maximum(
+            np.abs(tile).max(1, keepdims=True) / np.float32(448), np.float32(2.0**-126)
+        ).astype(np.float32)
+        out[:, first : first + 128] = (
+            nearest(tile / scale, *FLOAT8["float8_e4m3fn"]).astype(np.float32) * scale
+        )
     return out, torch.from_numpy(rope).to(torch.bfloat16).float().numpy()
 
 
 class LatentTrial(Trial):
-    """A backend whose new cache contains garbage, and rows of random queries and latents. The expected result is computed from
-    expanded keys and values in float64. is_shared: the pool also has larger blocks, of another group, so that there are bytes
-    between the latents of two blocks."""
+    """A backend whose new cache contains garbage, and rows of random queries and latents. The
+    expected result is computed from expanded keys and values in float64. is_shared: the pool also
+    has larger blocks, of another group, so that there are bytes between the latents of two
+    blocks."""
 
-    def __init__(self, contract: LatentContract, layer: AttentionLayer, block_size: int, lengths: Sequence[int], seed: int,
-                 stored: str = "float32", is_shared: bool = False) -> None:  # fmt: skip
-        self.layers, self.block_size, self.lengths, self.device = (layer,), block_size, lengths, "cpu"
-        random, rank = torch.Generator().manual_seed(seed), layer.value_dim or 0
+    def __init__(
+        self,
+        contract: LatentContract,
+        layer: AttentionLayer,
+        block_size: int,
+        lengths: Sequence[int],
+        seed: int,
+        stored: str = "float32",
+        is_shared: bool = False,
+    ) -> None:
+        self.layers = (layer,)
+        self.block_size = block_size
+        self.lengths = lengths
+        self.device = "cpu"
+        random = torch.Generator().manual_seed(seed)
+        rank = layer.value_dim or 0
         blocks_of = [-(-length // block_size) for length in lengths]
         self.num_blocks = 1 + sum(blocks_of) + 2
-        shuffled = torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
+        shuffled = (
+            torch.randperm(self.num_blocks - 1, generator=random).add_(1).split([*blocks_of, 2])
+        )
         self.tables = [table.to(torch.int32) for table in shuffled[:-1]]
         assert layer.latent is not None
         self.up_k, self.up_v = layer.latent.matrices()
-        widths = {"q": (layer.num_heads, self.up_k.shape[1]), "q_rope": (layer.num_heads, layer.head_dim - rank),
-                  "latent": (rank,), "k_rope": (layer.head_dim - rank,)}  # fmt: skip
-        self.rows = {name: [torch.randn(n, *shape, generator=random) for n in lengths] for name, shape in widths.items()}
+        widths = {
+            "q": (layer.num_heads, self.up_k.shape[1]),
+            "q_rope": (layer.num_heads, layer.head_dim - rank),
+            "latent": (rank,),
+            "k_rope": (layer.head_dim - rank,),
+        }
+        self.rows = {
+            name: [torch.randn(n, *shape, generator=random) for n in lengths]
+            for name, shape in widths.items()
+        }
         if layer.latent.index is not None:
-            heads, size = layer.latent.index.num_heads, layer.latent.index.head_dim
+            heads = layer.latent.index.num_heads
+            size = layer.latent.index.head_dim
             more = {"vectors": (heads, size), "weights": (heads,), "index": (size,)}
-            own = {name: [torch.randn(n, *shape, generator=random) for n in lengths] for name, shape in more.items()}
-            self.rows |= own | {"index": [keys.bfloat16().float() for keys in own["index"]]}  # all types store them exactly
+            own = {
+                name: [torch.randn(n, *shape, generator=random) for n in lengths]
+                for name, shape in more.items()
+            }
+            # all types store them exactly
+            self.rows |= own | {"index": [keys.bfloat16().float() for keys in own["index"]]}
         self.kept = [
             [torch.from_numpy(x).double() for x in rounded(latent.numpy(), rope.numpy(), stored)]
             for latent, rope in zip(self.rows["latent"], self.rows["k_rope"], strict=True)
         ]
-        limits = fake_limits(max_num_batched_tokens=sum(lengths), max_num_seqs=len(lengths), max_model_len=max(lengths))
-        self.backend = contract.backend(AttentionSetup(self.layers, "float32", "cpu", limits, torch.get_num_threads()))
+        limits = fake_limits(
+            max_num_batched_tokens=sum(lengths),
+            max_num_seqs=len(lengths),
+            max_model_len=max(lengths),
+        )
+        self.backend = contract.backend(
+            AttentionSetup(self.layers, "float32", "cpu", limits, torch.get_num_threads())
+        )
         spec = self.backend.kv_spec(layer, stored)
-        block_bytes, groups = spec.slot_bytes() * block_size, (KVGroup((layer.layer_index,), spec, block_size),)
+        block_bytes = spec.slot_bytes() * block_size
+        groups = (KVGroup((layer.layer_index,), spec, block_size),)
         if is_shared:
             block_bytes += 8
             other = KVCacheSpec(tensors=(KVTensor("other", (block_bytes,), "uint8"),))
@@ -109,7 +155,10 @@ class LatentTrial(Trial):
 
     def taken(self, pieces: Sequence[Piece]) -> list[Tensor]:
         """Return what the layer is called with."""
-        return [torch.cat([rows[p.row][p.start : p.stop] for p in pieces]) for rows in self.rows.values()]
+        return [
+            torch.cat([rows[p.row][p.start : p.stop] for p in pieces])
+            for rows in self.rows.values()
+        ]
 
     def run(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> Tensor:
         """Run one step through the backend: [T, H · V]."""
@@ -119,12 +168,22 @@ class LatentTrial(Trial):
 
     def wanted(self, pieces: Sequence[Piece]) -> Tensor:
         """Return the same from the definition: expand the keys and values of every head."""
-        outputs, layer = [], self.layers[0]
+        outputs = []
+        layer = self.layers[0]
         for piece in pieces:
             latent, rope = (x[: piece.stop] for x in self.kept[piece.row])
-            keys = torch.cat((torch.einsum("hnc,tc->htn", self.up_k.double(), latent), rope.expand(layer.num_heads, -1, -1)), -1)
+            keys = torch.cat(
+                (
+                    torch.einsum("hnc,tc->htn", self.up_k.double(), latent),
+                    rope.expand(layer.num_heads, -1, -1),
+                ),
+                -1,
+            )
             values = torch.einsum("hcv,tc->htv", self.up_v.double(), latent)
-            queries = torch.cat([self.rows[name][piece.row][piece.start : piece.stop] for name in ("q", "q_rope")], -1).double()
+            queries = torch.cat(
+                [self.rows[name][piece.row][piece.start : piece.stop] for name in ("q", "q_rope")],
+                -1,
+            ).double()
             scores = torch.einsum("qhd,htd->hqt", queries, keys) * layer.scale
             hidden = torch.arange(piece.stop) > torch.arange(piece.start, piece.stop)[:, None]
             if layer.latent is not None and layer.latent.index is not None:
@@ -135,7 +194,10 @@ class LatentTrial(Trial):
 
     def _chosen(self, top_k: int, piece: Piece, hidden: Tensor) -> Tensor:
         """Return which keys have the best scores: bool [queries, keys]."""
-        vectors, weights = (self.rows[name][piece.row][piece.start : piece.stop].double() for name in ("vectors", "weights"))
+        vectors, weights = (
+            self.rows[name][piece.row][piece.start : piece.stop].double()
+            for name in ("vectors", "weights")
+        )
         keys = self.rows["index"][piece.row][: piece.stop].double()
         scores = torch.einsum("qhd,td->qht", vectors, keys).clamp(min=0)
         scores = torch.einsum("qh,qht->qt", weights, scores).masked_fill(hidden, float("-inf"))
@@ -145,8 +207,12 @@ class LatentTrial(Trial):
 
 @st.composite
 def latent_layers(draw: st.DrawFn, heads: Sequence[int] = (1, 2, 5, 16, 40, 50)) -> AttentionLayer:
-    sizes = {"rank": draw(st.sampled_from([8, 32, 40, 128, 136, 256, 512])), "nope": draw(st.sampled_from([8, 20, 64])),
-             "rope": draw(st.sampled_from([8, 16, 64])), "value": draw(st.sampled_from([4, 16, 36]))}  # fmt: skip
+    sizes = {
+        "rank": draw(st.sampled_from([8, 32, 40, 128, 136, 256, 512])),
+        "nope": draw(st.sampled_from([8, 20, 64])),
+        "rope": draw(st.sampled_from([8, 16, 64])),
+        "value": draw(st.sampled_from([4, 16, 36])),
+    }
     return latent_layer(draw(st.sampled_from(heads)), **sizes)
 
 
@@ -161,15 +227,23 @@ class LatentContract:
         raise AssertionError("override LatentContract.backend")
 
     def check(self, trial: LatentTrial, pieces: Sequence[Piece]) -> None:
-        torch.testing.assert_close(trial.run(pieces), trial.wanted(pieces), atol=TOLERANCE, rtol=TOLERANCE)
+        torch.testing.assert_close(
+            trial.run(pieces), trial.wanted(pieces), atol=TOLERANCE, rtol=TOLERANCE
+        )
 
     @settings(max_examples=8)
-    @given(latent_layers(), st.sampled_from(STORED), st.data(), st.lists(st.integers(1, 300), min_size=1, max_size=4),
-           st.integers(0, 2**20))  # fmt: skip
+    @given(
+        latent_layers(),
+        st.sampled_from(STORED),
+        st.data(),
+        st.lists(st.integers(1, 300), min_size=1, max_size=4),
+        st.integers(0, 2**20),
+    )
     def test_absorbed_and_expanded_are_the_definition(
         self, layer: AttentionLayer, stored: str, data: st.DataObject, lengths: list[int], seed: int
     ) -> None:
-        block_size, is_shared = data.draw(st.sampled_from(self.block_sizes)), data.draw(st.booleans())
+        block_size = data.draw(st.sampled_from(self.block_sizes))
+        is_shared = data.draw(st.booleans())
         trial = LatentTrial(self, layer, block_size, lengths, seed, stored, is_shared)
         for pieces in random_steps(np.random.default_rng(seed), lengths):
             self.check(trial, pieces)
@@ -178,36 +252,65 @@ class LatentContract:
     def test_ragged_decodes(self, stored: str) -> None:
         """Every row is filled in one step, and decodes with rows of very different lengths."""
         lengths = [2, 17, 33, 260, 700, 16, 1]
-        trial = LatentTrial(self, latent_layer(6, 128, 16, 16, 24), self.block_sizes[0], lengths, 11, stored)
-        self.check(trial, [Piece(row, 0, length - 1) for row, length in enumerate(lengths) if length > 1])
+        trial = LatentTrial(
+            self, latent_layer(6, 128, 16, 16, 24), self.block_sizes[0], lengths, 11, stored
+        )
+        self.check(
+            trial, [Piece(row, 0, length - 1) for row, length in enumerate(lengths) if length > 1]
+        )
         self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
 
     @pytest.mark.parametrize("stored", STORED)
     def test_an_index_chooses_the_keys(self, stored: str) -> None:
-        """Prompts in pieces, then decodes, of rows with fewer and more keys than a query attends to."""
+        """Prompts in pieces, then decodes, of rows with fewer and more keys than a query attends
+        to."""
         if unmet(self.spec.supports, {"sparse": True}):
             pytest.skip("this backend takes no index")
         lengths = [2, 17, 33, 70]
-        trial = LatentTrial(self, latent_layer(index=SparseIndex(16, 8, 12)), self.block_sizes[0], lengths, 3, stored)
+        trial = LatentTrial(
+            self,
+            latent_layer(index=SparseIndex(16, 8, 12)),
+            self.block_sizes[0],
+            lengths,
+            3,
+            stored,
+        )
         self.check(trial, [Piece(row, 0, length // 2) for row, length in enumerate(lengths)])
-        self.check(trial, [Piece(row, length // 2, length - 1) for row, length in enumerate(lengths) if length > 2])
+        self.check(
+            trial,
+            [
+                Piece(row, length // 2, length - 1)
+                for row, length in enumerate(lengths)
+                if length > 2
+            ],
+        )
         self.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
 
     def test_only_latents_are_stored_in_the_documented_layout(self) -> None:
-        """One unsharded vector per token: DeepSeek's 576 channels, or the 656 bytes of vLLM's fp8_ds_mla."""
+        """One unsharded vector per token: DeepSeek's 576 channels, or the 656 bytes of vLLM's
+        fp8_ds_mla."""
         layer = latent_layer(4, 512, 16, 64, 16)
         backend = self.backend(AttentionSetup((layer,), "float32", "cpu", fake_limits()))
-        sizes = {stored: backend.kv_spec(layer, stored).slot_bytes() for stored in ("float32", "bfloat16", "fp8_ds_mla")}
+        sizes = {
+            stored: backend.kv_spec(layer, stored).slot_bytes()
+            for stored in ("float32", "bfloat16", "fp8_ds_mla")
+        }
         assert sizes == {"float32": 2304, "bfloat16": 1152, "fp8_ds_mla": 656}
         trial = LatentTrial(self, layer, self.block_sizes[0], [1], 5, "fp8_ds_mla")
         trial.run([Piece(0, 0, 1)])
         (view,) = trial.views[0].values()
-        token = view.flatten(0, -2).view(torch.uint8).view(-1, 656)[int(trial.tables[0][0]) * self.block_sizes[0]]
+        token = (
+            view.flatten(0, -2)
+            .view(torch.uint8)
+            .view(-1, 656)[int(trial.tables[0][0]) * self.block_sizes[0]]
+        )
         scales = token[512:528].clone().view(torch.float32)
         codes = token[:512].clone().view(torch.float8_e4m3fn).float().view(4, 128) * scales[:, None]
         torch.testing.assert_close(scales, trial.rows["latent"][0].view(4, 128).abs().amax(1) / 448)
         torch.testing.assert_close(codes.flatten().double(), trial.kept[0][0][0])
-        torch.testing.assert_close(token[528:].clone().view(torch.bfloat16).double(), trial.kept[0][1][0])
+        torch.testing.assert_close(
+            token[528:].clone().view(torch.bfloat16).double(), trial.kept[0][1][0]
+        )
 
     def test_tokens_without_a_slot_are_not_stored(self) -> None:
         trial = LatentTrial(self, latent_layer(), self.block_sizes[0], [9, 1, 6], 400)
@@ -215,7 +318,8 @@ class LatentContract:
         blocks = trial.tables[0].long()
         (view,) = trial.views[0].values()
         before = view[blocks].clone()
-        found, expected = trial.run(pieces, unstored=frozenset({0})), trial.wanted(pieces)
+        found = trial.run(pieces, unstored=frozenset({0}))
+        expected = trial.wanted(pieces)
         assert torch.equal(before, view[blocks])
         for own in (slice(0, 1), slice(10, 16)):
             torch.testing.assert_close(found[own], expected[own], atol=TOLERANCE, rtol=TOLERANCE)

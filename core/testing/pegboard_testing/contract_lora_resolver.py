@@ -2,7 +2,8 @@
 
 class TestMyResolver(LoRAResolverContract):
     @pytest.fixture(autouse=True)
-    def somewhere(self, tmp_path): ...  # put an adapter where the resolver finds it without a network
+    def somewhere(self, tmp_path): ...  # put an adapter where the resolver finds it without a
+    network
 
     def resolver(self) -> LoRAResolver:
         return MyResolver(MyOptions(...), LoRAResolverSetup(fetch))
@@ -23,9 +24,32 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.lora_resolver import LoRAResolver
 
 HOSTILE = (
-    "", ".", "..", "/", "/etc", "/etc/passwd", "~", "~root", "C:\\", "a\\..\\b", "a\0b", "a\nb", "x" * 300, "x" * 5000, "..%2fx",
-    "a/" * 2000 + "b", "file:///etc", "https://example.org/x", "{}", "*", "[a-z]", "$HOME", "`id`", "ä", "\udcff",
-)  # fmt: skip
+    "",
+    ".",
+    "..",
+    "/",
+    "/etc",
+    "/etc/passwd",
+    "~",
+    "~root",
+    "C:\\",
+    "a\\..\\b",
+    "a\0b",
+    "a\nb",
+    "x" * 300,
+    "x" * 5000,
+    "..%2fx",
+    "a/" * 2000 + "b",
+    "file:///etc",
+    "https://example.org/x",
+    "{}",
+    "*",
+    "[a-z]",
+    "$HOME",
+    "`id`",
+    "ä",
+    "\udcff",
+)
 """Names that no resolver may turn into a directory."""
 
 
@@ -60,7 +84,9 @@ class LoRAResolverContract:
         if config.is_file():
             assert isinstance(json.loads(config.read_text("utf-8")), dict)
         else:
-            assert list(folder.glob("*.gguf")), "an adapter has adapter_config.json or is a GGUF file"
+            assert list(folder.glob("*.gguf")), (
+                "an adapter has adapter_config.json or is a GGUF file"
+            )
 
     def test_many_at_once_get_the_same(self) -> None:
         found = self.resolved(*[self.present()] * 8, self.missing(), self.present())
@@ -70,7 +96,10 @@ class LoRAResolverContract:
     def test_an_unknown_name_is_none(self) -> None:
         assert self.resolved(self.missing()) == [None]
 
-    @pytest.mark.parametrize("after", ["/..", "/../..", "/../../etc", "/.", "//", "/*", "\0", "/../{name}/..", "\\..\\.."])
+    @pytest.mark.parametrize(
+        "after",
+        ["/..", "/../..", "/../../etc", "/.", "//", "/*", "\0", "/../{name}/..", "\\..\\.."],
+    )
     def test_no_name_leads_out_of_an_adapter(self, after: str) -> None:
         """The caller never passes such names. A resolver does not rely on that."""
         name = self.present()

@@ -7,8 +7,8 @@ class TestMySource(ModelSourceContract):
     def source(self, setup: ModelSourceSetup) -> ModelSource:
         return MySource(None, setup)
 
-    def present(self) -> ModelReference: ... # a model that exists: config.json and *.safetensors, or one file
-    def missing(self) -> ModelReference: ... # one that does not exist
+    def present(self) -> ModelReference: ... # a model that exists: config.json and *.safetensors,
+    or one file def missing(self) -> ModelReference: ... # one that does not exist
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from pathlib import Path
 import pytest
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSource, ModelSourceSetup
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelReference,
+    ModelSource,
+    ModelSourceSetup,
+)
 
 EVERYTHING = FileFilter()
 
 
 class ModelSourceContract:
-    """Every model source passes these. Override `source`, `present` and `missing`. Set `works_offline = False` for a source that
-    keeps no files."""
+    """Every model source passes these. Override `source`, `present` and `missing`. Set
+    `works_offline = False` for a source that keeps no files."""
 
     works_offline = True
 
@@ -48,13 +54,19 @@ class ModelSourceContract:
         return tmp_path / "new" / "cache"
 
     def fetch(self, cache: Path, reference: ModelReference, *, offline: bool = False) -> LocalFiles:
-        return self.source(ModelSourceSetup(cache, offline=offline)).fetch(reference, EVERYTHING, lambda *step: None)
+        return self.source(ModelSourceSetup(cache, offline=offline)).fetch(
+            reference, EVERYTHING, lambda *step: None
+        )
 
     def contents(self, root: Path) -> dict[str, bytes]:
         """Return every file of the model."""
         if root.is_file():
             return {root.name: root.read_bytes()}
-        return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+        return {
+            path.relative_to(root).as_posix(): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }
 
     def test_what_comes_back_is_a_model_on_disk(self, cache: Path) -> None:
         files = self.fetch(cache, self.present())
@@ -76,8 +88,8 @@ class ModelSourceContract:
             assert self.fetch(cache, self.present(), offline=True).root == first.root
 
     def test_a_missing_model_is_named(self, cache: Path) -> None:
-        """A missing model is an error, online and offline. Nothing incomplete is left that a later run could mistake for the
-        model."""
+        """A missing model is an error, online and offline. Nothing incomplete is left that a later
+        run could mistake for the model."""
         for offline in (False, True):
             with pytest.raises(ModelError) as caught:
                 self.fetch(cache, self.missing(), offline=offline)
@@ -86,7 +98,11 @@ class ModelSourceContract:
 
     def test_only_the_cache_is_written_to(self, cache: Path, tmp_path: Path) -> None:
         def outside() -> dict[Path, float]:
-            return {p: p.stat().st_mtime for p in tmp_path.rglob("*") if p.is_file() and not p.is_relative_to(cache)}
+            return {
+                p: p.stat().st_mtime
+                for p in tmp_path.rglob("*")
+                if p.is_file() and not p.is_relative_to(cache)
+            }
 
         before = outside()
         self.fetch(cache, self.present())

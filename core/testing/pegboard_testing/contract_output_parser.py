@@ -1,7 +1,8 @@
 """Contract tests of the kinds `tool_parser` and `reasoning_parser`.
 
-The pytest plugin collects them from every `tests/examples.py` that imports `pegboard_testing.parser_examples`, one class per
-parser: authors write only the examples (see there). The parsers are found as installed plugins.
+The pytest plugin collects them from every `tests/examples.py` that imports
+`pegboard_testing.parser_examples`, one class per parser: authors write only the examples (see
+there). The parsers are found as installed plugins.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 
 
 def tokens(text: str) -> list[str]:
-    """Return pieces like those of a model's vocabulary: words with the space before them, single signs, up to four letters."""
+    """Return pieces like those of a model's vocabulary: words with the space before them, single
+    signs, up to four letters."""
     return re.findall(r" ?\w{1,4}|\s|[^\w\s]{1,2}", text)
 
 
@@ -64,14 +66,20 @@ def run(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
 
 
 def said(message: Message) -> str:
-    """Return all texts of a message as one string. If an id contains the name, the name is included once."""
-    names = [call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls]
-    calls = [f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)]
+    """Return all texts of a message as one string. If an id contains the name, the name is included
+    once."""
+    names = [
+        call.id if call.name in call.id else f"{call.id} {call.name}" for call in message.tool_calls
+    ]
+    calls = [
+        f"{name} {call.arguments}" for name, call in zip(names, message.tool_calls, strict=True)
+    ]
     return "\n".join([message.content, message.reasoning, *calls])
 
 
 def least_text(form: Mapping[str, Any]) -> str:
-    """Return the shortest output of a structural tag's format: without optional parts, and with the first of several choices."""
+    """Return the shortest output of a structural tag's format: without optional parts, and with the
+    first of several choices."""
     kind = form["type"]
     if kind == "tag":
         return f"{form['begin']}{least_text(form['content'])}{form['end']}"
@@ -90,9 +98,10 @@ def least_text(form: Mapping[str, Any]) -> str:
 
 
 class OutputParserContract:
-    """Every output parser passes these. make: builds a parser from its options (None) and a setup. plain_is_reasoning: text
-    without any marker is reasoning, because the output begins inside the reasoning. tokens: the format's control texts.
-    reads_calls: it is a tool parser. between: the text between two outputs that follow one another."""
+    """Every output parser passes these. make: builds a parser from its options (None) and a setup.
+    plain_is_reasoning: text without any marker is reasoning, because the output begins inside the
+    reasoning. tokens: the format's control texts. reads_calls: it is a tool parser. between: the
+    text between two outputs that follow one another."""
 
     make: ClassVar[Callable[[None, OutputParserSetup], OutputParser]]
     examples: ClassVar[Sequence[Example]] = ()
@@ -111,13 +120,17 @@ class OutputParserContract:
         return self.without_random_ids(events, example.text)
 
     def without_random_ids(self, events: Sequence[Event], text: str) -> list[Event]:
-        """Return the events without ids that differ from run to run: those of `fresh_id`, and other ids that the parser makes up,
-        which are not in the text."""
+        """Return the events without ids that differ from run to run: those of `fresh_id`, and other
+        ids that the parser makes up, which are not in the text."""
         one, other = (self.parser(setup_for()).call_id(0, "f") for _ in range(2))
         is_own = one != other
 
         def stable(event: Event) -> Event:
-            if isinstance(event, ToolCallStart) and event.id not in text and (is_own or event.id.startswith("chatcmpl-tool-")):
+            if (
+                isinstance(event, ToolCallStart)
+                and event.id not in text
+                and (is_own or event.id.startswith("chatcmpl-tool-"))
+            ):
                 return dataclasses.replace(event, id="")
             return event
 
@@ -127,8 +140,14 @@ class OutputParserContract:
         assert self.examples, "set `examples`"
         for example in self.examples:
             message = fold(self.parse(example, [example.text]))
-            closed = [(call.name, json.loads(call.arguments)) for call in message.tool_calls if call.is_complete]
-            opened = [(call.name, call.arguments) for call in message.tool_calls if not call.is_complete]
+            closed = [
+                (call.name, json.loads(call.arguments))
+                for call in message.tool_calls
+                if call.is_complete
+            ]
+            opened = [
+                (call.name, call.arguments) for call in message.tool_calls if not call.is_complete
+            ]
             assert closed == list(example.calls), (example, message)
             assert opened == ([example.open_call] if example.open_call else []), (example, message)
             assert message.reasoning.strip() == example.reasoning.strip(), (example, message)
@@ -139,19 +158,23 @@ class OutputParserContract:
 
     def test_every_chunking_gives_the_same_events(self) -> None:
         for example in self.examples:
-            whole, rng = self.parse(example, [example.text]), random.Random(example.text)
+            whole = self.parse(example, [example.text])
+            rng = random.Random(example.text)
             assert self.parse(example, example.text) == whole, example
             assert self.parse(example, tokens(example.text)) == whole, example
             for _ in range(4):
                 places = rng.choices(range(len(example.text) + 1), k=rng.randint(1, 12))
                 assert self.parse(example, cut(example.text, places)) == whole, example
-            assert self.parse(example, ["", *cut(example.text, range(0, len(example.text), 3)), ""]) == whole, example
+            assert (
+                self.parse(example, ["", *cut(example.text, range(0, len(example.text), 3)), ""])
+                == whole
+            ), example
 
     @LIGHT
     @given(st.data())
     def test_broken_examples(self, data: st.DataObject) -> None:
-        """If parts of the text are left out, doubled or exchanged, the parser never raises, gives the same events in every
-        chunking, and does not split complete calls."""
+        """If parts of the text are left out, doubled or exchanged, the parser never raises, gives
+        the same events in every chunking, and does not split complete calls."""
         example = data.draw(st.sampled_from(list(self.examples)))
         other = data.draw(st.sampled_from(list(self.examples))).text
         a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(example.text))] * 2)))
@@ -166,12 +189,16 @@ class OutputParserContract:
             broken = dataclasses.replace(example, text=text)
             whole = self.parse(broken, [text])
             assert self.parse(broken, text) == whole, text
-            assert self.parse(broken, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8)))) == whole, text
+            assert (
+                self.parse(broken, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8))))
+                == whole
+            ), text
 
     @LIGHT
     @given(st.data())
     def test_mistakes_of_models(self, data: st.DataObject) -> None:
-        """The rule of `parser_mutations`, for examples with one mistake, alone and before an output without a mistake."""
+        """The rule of `parser_mutations`, for examples with one mistake, alone and before an output
+        without a mistake."""
         example = data.draw(st.sampled_from(list(self.examples)))
         rng = data.draw(st.randoms(use_true_random=False))
         text = mutated(example.text, self.tokens, rng)
@@ -182,27 +209,42 @@ class OutputParserContract:
         content = message.content
         thoughts = getattr(self.parser(setup_for()), "thoughts", {}).items()
         for start, end in thoughts:  # may quote anything
-            content = re.sub(f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL)
+            content = re.sub(
+                f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL
+            )
         is_off = not self.parser(setup_for(broken)).reasoning_end()
-        leaves_reasoning = not self.reads_calls and (is_off or not any(each.reasoning for each in self.examples))
+        leaves_reasoning = not self.reads_calls and (
+            is_off or not any(each.reasoning for each in self.examples)
+        )
         if leaves_reasoning:  # the markers stay in the content on purpose
             return
         assert not loose_ends(content, self.tokens), (text, message)
         if not self.reads_calls:
             return
-        assert not broken_arguments(message, bool(events) and isinstance(events[-1], Content)), (text, message)
+        assert not broken_arguments(message, bool(events) and isinstance(events[-1], Content)), (
+            text,
+            message,
+        )
         said = example.prompt_end + text
-        if any(said.rfind(start) > said.rfind(end) for start, end in thoughts) or not (whole := self.whole_outputs()):
+        if any(said.rfind(start) > said.rfind(end) for start, end in thoughts) or not (
+            whole := self.whole_outputs()
+        ):
             return  # a thought without an end takes all that follows
         good = rng.choice(whole)
         after = f"{text}{self.between}{good.text}"
-        calls = fold(self.parse(dataclasses.replace(example, text=after), [after])).tool_calls[-len(good.calls) :]
-        assert [(call.name, call.arguments) for call in calls] == self.arguments_of(good), (after, calls)
+        calls = fold(self.parse(dataclasses.replace(example, text=after), [after])).tool_calls[
+            -len(good.calls) :
+        ]
+        assert [(call.name, call.arguments) for call in calls] == self.arguments_of(good), (
+            after,
+            calls,
+        )
 
     @LIGHT
     @given(st.data())
     def test_calls_in_the_reasoning_are_not_calls(self, data: st.DataObject) -> None:
-        """If no reasoning parser removes the reasoning, its text is content, also where it quotes calls."""
+        """If no reasoning parser removes the reasoning, its text is content, also where it quotes
+        calls."""
         thoughts = getattr(self.parser(setup_for()), "thoughts", {})
         whole = self.whole_outputs()
         if not (self.reads_calls and thoughts and whole):
@@ -210,9 +252,16 @@ class OutputParserContract:
         quoted, good = (data.draw(st.sampled_from(whole)) for _ in range(2))
         start, end = data.draw(st.sampled_from(sorted(thoughts.items())))
         thought = f"Maybe {quoted.text}? Or not."
-        for prompt_end, text in (("", f"{start}{thought}{end}\n{good.text}"), (start, f"{thought}{end}\n{good.text}")):
-            message = fold(self.parse(dataclasses.replace(good, text=text, prompt_end=prompt_end), text))
-            assert [(call.name, call.arguments) for call in message.tool_calls] == self.arguments_of(good), (text, message)
+        for prompt_end, text in (
+            ("", f"{start}{thought}{end}\n{good.text}"),
+            (start, f"{thought}{end}\n{good.text}"),
+        ):
+            message = fold(
+                self.parse(dataclasses.replace(good, text=text, prompt_end=prompt_end), text)
+            )
+            assert [
+                (call.name, call.arguments) for call in message.tool_calls
+            ] == self.arguments_of(good), (text, message)
             assert thought in message.content, message
 
     def whole_outputs(self) -> list[Example]:
@@ -220,7 +269,10 @@ class OutputParserContract:
         return [
             example
             for example in self.examples
-            if example.calls and not example.open_call and example.text.startswith(tuple(self.tokens)) and example.tools is TOOLS
+            if example.calls
+            and not example.open_call
+            and example.text.startswith(tuple(self.tokens))
+            and example.tools is TOOLS
         ]
 
     def arguments_of(self, example: Example) -> list[tuple[str, str]]:
@@ -230,18 +282,28 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_any_text(self, data: st.DataObject) -> None:
-        signs = sorted({sign for example in self.examples for sign in re.findall(r"[^\w\s]+|\w+|\s", example.text[:600])})
+        signs = sorted(
+            {
+                sign
+                for example in self.examples
+                for sign in re.findall(r"[^\w\s]+|\w+|\s", example.text[:600])
+            }
+        )
         parts = st.sampled_from(signs) | st.text(max_size=5)
         text = data.draw(st.lists(parts, max_size=40).map("".join))
         example = Example("any", text)
         whole = self.parse(example, [text])
         assert self.parse(example, text) == whole, text
-        assert self.parse(example, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8)))) == whole, text
+        assert (
+            self.parse(example, cut(text, data.draw(st.lists(st.integers(0, 999), max_size=8))))
+            == whole
+        ), text
 
     @LIGHT
     @given(st.data())
     def test_nothing_is_lost_or_doubled(self, data: st.DataObject) -> None:
-        """A word inserted anywhere into an example appears exactly once in the message, even if it breaks the format."""
+        """A word inserted anywhere into an example appears exactly once in the message, even if it
+        breaks the format."""
         example = data.draw(st.sampled_from(list(self.examples)))
         place = data.draw(st.integers(0, len(example.text)))
         text = example.text[:place] + SENTINEL + example.text[place:]
@@ -259,7 +321,8 @@ class OutputParserContract:
     @LIGHT
     @given(st.data())
     def test_cut_off_examples(self, data: st.DataObject) -> None:
-        """Calls that are complete at the start of an output are also the first calls of the whole output."""
+        """Calls that are complete at the start of an output are also the first calls of the whole
+        output."""
         example = data.draw(st.sampled_from(list(self.examples)))
         text = example.text[: data.draw(st.integers(0, len(example.text)))]
         calls = fold(self.parse(dataclasses.replace(example, text=text), [text])).tool_calls
@@ -268,27 +331,30 @@ class OutputParserContract:
         assert len(calls) <= len(example.calls) + (example.open_call is not None), (text, calls)
 
     def test_long_output_in_time(self) -> None:
-        """16,000 tokens with calls, fed one by one, take under a quarter of a second of CPU time and give the same result
-        as all at once."""
+        """16,000 tokens with calls, fed one by one, take under a quarter of a second of CPU time
+        and give the same result as all at once."""
         texts = [example.text for example in self.examples if len(example.text) < 4000]
         filling = [text for text in texts for _ in range(4)][:60]
         while len(pieces := tokens("\n".join(filling))) < 16000:
             filling += ["Some words, in between. " * 60, *filling[:10]]
         pieces = pieces[:16000]
-        example, text = Example("long", "".join(pieces)), "".join(pieces)
+        example = Example("long", "".join(pieces))
+        text = "".join(pieces)
         best = min(self.seconds(pieces) for _ in range(2))
         assert best < 0.25, best
         assert self.parse(example, pieces) == self.parse(example, [text])
 
     @pytest.mark.parametrize("filler", FILLERS)
     def test_time_is_linear(self, filler: str) -> None:
-        """For any text that is repeated after any beginning, eight times the text takes about eight times as long, not 64
-        times."""
+        """For any text that is repeated after any beginning, eight times the text takes about eight
+        times as long, not 64 times."""
         rng = random.Random(filler)
         longest = max(self.examples, key=lambda example: len(example.text))
         for text in (longest.text, rng.choice(self.examples).text):
             start = text[: rng.randint(0, len(text))]
-            short, long = ([start, *[filler * (4 // len(filler) or 1)] * count] for count in (250, 2000))
+            short, long = (
+                [start, *[filler * (4 // len(filler) or 1)] * count] for count in (250, 2000)
+            )
             times = [[self.seconds(pieces) for pieces in (short, long)] for _ in range(2)]
             (a, b) = (min(column) for column in zip(*times, strict=True))
             assert b < 0.03 or b < 8 * a * 3, (start, filler, a, b)
@@ -315,19 +381,23 @@ class OutputParserContract:
             assert any(structure["begin"].startswith(trigger) for trigger in tag["triggers"])
             text = structure["begin"] + '{"x": 1}' + structure["end"]
             message = fold(self.parse(Example("constrained", text), [text]))
-            assert [(call.name, call.arguments, call.is_complete) for call in message.tool_calls] == [
-                (tool["function"]["name"], '{"x": 1}', True)
-            ]
+            assert [
+                (call.name, call.arguments, call.is_complete) for call in message.tool_calls
+            ] == [(tool["function"]["name"], '{"x": 1}', True)]
             assert not message.content
 
     def least_texts_are_read(self, form: Mapping[str, Any]) -> None:
         names = {tool["function"]["name"] for tool in TOOLS}
         tags = form.get("tags", [form])
-        assert all(tag["begin"].startswith(tuple(form["triggers"])) for tag in tags if "begin" in tag)
+        assert all(
+            tag["begin"].startswith(tuple(form["triggers"])) for tag in tags if "begin" in tag
+        )
         read = set()
         for text in map(least_text, tags):
             message = fold(self.parse(Example("constrained", text), [text]))
-            assert [(call.arguments, call.is_complete) for call in message.tool_calls] == [("{}", True)], text
+            assert [(call.arguments, call.is_complete) for call in message.tool_calls] == [
+                ("{}", True)
+            ], text
             assert not message.content.strip()
             read.add(message.tool_calls[0].name)
         assert read <= names
@@ -343,7 +413,8 @@ class OutputParserContract:
 
 
 def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]]:
-    """Return a test class for each parser in an `examples.py`. Two names of one parser with the same examples share a class."""
+    """Return a test class for each parser in an `examples.py`. Two names of one parser with the
+    same examples share a class."""
     registry = Registry.discover()
     classes: dict[tuple[Any, int], type[OutputParserContract]] = {}
     for (kind, name), examples in module.EXAMPLES.items():
@@ -354,7 +425,8 @@ def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]
             "tokens": tokens_of(module, kind, name),
             "reads_calls": kind == "tool_parser",
             "between": getattr(module, "BETWEEN", "\n"),
-            "plain_is_reasoning": kind == "reasoning_parser" and name in getattr(module, "PLAIN_IS_REASONING", ()),
+            "plain_is_reasoning": kind == "reasoning_parser"
+            and name in getattr(module, "PLAIN_IS_REASONING", ()),
         }
         title = f"Test_{kind}_{name.replace('-', '_').replace('.', '_')}"
         classes.setdefault((make, id(examples)), type(title, (OutputParserContract,), fields))

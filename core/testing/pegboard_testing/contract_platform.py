@@ -51,7 +51,8 @@ class PlatformContract:
 
     def test_memory_of_the_cache_is_zero_and_on_the_device(self) -> None:
         platform, device = self.started()
-        first, second = platform.zeros(4096), platform.zeros(64)
+        first = platform.zeros(4096)
+        second = platform.zeros(64)
         assert (first.dtype, first.shape, second.shape) == (torch.uint8, (4096,), (64,))
         assert first.device == torch.zeros(1, device=device.name).device
         first += 1
@@ -63,7 +64,9 @@ class PlatformContract:
         if not hasattr(platform, "release"):
             return
         weight = torch.arange(100_003, dtype=torch.float32, device=device.name)[3:]
-        cache, before, address = platform.zeros(1 << 20), weight.clone(), weight.data_ptr()
+        cache = platform.zeros(1 << 20)
+        before = weight.clone()
+        address = weight.data_ptr()
         cache += 1
         restore = platform.release([weight], keep=True)
         drop = platform.release([cache], keep=False)
@@ -77,21 +80,29 @@ class PlatformContract:
         known = set(EngineConfig.__struct_fields__)
         for dtype in ("float32", "float16", "bfloat16", None):
             defaults = dict(platform.defaults(dtype))
-            assert defaults.keys() <= known, f"no engine settings: {sorted(defaults.keys() - known)}"
+            assert defaults.keys() <= known, (
+                f"no engine settings: {sorted(defaults.keys() - known)}"
+            )
             assert defaults.keys() >= NEEDED, f"no default for {sorted(NEEDED - defaults.keys())}"
             check_engine(msgspec.structs.replace(EngineConfig(), **defaults))
             torch.ones(2, dtype=getattr(torch, str(defaults["dtype"])), device=device.name)
             memory = defaults.get("kv_cache_memory_bytes")
-            assert memory is None or (isinstance(memory, int) and 0 < memory <= platform.memory().total_bytes)
+            assert memory is None or (
+                isinstance(memory, int) and 0 < memory <= platform.memory().total_bytes
+            )
 
     def test_copies_arrive_in_order(self) -> None:
-        """On a device with its own memory, a computation uses the values that were uploaded before it."""
+        """On a device with its own memory, a computation uses the values that were uploaded before
+        it."""
         platform, device = self.started()
         copies = platform.copies()
         if copies is None:
-            assert torch.zeros(1, device=device.name).device.type == "cpu", "the host reads this device's memory"
+            assert torch.zeros(1, device=device.name).device.type == "cpu", (
+                "the host reads this device's memory"
+            )
             return
-        source, target = copies.host((8,), torch.int64), torch.zeros(8, dtype=torch.int64, device=device.name)
+        source = copies.host((8,), torch.int64)
+        target = torch.zeros(8, dtype=torch.int64, device=device.name)
         assert source.tolist() == [0] * 8
         for value in range(3):
             source.numpy()[:] = value
@@ -102,30 +113,39 @@ class PlatformContract:
             copies.mark()()
 
     def test_a_recording_computes_on_what_its_inputs_hold(self) -> None:
-        """Every size of every trait is recorded. On a CPU, the test passes a replacement for the object that kernels record
-        with."""
+        """Every size of every trait is recorded. On a CPU, the test passes a replacement for the
+        object that kernels record with."""
         platform, device = self.started()
         replay = platform.replay(None)
         if replay is None:
             made: list[Any] = []
-            assert platform.replay(lambda: made.append("replay") or made) is made, "kernels that record are used"  # type: ignore
+            assert platform.replay(lambda: made.append("replay") or made) is made, (
+                "kernels that record are used"
+            )  # type: ignore
             return
         table = torch.arange(64.0, device=device.name).view(16, 4)
         for trait in get_args(Trait):
             sizes = replay.sizes(trait, 8)
             assert list(sizes) == sorted(set(sizes)) and all(0 < size <= 8 for size in sizes)
             ids = torch.zeros(8, dtype=torch.int64, device=device.name)
-            recordings = [replay.record(lambda ids: (table[ids], table[ids] + 1), [ids[:size]]) for size in sizes]
+            recordings = [
+                replay.record(lambda ids: (table[ids], table[ids] + 1), [ids[:size]])
+                for size in sizes
+            ]
             for recording in recordings:
                 for number in (3, 15):
                     ids.fill_(number)
                     same, more = (out.float().sum().item() for out in recording(recording.size))
-                    assert (same, more) == (recording.size * (16.0 * number + 6), recording.size * (16.0 * number + 10))
+                    assert (same, more) == (
+                        recording.size * (16.0 * number + 6),
+                        recording.size * (16.0 * number + 10),
+                    )
         replay.reset()
 
     def test_what_the_host_reads_cannot_be_recorded(self) -> None:
         platform, device = self.started()
-        replay, ids = platform.replay(None), torch.zeros(2, device=device.name)
+        replay = platform.replay(None)
+        ids = torch.zeros(2, device=device.name)
         if replay is not None:
             with pytest.raises(CannotRecord):
                 replay.record(lambda ids: (ids * float(ids.sum()),), [ids])
@@ -138,4 +158,6 @@ class PlatformContract:
         platform.profile(tmp_path / "profile")
         torch.ones(64, 64, device=device.name).matmul(torch.ones(64, 64, device=device.name))
         platform.profile(None)
-        assert any(path.stat().st_size for path in (tmp_path / "profile").rglob("*") if path.is_file())
+        assert any(
+            path.stat().st_size for path in (tmp_path / "profile").rglob("*") if path.is_file()
+        )

@@ -8,11 +8,13 @@
         def method(self, setup: QuantizationSetup) -> QuantizationMethod:
             return MyFormat(None, setup)
 
-        def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-            ...  # the pieces of `values` as the checkpoint stores them, and the float32 values they represent
+        def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece],
+        Tensor]:
+            ...  # the pieces of `values` as the checkpoint stores them, and the float32 values they
+            represent
 
-A format may lose precision between the original weights and what `stored` returns. Results must be exact for the stored values,
-up to the compute type.
+A format may lose precision between the original weights and what `stored` returns. Results must be
+exact for the stored values, up to the compute type.
 """
 
 from __future__ import annotations
@@ -48,18 +50,29 @@ TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 def stored_pieces(module: str, tensors: Mapping[str, Tensor]) -> list[WeightPiece]:
     """Return the tensors of a module, {"qweight": …}, as pieces of a checkpoint."""
     return [
-        WeightPiece(f"{module}.{name}", str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor)
+        WeightPiece(
+            f"{module}.{name}",
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            tensor,
+        )
         for name, tensor in tensors.items()
     ]
 
 
 def tensor_index(pieces: Iterable[WeightPiece]) -> dict[str, TensorEntry]:
     """Return the index of a checkpoint that consists of these pieces."""
-    return {piece.name: TensorEntry(piece.name, tuple(piece.shape), piece.stored, "", 0, piece.data.nbytes) for piece in pieces}
+    return {
+        piece.name: TensorEntry(
+            piece.name, tuple(piece.shape), piece.stored, "", 0, piece.data.nbytes
+        )
+        for piece in pieces
+    }
 
 
 def load_pieces(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> None:
-    """Load a weight from a checkpoint that consists of these pieces: those that it declares, in the given order."""
+    """Load a weight from a checkpoint that consists of these pieces: those that it declares, in the
+    given order."""
     wanted = {declared.name for declared in weight.declare(tensor_index(pieces))}
     for piece in pieces:
         if piece.name in wanted:
@@ -68,16 +81,45 @@ def load_pieces(weight: WeightMethod, pieces: Sequence[WeightPiece]) -> None:
 
 
 WRONG_VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 3, -32, 2**40, 10**30, 1.5, math.nan, "", "x", "²x²", "re:(", [], ["x"], [None], [2**40, 10**30], {},
-    {"x": 1}, {"x": {}}, [{}],
-)  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    3,
+    -32,
+    2**40,
+    10**30,
+    1.5,
+    math.nan,
+    "",
+    "x",
+    "²x²",
+    "re:(",
+    [],
+    ["x"],
+    [None],
+    [2**40, 10**30],
+    {},
+    {"x": 1},
+    {"x": {}},
+    [{}],
+)
 
 
 KV_SETTINGS: dict[str, Any] = {
-    "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True},
+    "kv_cache_scheme": {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "tensor",
+        "dynamic": False,
+        "symmetric": True,
+    },
     "kv_cache_quant_algo": "FP8",
     "kv_cache_group": ["*k_proj", "*v_proj"],
-    "kv_cache_quant_config": {"weight": None, "output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+    "kv_cache_quant_config": {
+        "weight": None,
+        "output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
+    },
 }
 """What compressed-tensors, ModelOpt and Quark say about the KV cache."""
 
@@ -98,9 +140,10 @@ def _like(config: Any, items: Iterable[tuple[Any, Any]]) -> Any:
 
 
 class QuantizationContract:
-    """Every quantization method passes these. Override `spec`, `method` and `stored`. If they differ, also override `config`,
-    `block` and `row_block` (how many columns and rows are stored together), `tolerance` (a factor on TOLERANCES, for methods that
-    also quantize activations) and `only_experts` (the method leaves all other layers plain)."""
+    """Every quantization method passes these. Override `spec`, `method` and `stored`. If they
+    differ, also override `config`, `block` and `row_block` (how many columns and rows are stored
+    together), `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) and
+    `only_experts` (the method leaves all other layers plain)."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
@@ -115,10 +158,11 @@ class QuantizationContract:
         raise AssertionError("override QuantizationContract.method")
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        """Return `values` [rows, columns] as pieces, and the values that they represent. dtype: type of the activations."""
+        """Return `values` [rows, columns] as pieces, and the values that they represent. dtype:
+        type of the activations."""
         raise AssertionError("override QuantizationContract.stored")
 
-    # --- setting up ----------------------------------------------------------------------------------------------------------
+    # --- setting up -------------------------------------------------------------------------------
 
     def make(self, dtype: str = "float32") -> QuantizationMethod:
         return self.method(QuantizationSetup(self.config, dtype, self.device, REFERENCES))
@@ -127,21 +171,29 @@ class QuantizationContract:
         return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
     def layer(self, rows: Sequence[int], columns: int) -> LinearLayer:
-        """Return a weight that is merged from parts with these numbers of rows, times `row_block`."""
-        parts, start = [], 0
+        """Return a weight that is merged from parts with these numbers of rows, times
+        `row_block`."""
+        parts = []
+        start = 0
         for index, count in enumerate(rows):
             stop = start + count * self.row_block
             parts.append(Part(f"model.part{index}.weight", (start, stop)))
             start = stop
-        return LinearLayer("model.merged", columns, start, tuple(parts), num_experts=1 if self.only_experts else 0)
+        return LinearLayer(
+            "model.merged", columns, start, tuple(parts), num_experts=1 if self.only_experts else 0
+        )
 
-    def fill(self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32") -> Tensor:
+    def fill(
+        self, weight: WeightMethod, layer: LinearLayer, seed: int, dtype: str = "float32"
+    ) -> Tensor:
         """Load random values, the last part first, and return the matrix that they represent."""
         matrix = torch.empty(layer.out_features, layer.in_features)
         pieces: list[WeightPiece] = []
         for index, part in reversed(list(enumerate(layer.parts))):
             start, stop = part.rows
-            found, true = self.stored(part, self.values(seed + index, stop - start, layer.in_features), dtype)
+            found, true = self.stored(
+                part, self.values(seed + index, stop - start, layer.in_features), dtype
+            )
             pieces += found
             matrix[start:stop] = true
         load_pieces(weight, pieces)
@@ -162,12 +214,13 @@ class QuantizationContract:
     def activations(self, count: int, width: int, dtype: str = "float32") -> Tensor:
         return self.values(99, count, width).to(getattr(torch, dtype)).to(self.device)
 
-    # --- the contract --------------------------------------------------------------------------------------------------------
+    # --- the contract -----------------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("rows", [(5,), (8, 3, 3), (1, 70)], ids=str)
     def test_merged_parts_multiply_as_one_matrix(self, rows: tuple[int, ...], dtype: str) -> None:
-        """Parts reach their rows in whatever order they arrive. Every declared activation type computes in that type."""
+        """Parts reach their rows in whatever order they arrive. Every declared activation type
+        computes in that type."""
         if unmet(self.spec.supports, {"dtype": dtype}):
             return
         layer = self.layer(rows, self.block * 3)
@@ -188,7 +241,8 @@ class QuantizationContract:
         matrices = self.fill(weight, layer, 9, dtype).view(3, -1, layer.in_features)
         bind_experts = getattr(weight, "bind_experts", None)
         assert bind_experts is not None, "a weight of experts needs bind_experts"
-        call, x = bind_experts(REFERENCES, 3, None), self.activations(7, layer.in_features, dtype)
+        call = bind_experts(REFERENCES, 3, None)
+        x = self.activations(7, layer.in_features, dtype)
         found = call(x, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
         self.check(found[:3], x[:3], matrices[0])
         self.check(found[3:], x[3:], matrices[2])
@@ -211,11 +265,13 @@ class QuantizationContract:
         assert torch.equal(x, before)
 
     def test_a_reload_reaches_calls_that_are_bound(self) -> None:
-        """A second `accept` and `finish` write to the same addresses, so recordings and bound calls stay valid."""
+        """A second `accept` and `finish` write to the same addresses, so recordings and bound calls
+        stay valid."""
         layer = self.layer((4, 4), self.block * 2)
         weight = self.linear(layer)
         old = self.fill(weight, layer, 4)
-        call, x = weight.bind(REFERENCES), self.activations(3, layer.in_features)
+        call = weight.bind(REFERENCES)
+        x = self.activations(3, layer.in_features)
         self.check(call(x), x, old)
         new = self.fill(weight, layer, 40)
         assert not torch.allclose(old, new)
@@ -223,7 +279,8 @@ class QuantizationContract:
 
     @pytest.mark.parametrize("is_head", [False, True])
     def test_embedding_and_tied_head_share_one_table(self, is_head: bool) -> None:
-        num_rows, width = 11, self.block * 2
+        num_rows = 11
+        width = self.block * 2
         part = Part("model.embed.weight", (0, num_rows))
         layer = EmbeddingLayer("model.embed", num_rows, width, part, is_head)
         weight = self.make().embedding(layer)
@@ -236,7 +293,9 @@ class QuantizationContract:
         torch.testing.assert_close(found.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
         if is_head:
             bind_head = getattr(weight, "bind_head", None)
-            assert bind_head is not None, "an embedding with is_head must also multiply: bind_head is missing"
+            assert bind_head is not None, (
+                "an embedding with is_head must also multiply: bind_head is missing"
+            )
             x = self.activations(3, width)
             self.check(bind_head(REFERENCES)(x), x, table)
 
@@ -250,18 +309,25 @@ class QuantizationContract:
     def test_a_piece_that_does_not_fit_is_refused_by_name(self) -> None:
         layer = self.layer((6,), self.block * 2)
         weight = self.linear(layer)
-        pieces, _ = self.stored(layer.parts[0], self.values(8, layer.out_features, self.block), "float32")
+        pieces, _ = self.stored(
+            layer.parts[0], self.values(8, layer.out_features, self.block), "float32"
+        )
         with pytest.raises(PegboardError, match=r"model\.part0.*shape"):
             load_pieces(weight, pieces)
 
     def test_a_config_with_a_wrong_value_is_read_or_refused(self) -> None:
-        """Each value of the config is left out, and replaced by values of other types and by impossible sizes. The method reads
-        the weight anyway, or raises a PegboardError. Small and large weights are tried, because a size may fit one of them."""
+        """Each value of the config is left out, and replaced by values of other types and by
+        impossible sizes. The method reads the weight anyway, or raises a PegboardError. Small and
+        large weights are tried, because a size may fit one of them."""
         for rows, columns in ((1, self.block), (3, self.block * 2)):
             layer = self.layer((rows,), columns)
-            pieces, _ = self.stored(layer.parts[0], self.values(10, layer.out_features, columns), "float32")
+            pieces, _ = self.stored(
+                layer.parts[0], self.values(10, layer.out_features, columns), "float32"
+            )
             for config in wrong_configs(self.config):
-                self.read_or_refuse(config, lambda method, layer=layer: method.linear(layer), pieces)
+                self.read_or_refuse(
+                    config, lambda method, layer=layer: method.linear(layer), pieces
+                )
 
     def test_an_embedding_of_a_wrong_config_is_read_or_refused(self) -> None:
         """The same for an embedding table that is also the output head."""
@@ -272,16 +338,27 @@ class QuantizationContract:
             self.read_or_refuse(config, lambda method: method.embedding(layer), pieces)
 
     def test_wrong_settings_of_the_kv_cache_are_read_or_refused(self) -> None:
-        """Configs of any method may say how the KV cache is stored. Each of these values is replaced in turn."""
+        """Configs of any method may say how the KV cache is stored. Each of these values is
+        replaced in turn."""
         layer = AttentionLayer(layer_index=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
         for key, value in KV_SETTINGS.items():
-            for wrong in (value, *WRONG_VALUES, *wrong_configs(value if isinstance(value, Mapping | list) else {})):
-                self.read_or_refuse({**self.config, key: wrong}, lambda method: method.kv_cache(layer), ())
+            for wrong in (
+                value,
+                *WRONG_VALUES,
+                *wrong_configs(value if isinstance(value, Mapping | list) else {}),
+            ):
+                self.read_or_refuse(
+                    {**self.config, key: wrong}, lambda method: method.kv_cache(layer), ()
+                )
 
     def read_or_refuse(
-        self, config: Any, make: Callable[[QuantizationMethod], WeightMethod | str | None], pieces: Sequence[WeightPiece]
+        self,
+        config: Any,
+        make: Callable[[QuantizationMethod], WeightMethod | str | None],
+        pieces: Sequence[WeightPiece],
     ) -> None:
-        """Make something of a method with this config, and load it if it is a weight. All errors but a PegboardError fail."""
+        """Make something of a method with this config, and load it if it is a weight. All errors
+        but a PegboardError fail."""
         try:
             made = make(self.method(QuantizationSetup(config, "float32", self.device, REFERENCES)))
             if made is not None and not isinstance(made, str):
@@ -289,7 +366,9 @@ class QuantizationContract:
         except PegboardError:
             return
         except Exception as error:
-            raise AssertionError(f"the config {config} raised {error!r}; expected a PegboardError") from error
+            raise AssertionError(
+                f"the config {config} raised {error!r}; expected a PegboardError"
+            ) from error
 
     def test_undeclared_activations_are_refused_with_a_reason(self) -> None:
         reasons = unmet(self.spec.supports, {"dtype": "int3"})

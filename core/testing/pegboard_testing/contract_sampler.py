@@ -4,8 +4,9 @@
         def sampler(self, setup: SamplerSetup) -> Sampler:
             return MySampler(None, setup)
 
-`processed_logits` implements the meaning of every parameter again, for one row and in plain Python. The sampler is compared with
-it: exactly if it returns its distribution (processed logprobs), and by chi-square if it draws tokens.
+`processed_logits` implements the meaning of every parameter again, for one row and in plain Python.
+The sampler is compared with it: exactly if it returns its distribution (processed logprobs), and by
+chi-square if it draws tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def processed_logits(
     *,
     allowed: Sequence[bool] | None = None,
 ) -> np.ndarray:
-    """Return float64 [V], the processed logits of one row, computed one operation at a time in the documented order."""
+    """Return float64 [V], the processed logits of one row, computed one operation at a time in the
+    documented order."""
     x = [float(value) for value in logits]
     ids = range(len(x))
     if allowed is not None:
@@ -69,7 +71,8 @@ def processed_logits(
         x = [value if value >= kth else NEG_INF for value in x]
     if params.top_p < 1:
         probs = softmax(np.array(x))
-        cumulative, dropped = 0.0, set()
+        cumulative = 0.0
+        dropped = set()
         for token in sorted(ids, key=lambda t: x[t])[:-1]:
             cumulative += probs[token]
             if cumulative <= 1 - params.top_p:
@@ -91,8 +94,9 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def chi_square_fits(observed: np.ndarray, probs: np.ndarray) -> bool:
-    """Return whether counts [V] are a plausible sample of probs [V] by chi-square (Wilson and Hilferty 1931). A right sample
-    fails about once in 10⁵. Tokens expected less than five times count as one token. Tokens with probability 0 must not occur."""
+    """Return whether counts [V] are a plausible sample of probs [V] by chi-square (Wilson and
+    Hilferty 1931). A right sample fails about once in 10⁵. Tokens expected less than five times
+    count as one token. Tokens with probability 0 must not occur."""
     expected = probs * observed.sum()
     if observed[probs == 0].any():
         return False
@@ -124,22 +128,36 @@ def random_params(rng: np.random.Generator, **fixed: Any) -> Params:
         "presence_penalty": lambda: float(rng.uniform(-2, 2)),
         "logit_bias": lambda: dict(zip(token(5), rng.uniform(-9, 9, 5).tolist(), strict=True)),
         "allowed_token_ids": lambda: token(60),
-        "bad_words_token_ids": lambda: [token(1), token(1), *([a, b] for a in range(0, VOCAB_SIZE, 2) for b in token(2))],
+        "bad_words_token_ids": lambda: [
+            token(1),
+            token(1),
+            *([a, b] for a in range(0, VOCAB_SIZE, 2) for b in token(2)),
+        ],
         "min_tokens": lambda: 4,
     }
     chosen = {name: make() for name, make in features.items() if rng.random() < 0.35}
-    return Params(**{"max_tokens": None, "stop_token_ids": token(3), "eos_token_ids": token(1), **chosen, **fixed})
+    return Params(
+        **{
+            "max_tokens": None,
+            "stop_token_ids": token(3),
+            "eos_token_ids": token(1),
+            **chosen,
+            **fixed,
+        }
+    )
 
 
 def tensor(array: Any, dtype: str) -> "Tensor":
-    """Return a new torch tensor. torch is imported only here, so that importing the contract stays light."""
+    """Return a new torch tensor. torch is imported only here, so that importing the contract stays
+    light."""
     import torch
 
     return torch.tensor(np.asarray(array), dtype=getattr(torch, dtype))
 
 
 class SamplerContract:
-    """Every sampler passes these. Override `sampler`, and `device` if it does not run on the CPU."""
+    """Every sampler passes these. Override `sampler`, and `device` if it does not run on the
+    CPU."""
 
     device = "cpu"
 
@@ -147,8 +165,14 @@ class SamplerContract:
         """Return a new sampler."""
         raise AssertionError("override SamplerContract.sampler")
 
-    def make(self, *, rows: int = 8, vocab_size: int = VOCAB_SIZE, seed: int = 0, **more: Any) -> Sampler:
-        return self.sampler(SamplerSetup(fake_limits(vocab_size=vocab_size, max_num_seqs=rows), self.device, seed, **more))
+    def make(
+        self, *, rows: int = 8, vocab_size: int = VOCAB_SIZE, seed: int = 0, **more: Any
+    ) -> Sampler:
+        return self.sampler(
+            SamplerSetup(
+                fake_limits(vocab_size=vocab_size, max_num_seqs=rows), self.device, seed, **more
+            )
+        )
 
     def run(
         self,
@@ -160,7 +184,9 @@ class SamplerContract:
     ) -> Sampled:
         """Run one step. logits: [N, V]. drafts: token ids per row."""
         lengths = [1 + len(d) for d in drafts] if drafts is not None else [1] * len(rows)
-        step = SampleStep(np.array(rows, np.int32), np.cumsum([0, *lengths]).astype(np.int32), masks=masks)
+        step = SampleStep(
+            np.array(rows, np.int32), np.cumsum([0, *lengths]).astype(np.int32), masks=masks
+        )
         if drafts is not None:
             step.draft_token_ids = tensor([t for d in drafts for t in d], "int64").to(self.device)
         return sampler.sample(tensor(logits, "float32").to(self.device), step)
@@ -169,7 +195,14 @@ class SamplerContract:
         counts = sampled.counts.tolist()
         return [ids[:n] for ids, n in zip(sampled.token_ids.tolist(), counts, strict=True)]
 
-    def add(self, sampler: Sampler, row: int, params: Params, prompt: Sequence[int] = (1,), outputs: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        sampler: Sampler,
+        row: int,
+        params: Params,
+        prompt: Sequence[int] = (1,),
+        outputs: Sequence[int] = (),
+    ) -> None:
         sampler.add(row, params, params.seed, np.array([*prompt, *outputs], np.int32), len(prompt))
 
     def test_processed_distribution_equals_the_definition(self) -> None:
@@ -178,7 +211,9 @@ class SamplerContract:
             sampler = self.make(logprobs_mode="processed_logprobs")
             state = {}
             for row in rng.permutation(8)[:6].tolist():
-                prompt, outputs = (rng.integers(0, VOCAB_SIZE, n).tolist() for n in rng.integers(1, 9, 2))
+                prompt, outputs = (
+                    rng.integers(0, VOCAB_SIZE, n).tolist() for n in rng.integers(1, 9, 2)
+                )
                 state[row] = (random_params(rng, logprobs=-1), prompt, outputs)
                 self.add(sampler, row, *state[row])
             for _ in range(4):
@@ -194,7 +229,8 @@ class SamplerContract:
                     outputs.append(token)
 
     def check_distribution(self, shown: Logprobs | None, expected: np.ndarray, token: int) -> None:
-        """Check that the whole-vocabulary logprobs of one position are log_softmax(expected), and that `token` may be drawn."""
+        """Check that the whole-vocabulary logprobs of one position are log_softmax(expected), and
+        that `token` may be drawn."""
         assert shown is not None
         assert expected[token] > NEG_INF
         found = np.empty(len(expected))
@@ -213,24 +249,39 @@ class SamplerContract:
         ]
         for case in cases:
             for seeded in (False, True):
-                sampler, x = self.make(rows=256, vocab_size=12), rng.normal(0, 1.5, 12)
+                sampler = self.make(rows=256, vocab_size=12)
+                x = rng.normal(0, 1.5, 12)
                 params = Params(max_tokens=None, **case)
                 for row in range(256):
-                    sampler.add(row, params, 1000 + row if seeded else None, np.array([1], np.int32), 1)
-                drawn = [self.run(sampler, np.tile(x, (256, 1)), range(256)).token_ids for _ in range(16)]
-                counts = np.bincount(np.concatenate([d.cpu().numpy().ravel() for d in drawn]), minlength=12)
-                assert chi_square_fits(counts, softmax(processed_logits(x, params, [1], []))), (case, seeded, counts)
+                    sampler.add(
+                        row, params, 1000 + row if seeded else None, np.array([1], np.int32), 1
+                    )
+                drawn = [
+                    self.run(sampler, np.tile(x, (256, 1)), range(256)).token_ids for _ in range(16)
+                ]
+                counts = np.bincount(
+                    np.concatenate([d.cpu().numpy().ravel() for d in drawn]), minlength=12
+                )
+                assert chi_square_fits(counts, softmax(processed_logits(x, params, [1], []))), (
+                    case,
+                    seeded,
+                    counts,
+                )
 
     def test_speculation_is_lossless(self) -> None:
         """For any drafts, the first and second tokens are distributed as without drafts."""
         rng = np.random.default_rng(2)
-        sampler, (p0, p1) = self.make(rows=256, vocab_size=6), rng.normal(0, 1, (2, 6))
+        sampler = self.make(rows=256, vocab_size=6)
+        (p0, p1) = rng.normal(0, 1, (2, 6))
         params = Params(max_tokens=None, temperature=0.8)
         for row in range(256):
             self.add(sampler, row, params)
-        first, second = np.zeros(6), np.zeros(6)
+        first = np.zeros(6)
+        second = np.zeros(6)
         for _ in range(16):
-            for ids in self.tokens(self.run(sampler, np.tile([p0, p1], (256, 1)), range(256), [[2]] * 256)):
+            for ids in self.tokens(
+                self.run(sampler, np.tile([p0, p1], (256, 1)), range(256), [[2]] * 256)
+            ):
                 first[ids[0]] += 1
                 for token in ids[1:]:
                     second[token] += 1
@@ -239,48 +290,84 @@ class SamplerContract:
 
     def test_greedy_drafts_are_accepted_while_they_are_the_argmax(self) -> None:
         rng = np.random.default_rng(3)
-        sampler, logits = self.make(), rng.normal(0, 1, (9, VOCAB_SIZE))
+        sampler = self.make()
+        logits = rng.normal(0, 1, (9, VOCAB_SIZE))
         best = logits.argmax(-1).tolist()
         for row in range(3):
             self.add(sampler, row, Params(temperature=0))
         drafts = [best[0:3], [best[4], (best[5] + 1) % VOCAB_SIZE, best[6]], []]
-        assert self.tokens(self.run(sampler, logits[:9], [2, 0, 1], drafts)) == [best[0:4], best[4:6], best[8:9]]
+        assert self.tokens(self.run(sampler, logits[:9], [2, 0, 1], drafts)) == [
+            best[0:4],
+            best[4:6],
+            best[8:9],
+        ]
 
     def test_drafts_count_as_outputs_for_the_positions_after_them(self) -> None:
         for trial in range(8):
             rng = np.random.default_rng(100 + trial)
             sampler = self.make(logprobs_mode="processed_logprobs")
-            params, prompt, outputs = random_params(rng, logprobs=-1, temperature=0), [1, 2, 3], [4, 5]
+            params = random_params(rng, logprobs=-1, temperature=0)
+            prompt = [1, 2, 3]
+            outputs = [4, 5]
             self.add(sampler, 3, params, prompt, outputs)
             for _ in range(2):
                 logits = rng.normal(0, 3, (4, VOCAB_SIZE)).astype(np.float32)
                 drafts: list[int] = []
                 for x in logits[:3]:
-                    drafts.append(int(processed_logits(x, params, prompt, [*outputs, *drafts]).argmax()))
+                    drafts.append(
+                        int(processed_logits(x, params, prompt, [*outputs, *drafts]).argmax())
+                    )
                 sampled = self.run(sampler, logits, [3], [drafts])
-                [tokens], shown = self.tokens(sampled), sampled.logprobs
-                assert tokens[:3] == drafts and len(tokens) == 4 and shown is not None and shown[0] is not None
+                [tokens] = self.tokens(sampled)
+                shown = sampled.logprobs
+                assert (
+                    tokens[:3] == drafts
+                    and len(tokens) == 4
+                    and shown is not None
+                    and shown[0] is not None
+                )
                 assert len(shown[0].values) == 4
                 for depth, token in enumerate(tokens):
-                    expected = processed_logits(logits[depth], params, prompt, [*outputs, *drafts[:depth]])
-                    part = Logprobs(*(a[depth : depth + 1] for a in (shown[0].token_ids, shown[0].values, shown[0].ranks)))
+                    expected = processed_logits(
+                        logits[depth], params, prompt, [*outputs, *drafts[:depth]]
+                    )
+                    part = Logprobs(
+                        *(
+                            a[depth : depth + 1]
+                            for a in (shown[0].token_ids, shown[0].values, shown[0].ranks)
+                        )
+                    )
                     self.check_distribution(part, expected, token)
                 outputs += tokens
 
     def test_logprobs_are_raw_and_ranked(self) -> None:
         rng = np.random.default_rng(4)
-        sampler, logits = self.make(), rng.normal(0, 2, (5, VOCAB_SIZE)).astype(np.float32)
+        sampler = self.make()
+        logits = rng.normal(0, 2, (5, VOCAB_SIZE)).astype(np.float32)
         asked: list[int | None] = [0, 3, -1, None, 7]
         for row, k in enumerate(asked):
-            self.add(sampler, row, Params(logprobs=k, temperature=0.9, top_k=2, logit_bias={5: 50.0}, repetition_penalty=1.5))
+            self.add(
+                sampler,
+                row,
+                Params(
+                    logprobs=k,
+                    temperature=0.9,
+                    top_k=2,
+                    logit_bias={5: 50.0},
+                    repetition_penalty=1.5,
+                ),
+            )
         sampled = self.run(sampler, logits, range(5))
         assert sampled.logprobs is not None
-        for x, k, [token], shown in zip(logits, asked, self.tokens(sampled), sampled.logprobs, strict=True):
+        for x, k, [token], shown in zip(
+            logits, asked, self.tokens(sampled), sampled.logprobs, strict=True
+        ):
             if k is None:
                 assert shown is None
                 continue
             assert shown is not None
-            expected, best = log_softmax(x), np.argsort(-x, kind="stable")[: VOCAB_SIZE if k < 0 else k]
+            expected = log_softmax(x)
+            best = np.argsort(-x, kind="stable")[: VOCAB_SIZE if k < 0 else k]
             assert shown.token_ids.tolist() == [[token, *best.tolist()]]
             np.testing.assert_allclose(shown.values[0], expected[[token, *best]], atol=1e-4)
             assert shown.ranks.tolist() == [1 + int((x > x[token]).sum())]
@@ -292,14 +379,23 @@ class SamplerContract:
 
     def test_score(self) -> None:
         rng = np.random.default_rng(5)
-        logits, targets = rng.normal(0, 2, (300, VOCAB_SIZE)).astype(np.float32), rng.integers(0, VOCAB_SIZE, 300)
+        logits = rng.normal(0, 2, (300, VOCAB_SIZE)).astype(np.float32)
+        targets = rng.integers(0, VOCAB_SIZE, 300)
         for top in (0, 4, -1):
-            shown = self.make().score(tensor(logits, "float32").to(self.device), tensor(targets, "int64").to(self.device), top)
+            shown = self.make().score(
+                tensor(logits, "float32").to(self.device),
+                tensor(targets, "int64").to(self.device),
+                top,
+            )
             best = np.argsort(-logits, -1, kind="stable")[:, : VOCAB_SIZE if top < 0 else top]
             assert shown.token_ids.tolist() == np.column_stack([targets, best]).tolist()
-            expected = np.take_along_axis(np.stack([log_softmax(x) for x in logits]), shown.token_ids.astype(np.int64), -1)
+            expected = np.take_along_axis(
+                np.stack([log_softmax(x) for x in logits]), shown.token_ids.astype(np.int64), -1
+            )
             np.testing.assert_allclose(shown.values, expected, atol=1e-4)
-            assert shown.ranks.tolist() == [1 + int((x > x[t]).sum()) for x, t in zip(logits, targets, strict=True)]
+            assert shown.ranks.tolist() == [
+                1 + int((x > x[t]).sum()) for x, t in zip(logits, targets, strict=True)
+            ]
 
     def test_seeded_rows_do_not_depend_on_the_batch_and_resume(self) -> None:
         rng = np.random.default_rng(6)
@@ -315,7 +411,9 @@ class SamplerContract:
         self.add(crowd, 5, params)
         found: list[int] = []
         for step, x in enumerate(logits):
-            if step == 6:  # a request that was preempted and resumed in another row, with its outputs as known tokens
+            # a request that was preempted and resumed in another row, with its outputs as known
+            # tokens
+            if step == 6:
                 crowd.remove(np.array([5], np.int32))
                 self.add(crowd, 4, params, [1], found)
             rows = [0, 4 if step >= 6 else 5, 2, 1]
@@ -326,7 +424,10 @@ class SamplerContract:
         def run(engine_seed: int, request_seed: int | None) -> list[int]:
             sampler = self.make(seed=engine_seed)
             self.add(sampler, 0, Params(seed=request_seed))
-            return [self.tokens(self.run(sampler, np.zeros((1, VOCAB_SIZE)), [0]))[0][0] for _ in range(12)]
+            return [
+                self.tokens(self.run(sampler, np.zeros((1, VOCAB_SIZE)), [0]))[0][0]
+                for _ in range(12)
+            ]
 
         assert run(1, None) == run(1, None) != run(2, None)
         assert run(1, 5) == run(2, 5) != run(1, 6)
@@ -335,7 +436,8 @@ class SamplerContract:
         for trial in range(6):
             rng = np.random.default_rng(200 + trial)
             asked = [random_params(rng, seed=int(rng.integers(1000)), logprobs=2) for _ in range(6)]
-            together, singles = self.make(), [self.make() for _ in asked]
+            together = self.make()
+            singles = [self.make() for _ in asked]
             for row, params in enumerate(asked):
                 self.add(together, row, params)
                 self.add(singles[row], row, params)
@@ -347,9 +449,13 @@ class SamplerContract:
                     single = self.run(singles[row], logits[i : i + 1], [row])
                     assert self.tokens(batch)[i] == self.tokens(single)[0]
                     assert batch.logprobs is not None and single.logprobs is not None
-                    a, b = batch.logprobs[i], single.logprobs[0]
+                    a = batch.logprobs[i]
+                    b = single.logprobs[0]
                     assert a is not None and b is not None
-                    assert a.token_ids.tolist() == b.token_ids.tolist() and a.ranks.tolist() == b.ranks.tolist()
+                    assert (
+                        a.token_ids.tolist() == b.token_ids.tolist()
+                        and a.ranks.tolist() == b.ranks.tolist()
+                    )
 
     def test_a_reused_row_remembers_nothing(self) -> None:
         for trial in range(8):
@@ -359,11 +465,16 @@ class SamplerContract:
                 self.add(used, 0, random_params(rng, logprobs=-1), [1, 2], [3, 4])
                 self.run(used, rng.normal(0, 3, (1, VOCAB_SIZE)), [0])
                 used.remove(np.array([0, 1], np.int32))
-            params, x = random_params(rng, logprobs=-1), rng.normal(0, 3, VOCAB_SIZE).astype(np.float32)
+            params = random_params(rng, logprobs=-1)
+            x = rng.normal(0, 3, VOCAB_SIZE).astype(np.float32)
             self.add(used, 0, params, [5], [6])
             sampled = self.run(used, x[None], [0])
             assert sampled.logprobs is not None
-            self.check_distribution(sampled.logprobs[0], processed_logits(x, params, [5], [6]), self.tokens(sampled)[0][0])
+            self.check_distribution(
+                sampled.logprobs[0],
+                processed_logits(x, params, [5], [6]),
+                self.tokens(sampled)[0][0],
+            )
 
     def test_removing_unknown_rows_is_harmless(self) -> None:
         self.make().remove(np.array([0, 3], np.int32))
@@ -371,48 +482,77 @@ class SamplerContract:
     def test_masks_hold_for_their_row_and_depth(self) -> None:
         rng = np.random.default_rng(7)
         logits = rng.normal(0, 2, (4, VOCAB_SIZE))
-        allowed = np.concatenate([rng.random((2, VOCAB_SIZE)) < 0.3, np.zeros((4, VOCAB_SIZE), bool)])
+        allowed = np.concatenate(
+            [rng.random((2, VOCAB_SIZE)) < 0.3, np.zeros((4, VOCAB_SIZE), bool)]
+        )
         bits = np.packbits(allowed, -1, bitorder="little").view(np.uint32)
         # the last four forbid everything, and are for depths and a row that are not in the step
-        masks = TokenMasks(np.array([6, 2, 2, 6, 2, 5], np.int32), np.array([1, 0, 1, 2, 2, 0], np.int32), bits)
+        masks = TokenMasks(
+            np.array([6, 2, 2, 6, 2, 5], np.int32), np.array([1, 0, 1, 2, 2, 0], np.int32), bits
+        )
         sampler = self.make()
         for row in (2, 6):
             self.add(sampler, row, Params(temperature=0, logprobs=-1))
         draft = int(logits[1].argmax())
         sampled = self.run(sampler, logits[:3], [2, 6], [[], [draft]], masks)
-        masked = [np.where(allowed[1], logits[0], NEG_INF), logits[1], np.where(allowed[0], logits[2], NEG_INF)]
+        masked = [
+            np.where(allowed[1], logits[0], NEG_INF),
+            logits[1],
+            np.where(allowed[0], logits[2], NEG_INF),
+        ]
         assert self.tokens(sampled) == [[int(masked[0].argmax())], [draft, int(masked[2].argmax())]]
         assert sampled.logprobs is not None
         self.check_distribution(sampled.logprobs[0], masked[0], int(masked[0].argmax()))
 
     def test_results_stay_when_the_next_step_runs(self) -> None:
         """They are read later if steps are in flight."""
-        sampler, rng = self.make(), np.random.default_rng(3)
+        sampler = self.make()
+        rng = np.random.default_rng(3)
         for row in range(3):
-            self.add(sampler, row, Params(temperature=0, logprobs=2) if row else Params(temperature=0))
+            self.add(
+                sampler, row, Params(temperature=0, logprobs=2) if row else Params(temperature=0)
+            )
         found: list[Any] = []
         kept: list[Any] = []
-        for rows, drafts in (([0], None), ([0, 1, 2], None), ([1, 2], [[5], [6]]), ([0, 1, 2], [[5], [6], [7]]), ([0], None)):
+        for rows, drafts in (
+            ([0], None),
+            ([0, 1, 2], None),
+            ([1, 2], [[5], [6]]),
+            ([0, 1, 2], [[5], [6], [7]]),
+            ([0], None),
+        ):
             num_places = len(rows) + sum(map(len, drafts or []))
             sampled = self.run(sampler, rng.normal(0, 3, (num_places, VOCAB_SIZE)), rows, drafts)
-            scores = [part for each in sampled.logprobs or [] if each for part in (each.token_ids, each.values, each.ranks)]
+            scores = [
+                part
+                for each in sampled.logprobs or []
+                if each
+                for part in (each.token_ids, each.values, each.ranks)
+            ]
             found += [sampled.token_ids, sampled.counts, *scores]
             kept += [part.tolist() for part in found[len(kept) :]]
             assert [part.tolist() for part in found] == kept
 
     def test_rows_with_nothing_to_draw_do_not_fail(self) -> None:
-        sampler, x = self.make(), np.full((4, VOCAB_SIZE), NEG_INF)
+        sampler = self.make()
+        x = np.full((4, VOCAB_SIZE), NEG_INF)
         x[2:] = np.nan
         for row in range(4):
-            self.add(sampler, row, Params(temperature=0 if row % 2 else 1.0, top_p=0.9, top_k=3, logprobs=1))
+            self.add(
+                sampler,
+                row,
+                Params(temperature=0 if row % 2 else 1.0, top_p=0.9, top_k=3, logprobs=1),
+            )
         assert all(0 <= ids[0] < VOCAB_SIZE for ids in self.tokens(self.run(sampler, x, range(4))))
 
     def test_processors_run_in_their_stage(self) -> None:
-        """A processor that can change the most likely token runs after the bias and before penalties, also for greedy rows. One
-        that cannot runs after the temperature, only for rows that draw. Both are told about a row before they process it."""
+        """A processor that can change the most likely token runs after the bias and before
+        penalties, also for greedy rows. One that cannot runs after the temperature, only for rows
+        that draw. Both are told about a row before they process it."""
         rng = np.random.default_rng(8)
         x = rng.normal(0, 2, (2, VOCAB_SIZE)).astype(np.float32)
-        changing, invariant = RecordingProcessor(False), RecordingProcessor(True)
+        changing = RecordingProcessor(False)
+        invariant = RecordingProcessor(True)
         sampler = self.make(processors=(invariant, changing), logprobs_mode="processed_logprobs")
         params = [
             Params(logprobs=-1, temperature=0, logit_bias={1: 3.0}, repetition_penalty=1.7),
@@ -421,7 +561,11 @@ class SamplerContract:
         for row, each in zip((4, 2), params, strict=True):
             self.add(sampler, row, each, [1, 2], [3])
         sampled = self.run(sampler, x, [4, 2])
-        assert {row for row, *_ in changing.added} == {4, 2} and changing.rows == [4, 2] and invariant.rows == [2]
+        assert (
+            {row for row, *_ in changing.added} == {4, 2}
+            and changing.rows == [4, 2]
+            and invariant.rows == [2]
+        )
         assert sampled.logprobs is not None
         plain = Params(temperature=0, repetition_penalty=1.7)
         for i, scale in enumerate((1, 0.5)):
@@ -437,9 +581,11 @@ class SamplerContract:
         assert changing.removed == [4] and [row for row, *_ in changing.added] == [4, 2, 4]
 
     def test_processors_that_read_tokens_get_every_new_one(self) -> None:
-        """Listening processors are told about accepted drafts but not about rejected ones. Other processors are told nothing."""
+        """Listening processors are told about accepted drafts but not about rejected ones. Other
+        processors are told nothing."""
         rng = np.random.default_rng(9)
-        listening, deaf = RecordingProcessor(True, host_tokens=True), RecordingProcessor(True)
+        listening = RecordingProcessor(True, host_tokens=True)
+        deaf = RecordingProcessor(True)
         sampler = self.make(processors=(listening, deaf))
         for row in (4, 2):
             self.add(sampler, row, Params(temperature=0), [1, 2])
@@ -447,7 +593,9 @@ class SamplerContract:
         for _ in range(4):
             x = rng.normal(0, 2, (4, VOCAB_SIZE)).astype(np.float32)
             drafts = [[], [int(x[1].argmax()), int(rng.integers(VOCAB_SIZE))]]
-            for row, tokens in zip((4, 2), self.tokens(self.run(sampler, x, [4, 2], drafts)), strict=True):
+            for row, tokens in zip(
+                (4, 2), self.tokens(self.run(sampler, x, [4, 2], drafts)), strict=True
+            ):
                 expected[row] += tokens
         assert listening.tokens == expected and len(expected[2]) > 4 and not deaf.tokens
 
@@ -469,9 +617,16 @@ class RecordingProcessor:
         self.added += added
         self.removed += removed.tolist()
 
-    def apply(self, logits: "Tensor", rows: "Tensor", depth: "Tensor", drafts: Callable[[], list[list[int]]]) -> "Tensor":
+    def apply(
+        self,
+        logits: "Tensor",
+        rows: "Tensor",
+        depth: "Tensor",
+        drafts: Callable[[], list[list[int]]],
+    ) -> "Tensor":
         assert len(rows) == len(depth) == len(logits)
-        self.rows, self.drafts = rows.tolist(), drafts()
+        self.rows = rows.tolist()
+        self.drafts = drafts()
         assert [len(each) for each in self.drafts] == depth.tolist()
         return logits.mul_(self.FACTOR)
 

@@ -6,8 +6,8 @@
         def policy(self, setup: SchedulingPolicySetup) -> SchedulingPolicy:
             return MyPolicy(None, setup)
 
-Each policy chooses its own order. But every policy must hold exactly the waiting requests, be deterministic, let every request
-finish, and stay within the engine's limits.
+Each policy chooses its own order. But every policy must hold exactly the waiting requests, be
+deterministic, let every request finish, and stay within the engine's limits.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_STEPS = 5000
 
 @dataclass(eq=True)
 class View:
-    """What a policy sees of a request. Such objects are equal and unhashable on purpose: two completions of one request look the
-    same, so a policy must compare by identity."""
+    """What a policy sees of a request. Such objects are equal and unhashable on purpose: two
+    completions of one request look the same, so a policy must compare by identity."""
 
     request_id: str = "a"
     index: int = 0
@@ -60,15 +60,25 @@ class View:
 
 def random_view(rng: np.random.Generator) -> View:
     status = RequestStatus.PREEMPTED if rng.random() < 0.2 else RequestStatus.WAITING
-    return View(str(rng.choice(list("abc"))), int(rng.integers(2)), status, int(rng.integers(-1, 2)), float(rng.integers(3)))
+    return View(
+        str(rng.choice(list("abc"))),
+        int(rng.integers(2)),
+        status,
+        int(rng.integers(-1, 2)),
+        float(rng.integers(3)),
+    )
 
 
 class Engine:
-    """A toy engine with `blocks` blocks and four rows. A request needs one block for each step that it has run, and it ends after
-    `work` steps."""
+    """A toy engine with `blocks` blocks and four rows. A request needs one block for each step that
+    it has run, and it ends after `work` steps."""
 
-    def __init__(self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int) -> None:
-        self.policy, self.arrivals, self.blocks = policy, list(arrivals), blocks
+    def __init__(
+        self, policy: SchedulingPolicy, arrivals: Sequence[tuple[int, View, int]], blocks: int
+    ) -> None:
+        self.policy = policy
+        self.arrivals = list(arrivals)
+        self.blocks = blocks
         self.work = {id(view): work for _, view, work in arrivals}
         self.running: list[RequestView] = []
         self.log: list[tuple[str, int]] = []
@@ -87,14 +97,18 @@ class Engine:
             self.policy.budget(load)
             self.grow()
             self.admit()
-            for done in [view for view in self.running if view.num_computed_tokens >= self.work[id(view)]]:
+            for done in [
+                view for view in self.running if view.num_computed_tokens >= self.work[id(view)]
+            ]:
                 self.log.append(("finished", self.name(done)))
                 self.drop(done)
                 num_finished += 1
             self.policy.observe(load, StepTimes(forward_s=0.001))
             if num_finished == len(self.arrivals):
                 return self.log
-        raise AssertionError(f"{len(self.arrivals) - num_finished} requests never finish: {self.log[-8:]}")
+        raise AssertionError(
+            f"{len(self.arrivals) - num_finished} requests never finish: {self.log[-8:]}"
+        )
 
     def used(self) -> int:
         return sum(view.num_computed_tokens + 1 for view in self.running)
@@ -103,7 +117,8 @@ class Engine:
         self.running = [other for other in self.running if other is not view]
 
     def grow(self) -> None:
-        """Give every running request one more block. When none is left, a victim loses its blocks."""
+        """Give every running request one more block. When none is left, a victim loses its
+        blocks."""
         for view in list(self.running):
             while any(view is other for other in self.running) and self.used() + 1 > self.blocks:
                 victim = self.policy.victim(list(self.running), view)
@@ -112,7 +127,8 @@ class Engine:
                 assert any(victim is other for other in self.running), "a victim must be running"
                 self.log.append(("preempted", self.name(victim)))
                 self.drop(victim)
-                victim.status, victim.num_computed_tokens = RequestStatus.PREEMPTED, 0
+                victim.status = RequestStatus.PREEMPTED
+                victim.num_computed_tokens = 0
                 victim.num_preemptions += 1
                 self.policy.add(victim)
             else:
@@ -122,7 +138,10 @@ class Engine:
     def admit(self) -> None:
         admitted: list[RequestView] = []
         for view in self.policy.waiting():
-            if len(self.running) + len(admitted) == SETUP.limits.max_num_seqs or self.used() + len(admitted) + 1 > self.blocks:
+            if (
+                len(self.running) + len(admitted) == SETUP.limits.max_num_seqs
+                or self.used() + len(admitted) + 1 > self.blocks
+            ):
                 break
             admitted.append(view)
         for view in admitted:
@@ -143,8 +162,11 @@ class SchedulingPolicyContract:
 
     @pytest.mark.parametrize("seed", range(10))
     def test_exactly_the_waiting_requests_are_held(self, seed: int) -> None:
-        """This holds for random adds and removes, by identity. Reading the order changes nothing."""
-        rng, policy, held = np.random.default_rng(seed), self.policy(SETUP), list[View]()
+        """This holds for random adds and removes, by identity. Reading the order changes
+        nothing."""
+        rng = np.random.default_rng(seed)
+        policy = self.policy(SETUP)
+        held = list[View]()
         for _ in range(150):
             if held and rng.random() < 0.45:
                 policy.remove(held.pop(int(rng.integers(len(held)))))
@@ -156,8 +178,10 @@ class SchedulingPolicyContract:
             assert seen == [id(view) for view in policy.waiting()]
 
     def test_the_first_can_be_had_without_the_rest(self) -> None:
-        """The scheduler takes a few requests and stops. An abandoned iteration must not affect the next one."""
-        policy, rng = self.policy(SETUP), np.random.default_rng(0)
+        """The scheduler takes a few requests and stops. An abandoned iteration must not affect the
+        next one."""
+        policy = self.policy(SETUP)
+        rng = np.random.default_rng(0)
         views = [random_view(rng) for _ in range(20)]
         for view in views:
             policy.add(view)
@@ -167,7 +191,8 @@ class SchedulingPolicyContract:
         assert all(view is not first for view in policy.waiting())
 
     def test_a_preempted_request_goes_before_its_equals(self) -> None:
-        policy, fresh = self.policy(SETUP), [View("a"), View("b")]
+        policy = self.policy(SETUP)
+        fresh = [View("a"), View("b")]
         for view in fresh:
             policy.add(view)
         preempted = View("c", status=RequestStatus.PREEMPTED, num_preemptions=1)
@@ -175,12 +200,15 @@ class SchedulingPolicyContract:
         assert next(iter(policy.waiting())) is preempted
 
     def test_priorities_are_honoured_where_claimed(self) -> None:
-        """With the flag "priority", lower values come first, and the victim never has a better value than another running
-        request."""
+        """With the flag "priority", lower values come first, and the victim never has a better
+        value than another running request."""
         if "priority" not in self.spec.flags:
             return
-        policy, rng = self.policy(SETUP), np.random.default_rng(1)
-        views = [View(str(i), priority=int(rng.integers(-5, 5)), arrival_s=float(i)) for i in range(30)]
+        policy = self.policy(SETUP)
+        rng = np.random.default_rng(1)
+        views = [
+            View(str(i), priority=int(rng.integers(-5, 5)), arrival_s=float(i)) for i in range(30)
+        ]
         for view in views:
             policy.add(view)
         assert [v.priority for v in policy.waiting()] == sorted(v.priority for v in views)
@@ -191,18 +219,26 @@ class SchedulingPolicyContract:
         assert self.policy(SETUP).victim([], View()) is None
 
     def test_the_victim_among_equals_is_the_last_admitted(self) -> None:
-        """The first request must be able to finish. Otherwise two requests could take each other's blocks forever."""
+        """The first request must be able to finish. Otherwise two requests could take each other's
+        blocks forever."""
         running = [View("a"), View("a"), View("a")]
         assert self.policy(SETUP).victim(running, running[0]) is running[-1]
 
     def workload(self, seed: int) -> tuple[list[tuple[int, View, int]], int]:
-        """Make [(step of arrival, request, steps that it needs), …], and a number of blocks that is enough for the longest
-        request but not for all."""
+        """Make [(step of arrival, request, steps that it needs), …], and a number of blocks that is
+        enough for the longest request but not for all."""
         rng = np.random.default_rng(seed)
         arrivals = []
         for index in range(int(rng.integers(2, 25))):
-            when, work = int(rng.integers(0, 30)), int(rng.integers(1, 12))
-            arrivals.append((when, View(str(index), 0, priority=int(rng.integers(3)), arrival_s=float(when)), work))
+            when = int(rng.integers(0, 30))
+            work = int(rng.integers(1, 12))
+            arrivals.append(
+                (
+                    when,
+                    View(str(index), 0, priority=int(rng.integers(3)), arrival_s=float(when)),
+                    work,
+                )
+            )
         return arrivals, max(work for _, _, work in arrivals) + int(rng.integers(2, 6))
 
     @pytest.mark.parametrize("seed", range(20))
@@ -213,14 +249,16 @@ class SchedulingPolicyContract:
 
     @pytest.mark.parametrize("threshold", [1, 64, 4096, NO_LIMIT])
     def test_the_budget_stays_within_the_limits(self, threshold: int) -> None:
-        """For any load and any past times, the policy allows a step some tokens, and never more than the engine allows."""
+        """For any load and any past times, the policy allows a step some tokens, and never more
+        than the engine allows."""
         limits = fake_limits(
             max_num_batched_tokens=512,
             long_prefill_token_threshold=threshold,
             max_num_partial_prefills=3,
             max_long_partial_prefills=2,
         )
-        policy, rng = self.policy(SchedulingPolicySetup(limits)), np.random.default_rng(threshold)
+        policy = self.policy(SchedulingPolicySetup(limits))
+        rng = np.random.default_rng(threshold)
         for _ in range(50):
             load = StepLoad(int(rng.integers(9)), int(rng.integers(99)))
             budget = policy.budget(load)

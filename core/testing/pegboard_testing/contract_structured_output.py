@@ -6,9 +6,9 @@
         def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
             return MyBackend(None, setup)
 
-A backend must enforce every constraint that it accepts. To test this, texts are drawn at random from its masks and checked by
-`jsonschema`, by `re`, or against the list of choices. It may refuse any constraint (by `reject`, or by a RequestError when
-compiling) except those in `takes`.
+A backend must enforce every constraint that it accepts. To test this, texts are drawn at random
+from its masks and checked by `jsonschema`, by `re`, or against the list of choices. It may refuse
+any constraint (by `reject`, or by a RequestError when compiling) except those in `takes`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,51 @@ import pytest
 from hypothesis import given, settings
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.structured_output import Constraint, Grammar, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    Grammar,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard_testing import structured_output_cases as cases
 from pegboard_testing import structured_output_strategies as strategies
 
 EOS = 256
 WORDS = (
-    b'{"', b'":', b'": ', b'",', b'", "', b'"}', b"},", b"}]", b"[]", b"{}", b"true", b"false", b"null", b"name", b"age", b"10",
-    b" hello", b"world", b"ab", b"abc", b"yes", b" please", "é".encode(), "👍".encode(), b"\n\n", b"  ", b'\\"', b"positive",
+    b'{"',
+    b'":',
+    b'": ',
+    b'",',
+    b'", "',
+    b'"}',
+    b"},",
+    b"}]",
+    b"[]",
+    b"{}",
+    b"true",
+    b"false",
+    b"null",
+    b"name",
+    b"age",
+    b"10",
+    b" hello",
+    b"world",
+    b"ab",
+    b"abc",
+    b"yes",
+    b" please",
+    "é".encode(),
+    "👍".encode(),
+    b"\n\n",
+    b"  ",
+    b'\\"',
+    b"positive",
     b"-1",
-)  # fmt: skip
+)
 VOCAB_SIZE = 256 + 1 + len(WORDS) + 6
-"""The bytes of each token: every byte, end of sequence, some longer tokens, and ids that belong to no token."""
+"""The bytes of each token: every byte, end of sequence, some longer tokens, and ids that belong to
+no token."""
 
 CLOSING = tuple(b'"}]')
 
@@ -57,11 +89,17 @@ def mask_of(backend: StructuredOutput, grammar: Grammar, vocab_size: int) -> np.
 
 
 def draw(
-    backend: StructuredOutput, grammar: Grammar, setup: StructuredOutputSetup, rng: np.random.Generator, patience: int = 24
+    backend: StructuredOutput,
+    grammar: Grammar,
+    setup: StructuredOutputSetup,
+    rng: np.random.Generator,
+    patience: int = 24,
 ) -> bytes | None:
-    """Draw a text at temperature 1 from random logits under the masks. Return None if it is not complete after many tokens. After
-    `patience` tokens, tokens that close something become more and more likely, and tokens that can repeat forever less likely."""
-    stops, token_bytes = list(setup.stop_token_ids), setup.vocabulary.token_bytes
+    """Draw a text at temperature 1 from random logits under the masks. Return None if it is not
+    complete after many tokens. After `patience` tokens, tokens that close something become more and
+    more likely, and tokens that can repeat forever less likely."""
+    stops = list(setup.stop_token_ids)
+    token_bytes = setup.vocabulary.token_bytes
     text = b""
     for step in range(40 * patience):
         allowed = mask_of(backend, grammar, setup.vocab_size)
@@ -69,13 +107,19 @@ def draw(
         may_stop = bool(allowed[stops].any())
         allowed[stops] = False
         tokens = np.flatnonzero(allowed)
-        if may_stop and (step > patience or not len(tokens) or rng.random() < 1 / (1 + len(tokens))):
+        if may_stop and (
+            step > patience or not len(tokens) or rng.random() < 1 / (1 + len(tokens))
+        ):
             return text
         weights = rng.normal(size=len(tokens)) * 2 + rng.gumbel(size=len(tokens))
         if step > patience:
-            weights += (step - patience) * _closing(token_bytes)[tokens] - 20 * _endless(token_bytes)[tokens]
+            weights += (step - patience) * _closing(token_bytes)[tokens] - 20 * _endless(
+                token_bytes
+            )[tokens]
         token = int(tokens[np.argmax(weights)])
-        assert grammar.accept([token]) == 1, f"token {token_bytes[token]!r} was allowed after {text!r}"
+        assert grammar.accept([token]) == 1, (
+            f"token {token_bytes[token]!r} was allowed after {text!r}"
+        )
         text += token_bytes[token]
     return None
 
@@ -84,12 +128,16 @@ _MADE: dict[type, StructuredOutput] = {}
 
 
 def _closing(token_bytes: Sequence[bytes]) -> np.ndarray:
-    return _belongs(id(token_bytes), token_bytes, lambda text: len(text) == 1 and text[0] in CLOSING)
+    return _belongs(
+        id(token_bytes), token_bytes, lambda text: len(text) == 1 and text[0] in CLOSING
+    )
 
 
 def _endless(token_bytes: Sequence[bytes]) -> np.ndarray:
     return _belongs(
-        -id(token_bytes), token_bytes, lambda text: not text.strip() or text.strip().isdigit() or not {*b"[{"}.isdisjoint(text)
+        -id(token_bytes),
+        token_bytes,
+        lambda text: not text.strip() or text.strip().isdigit() or not {*b"[{"}.isdisjoint(text),
     )
 
 
@@ -124,7 +172,8 @@ def _refuse(name: str) -> None:
 
 
 def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Grammar | None:
-    """Return the grammar, or None if the backend refuses the constraint in either of the two ways."""
+    """Return the grammar, or None if the backend refuses the constraint in either of the two
+    ways."""
     if backend.reject(constraint) is not None:
         return None
     try:
@@ -134,14 +183,35 @@ def compile_or_none(backend: StructuredOutput, constraint: Constraint) -> Gramma
 
 
 class StructuredOutputContract:
-    """Every backend passes these. kinds: the kinds of constraints that its spec supports. takes: names of cases.JSON_SCHEMAS that
-    it must not refuse. num_samples: number of texts per constraint."""
+    """Every backend passes these. kinds: the kinds of constraints that its spec supports. takes:
+    names of cases.JSON_SCHEMAS that it must not refuse. num_samples: number of texts per
+    constraint."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+    kinds: ClassVar[tuple[str, ...]] = (
+        "json",
+        "json_object",
+        "regex",
+        "choice",
+        "grammar",
+        "structural_tag",
+    )
     takes: ClassVar[tuple[str, ...]] = (
-        "person", "tree", "shape", "optional properties", "all optional", "map", "array sizes", "integer range", "pattern",
-        "string sizes", "enum", "boolean", "date", "uuid", "free object",
-    )  # fmt: skip
+        "person",
+        "tree",
+        "shape",
+        "optional properties",
+        "all optional",
+        "map",
+        "array sizes",
+        "integer range",
+        "pattern",
+        "string sizes",
+        "enum",
+        "boolean",
+        "date",
+        "uuid",
+        "free object",
+    )
     num_samples: ClassVar[int] = 6
 
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
@@ -183,7 +253,9 @@ class StructuredOutputContract:
 
     def test_built_without_a_vocabulary(self) -> None:
         def load() -> Vocabulary:
-            raise AssertionError("the vocabulary must be read with the first constraint, not before")
+            raise AssertionError(
+                "the vocabulary must be read with the first constraint, not before"
+            )
 
         backend = self.backend(StructuredOutputSetup(VOCAB_SIZE, load))
         for kind in ("json_object", "choice", "regex"):
@@ -199,7 +271,9 @@ class StructuredOutputContract:
         self.samples_satisfy(made, small, constraint, json_judge(schema))
 
     @pytest.mark.parametrize("index", range(len(cases.SUITE)))
-    def test_json_instances(self, made: StructuredOutput, small: StructuredOutputSetup, index: int) -> None:
+    def test_json_instances(
+        self, made: StructuredOutput, small: StructuredOutputSetup, index: int
+    ) -> None:
         schema, valid, invalid = cases.SUITE[index]
         judge = json_judge(schema)
         if "json" not in self.kinds:
@@ -209,22 +283,41 @@ class StructuredOutputContract:
             pytest.skip("refused")
         for instance in invalid:
             text = json.dumps(instance, ensure_ascii=False)
-            assert not judge(text) and not self.accepts(made, small, grammar, text), f"{schema}: {text}"
-        assert any(self.accepts(made, small, grammar, json.dumps(instance, ensure_ascii=False)) for instance in valid), schema
+            assert not judge(text) and not self.accepts(made, small, grammar, text), (
+                f"{schema}: {text}"
+            )
+        assert any(
+            self.accepts(made, small, grammar, json.dumps(instance, ensure_ascii=False))
+            for instance in valid
+        ), schema
 
-    def accepts(self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str) -> bool:
+    def accepts(
+        self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str
+    ) -> bool:
         """Accept the text, byte by byte, and then a stop token."""
-        state, data = grammar.fork(), text.encode()
-        return state.accept(list(data)) == len(data) and bool(mask_of(made, state, small.vocab_size)[EOS])
+        state = grammar.fork()
+        data = text.encode()
+        return state.accept(list(data)) == len(data) and bool(
+            mask_of(made, state, small.vocab_size)[EOS]
+        )
 
     def test_json_object(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
-        self.samples_satisfy(made, small, Constraint("json_object", ""), json_judge({"type": "object"}))
+        self.samples_satisfy(
+            made, small, Constraint("json_object", ""), json_judge({"type": "object"})
+        )
 
     @pytest.mark.parametrize("pattern", [*cases.REGEXES, *cases.ODD_REGEXES])
-    def test_regex(self, made: StructuredOutput, small: StructuredOutputSetup, pattern: str) -> None:
+    def test_regex(
+        self, made: StructuredOutput, small: StructuredOutputSetup, pattern: str
+    ) -> None:
         if "regex" in self.kinds and pattern in cases.REGEXES[:4]:
             made.compile(Constraint("regex", pattern))
-        self.samples_satisfy(made, small, Constraint("regex", pattern), lambda text: bool(re.fullmatch(pattern, text)))
+        self.samples_satisfy(
+            made,
+            small,
+            Constraint("regex", pattern),
+            lambda text: bool(re.fullmatch(pattern, text)),
+        )
 
     @pytest.mark.parametrize("index", range(len(cases.CHOICES)))
     def test_choice(self, made: StructuredOutput, small: StructuredOutputSetup, index: int) -> None:
@@ -235,7 +328,9 @@ class StructuredOutputContract:
         self.samples_satisfy(made, small, constraint, choices.__contains__)
         grammar = made.compile(constraint)  # it was neither refused nor skipped
         for text in choices:
-            assert self.accepts(made, small, grammar, text) and not self.accepts(made, small, grammar, text + "?")
+            assert self.accepts(made, small, grammar, text) and not self.accepts(
+                made, small, grammar, text + "?"
+            )
 
     @pytest.mark.parametrize(
         "constraint",
@@ -247,11 +342,15 @@ class StructuredOutputContract:
             Constraint("grammar", 'root ::= "a'),
             Constraint("structural_tag", "{}"),
             Constraint("structural_tag", '{"structures": 3, "triggers": []}'),
-            Constraint("structural_tag", '{"type": "structural_tag", "format": {"type": "nonsense"}}'),
+            Constraint(
+                "structural_tag", '{"type": "structural_tag", "format": {"type": "nonsense"}}'
+            ),
         ],
         ids=lambda constraint: f"{constraint.kind} {constraint.text}",
     )
-    def test_what_is_wrong_is_refused_in_words(self, made: StructuredOutput, constraint: Constraint) -> None:
+    def test_what_is_wrong_is_refused_in_words(
+        self, made: StructuredOutput, constraint: Constraint
+    ) -> None:
         if (reason := made.reject(constraint)) is not None:
             assert len(reason) > 5
             return
@@ -261,10 +360,14 @@ class StructuredOutputContract:
 
     @pytest.mark.parametrize("kind", ["json", "regex"])
     def test_what_no_text_satisfies_is_refused(self, made: StructuredOutput, kind: Any) -> None:
-        for constraint in (Constraint(kind, text) for found, text in cases.NO_TEXT if found == kind):
+        for constraint in (
+            Constraint(kind, text) for found, text in cases.NO_TEXT if found == kind
+        ):
             assert compile_or_none(made, constraint) is None, constraint
 
-    def test_hostile_constraints_are_refused_or_enforced(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+    def test_hostile_constraints_are_refused_or_enforced(
+        self, made: StructuredOutput, small: StructuredOutputSetup
+    ) -> None:
         for i, (kind, text) in enumerate(cases.HOSTILE):
             self.survives(made, small, Constraint(kind, text), seed=i)  # type: ignore[arg-type]
 
@@ -272,7 +375,11 @@ class StructuredOutputContract:
     def test_random_constraints_are_refused_or_enforced(
         self, made: StructuredOutput, small: StructuredOutputSetup, kind: Any
     ) -> None:
-        strategy = {"json": strategies.schemas().map(json.dumps), "regex": strategies.regexes(), "grammar": strategies.grammars()}
+        strategy = {
+            "json": strategies.schemas().map(json.dumps),
+            "regex": strategies.regexes(),
+            "grammar": strategies.grammars(),
+        }
 
         @settings(deadline=None, max_examples=60, derandomize=True, database=None)
         @given(strategy[kind])
@@ -281,16 +388,24 @@ class StructuredOutputContract:
 
         check()
 
-    def survives(self, made: StructuredOutput, small: StructuredOutputSetup, constraint: Constraint, seed: int = 0) -> None:
-        """Check that the constraint is refused in words, or that 50 random tokens are drawn from its masks and undone without an
-        exception. A backend may give up with a RequestError, which ends one request, but not at the first mask."""
+    def survives(
+        self,
+        made: StructuredOutput,
+        small: StructuredOutputSetup,
+        constraint: Constraint,
+        seed: int = 0,
+    ) -> None:
+        """Check that the constraint is refused in words, or that 50 random tokens are drawn from
+        its masks and undone without an exception. A backend may give up with a RequestError, which
+        ends one request, but not at the first mask."""
         if made.reject(constraint) is not None:
             return
         try:
             grammar = made.compile(constraint).fork()
         except RequestError:
             return
-        rng, tokens = np.random.default_rng(seed), 0
+        rng = np.random.default_rng(seed)
+        tokens = 0
         allowed = mask_of(made, grammar, small.vocab_size)
         assert allowed.any(), f"{constraint}: no token is allowed at first"
         try:
@@ -320,7 +435,9 @@ class StructuredOutputContract:
             if kind not in self.kinds:
                 assert made.reject(Constraint(kind, text)) is not None, kind  # type: ignore[arg-type]
 
-    def test_options_are_honoured_or_refused(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+    def test_options_are_honoured_or_refused(
+        self, made: StructuredOutput, small: StructuredOutputSetup
+    ) -> None:
         schema = {
             "type": "object",
             "properties": {"a": {"type": "array", "items": {"type": "boolean"}, "minItems": 2}},
@@ -332,12 +449,14 @@ class StructuredOutputContract:
             for _ in range(10):
                 drawn = draw(made, grammar.fork(), small, rng)
                 assert drawn is None or not re.search(rb"\s\s|\n|\t|[\[{] | [\]}]", drawn)
-        if grammar := compile_or_none(made, Constraint("json", text, disable_additional_properties=True)):
+        if grammar := compile_or_none(
+            made, Constraint("json", text, disable_additional_properties=True)
+        ):
             assert not self.accepts(made, small, grammar, '{"a": [true, true], "b": 1}')
         if grammar := compile_or_none(made, Constraint("json", text, whitespace_pattern="_?")):
             assert not self.accepts(made, small, grammar, '{ "a": [true, true]}')
 
-    # --- states -------------------------------------------------------------------------------------------------------------
+    # --- states -----------------------------------------------------------------------------------
 
     def some_constraint(self) -> Constraint:
         if "json" in self.kinds:
@@ -347,9 +466,15 @@ class StructuredOutputContract:
         return Constraint("choice", json.dumps(["ab" * 30, "aa" * 60]))
 
     def walk(
-        self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, rng: np.random.Generator, length: int
+        self,
+        made: StructuredOutput,
+        small: StructuredOutputSetup,
+        grammar: Grammar,
+        rng: np.random.Generator,
+        length: int,
     ) -> tuple[list[int], list[np.ndarray]]:
-        """Accept random allowed tokens. Return the tokens, the mask before each, and the mask after the last."""
+        """Accept random allowed tokens. Return the tokens, the mask before each, and the mask after
+        the last."""
         tokens: list[int] = []
         masks = [mask_of(made, grammar, small.vocab_size)]
         while len(tokens) < length:
@@ -363,7 +488,9 @@ class StructuredOutputContract:
         return tokens, masks
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_rollback_undoes(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+    def test_rollback_undoes(
+        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+    ) -> None:
         rng = np.random.default_rng(seed)
         grammar = made.compile(self.some_constraint()).fork()
         tokens, masks = self.walk(made, small, grammar, rng, 24)
@@ -376,7 +503,9 @@ class StructuredOutputContract:
         assert (mask_of(made, grammar, small.vocab_size) == masks[-1]).all()
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_forks_are_independent(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+    def test_forks_are_independent(
+        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+    ) -> None:
         rng = np.random.default_rng(seed)
         root = made.compile(self.some_constraint())
         before = mask_of(made, root, small.vocab_size)
@@ -390,14 +519,22 @@ class StructuredOutputContract:
         assert (mask_of(made, root, small.vocab_size) == before).all()
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_accept_agrees_with_the_mask(self, made: StructuredOutput, small: StructuredOutputSetup, seed: int) -> None:
+    def test_accept_agrees_with_the_mask(
+        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+    ) -> None:
         rng = np.random.default_rng(seed)
         grammar = made.compile(self.some_constraint()).fork()
         self.walk(made, small, grammar, rng, int(rng.integers(0, 20)))
         mask = mask_of(made, grammar, small.vocab_size)
-        known = [token for token in range(small.vocab_size) if token != EOS and small.vocabulary.token_bytes[token]]
+        known = [
+            token
+            for token in range(small.vocab_size)
+            if token != EOS and small.vocabulary.token_bytes[token]
+        ]
         for token in rng.choice(known, 60, replace=False).tolist():
-            assert grammar.fork().accept([token]) == mask[token], small.vocabulary.token_bytes[token]
+            assert grammar.fork().accept([token]) == mask[token], small.vocabulary.token_bytes[
+                token
+            ]
         first = next(token for token in known if mask[token])
         forbidden = next(token for token in known if not mask[token])
         assert grammar.fork().accept([forbidden]) == 0
@@ -405,7 +542,9 @@ class StructuredOutputContract:
         assert tried.accept([first, forbidden, forbidden]) in (1, 2, 3)
         assert not mask[VOCAB_SIZE - 6 :].any(), "ids without a token must never be allowed"
 
-    def test_a_batch_is_filled_as_its_rows(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+    def test_a_batch_is_filled_as_its_rows(
+        self, made: StructuredOutput, small: StructuredOutputSetup
+    ) -> None:
         rng = np.random.default_rng(1)
         constraints = [self.some_constraint(), Constraint("choice", json.dumps(cases.CHOICES[0]))]
         if "regex" in self.kinds:
@@ -416,7 +555,9 @@ class StructuredOutputContract:
             self.walk(made, small, grammar, rng, int(rng.integers(0, 4)))
         bits = np.zeros((len(grammars), -(-small.vocab_size // 32)), np.uint32)
         made.fill(grammars, bits)
-        whole = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : small.vocab_size].astype(bool)
+        whole = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[
+            :, : small.vocab_size
+        ].astype(bool)
         for grammar, row in zip(grammars, whole, strict=True):
             assert (mask_of(made, grammar, small.vocab_size) == row).all()
 
@@ -435,4 +576,6 @@ class StructuredOutputContract:
         with ThreadPoolExecutor(4) as threads:
             grammars = list(threads.map(made.compile, constraints))
         for i, grammar in enumerate(grammars):
-            assert self.accepts(made, small, grammar, f"x{i}") and not self.accepts(made, small, grammar, f"x{i + 1}")
+            assert self.accepts(made, small, grammar, f"x{i}") and not self.accepts(
+                made, small, grammar, f"x{i + 1}"
+            )

@@ -43,12 +43,12 @@ from pegboard.interfaces.weight_loader import WeightLoaderSetup
 module, _, name = sys.argv[1].partition(":")
 getattr(importlib.import_module(module), name)(None, WeightLoaderSetup()).describe(LocalFiles(Path(sys.argv[2])))
 assert "torch" not in sys.modules, "describe() imported torch"
-"""
+"""  # noqa: E501
 
 
 class WeightLoaderContract:
-    """Every weight loader passes these. Override `spec`, `loader` and `write`. has_weights: False for a loader that makes up the
-    weights."""
+    """Every weight loader passes these. Override `spec`, `loader` and `write`. has_weights: False
+    for a loader that makes up the weights."""
 
     spec: WeightLoaderSpec
     has_weights = True
@@ -71,20 +71,31 @@ class WeightLoaderContract:
 
     def check(self, piece: WeightPiece, expected: Tensor) -> None:
         """The piece names its stored type. Plain data has exactly the bits that were written."""
-        assert tuple(piece.shape) == tuple(expected.shape), f"{piece.name}: logical shape {piece.shape}"
+        assert tuple(piece.shape) == tuple(expected.shape), (
+            f"{piece.name}: logical shape {piece.shape}"
+        )
         if isinstance(piece.data, Tensor):
             assert piece.stored == str(piece.data.dtype).removeprefix("torch.")
-            assert torch.equal(piece.data.to(expected.dtype), expected), f"{piece.name} is not what was written"
+            assert torch.equal(piece.data.to(expected.dtype), expected), (
+                f"{piece.name} is not what was written"
+            )
 
     def test_the_description_is_complete_plain_and_stable(self, tmp_path: Path) -> None:
-        """The description can be sent to other processes. Its digest identifies the content and is equal for equal files."""
+        """The description can be sent to other processes. Its digest identifies the content and is
+        equal for equal files."""
         loader, checkpoint, values = self.described(tmp_path)
         again = loader.describe(LocalFiles(checkpoint.path))
         assert again == checkpoint
         assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
-        assert checkpoint.architectures and all(isinstance(name, str) for name in checkpoint.architectures)
-        assert checkpoint.digest, "an empty digest would mix up the block hashes of different models"
-        assert isinstance(checkpoint.config.get("hidden_size"), int), "the config must be Hugging Face-shaped"
+        assert checkpoint.architectures and all(
+            isinstance(name, str) for name in checkpoint.architectures
+        )
+        assert checkpoint.digest, (
+            "an empty digest would mix up the block hashes of different models"
+        )
+        assert isinstance(checkpoint.config.get("hidden_size"), int), (
+            "the config must be Hugging Face-shaped"
+        )
         assert bool(checkpoint.tensors) or not self.has_weights
         assert not checkpoint.tensors or set(values) <= set(checkpoint.tensors)
         for name, entry in checkpoint.tensors.items():
@@ -94,9 +105,19 @@ class WeightLoaderContract:
     def test_the_files_are_recognised(self, tmp_path: Path) -> None:
         """`file_patterns` and `magic` of the spec match a weight file of the checkpoint."""
         files, _ = self.write(tmp_path)
-        paths = [files.root] if files.root.is_file() else [path for path in files.root.iterdir() if path.is_file()]
-        named = [path for path in paths if any(fnmatch(path.name, pattern) for pattern in self.spec.file_patterns)]
-        assert not self.has_weights or any(path.read_bytes().startswith(self.spec.magic or b"") for path in named)
+        paths = (
+            [files.root]
+            if files.root.is_file()
+            else [path for path in files.root.iterdir() if path.is_file()]
+        )
+        named = [
+            path
+            for path in paths
+            if any(fnmatch(path.name, pattern) for pattern in self.spec.file_patterns)
+        ]
+        assert not self.has_weights or any(
+            path.read_bytes().startswith(self.spec.magic or b"") for path in named
+        )
 
     def test_describe_imports_no_torch(self, tmp_path: Path) -> None:
         files, _ = self.write(tmp_path)
@@ -108,9 +129,13 @@ class WeightLoaderContract:
         """Pieces may be requested in any order. A second request gives the same as the first."""
         loader, checkpoint, values = self.described(tmp_path)
         wanted = self.whole(values)
-        wanted = [wanted[index] for index in np.random.default_rng(0).permutation(len(wanted))] + wanted[:1]
-        places, seen = [], []
-        for piece in loader.tensors(checkpoint, wanted):  # the next piece may overwrite this one, so check it now
+        wanted = [
+            wanted[index] for index in np.random.default_rng(0).permutation(len(wanted))
+        ] + wanted[:1]
+        places = []
+        seen = []
+        # the next piece may overwrite this one, so check it now
+        for piece in loader.tensors(checkpoint, wanted):
             self.check(piece, values[piece.name])
             seen.append(piece.name)
             if entry := checkpoint.tensors.get(piece.name):
@@ -128,7 +153,8 @@ class WeightLoaderContract:
             list(loader.tensors(checkpoint, [WantedWeight("no_such_tensor")]))
 
     def test_damage_is_found_and_the_file_named(self, tmp_path: Path) -> None:
-        """A checkpoint without its last bytes is refused, and so is one whose weight file is empty."""
+        """A checkpoint without its last bytes is refused, and so is one whose weight file is
+        empty."""
         if not self.has_weights:
             return
         files, values = self.write(tmp_path)

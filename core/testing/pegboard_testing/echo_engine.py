@@ -1,5 +1,6 @@
-"""An engine without a model. It answers every prompt with the prompt's own tokens, repeated, one per step. It replaces
-`engine.Engine` in tests of the engine process, `AsyncLLM` and `LLM`. It fails on demand.
+"""An engine without a model. It answers every prompt with the prompt's own tokens, repeated, one
+per step. It replaces `engine.Engine` in tests of the engine process, `AsyncLLM` and `LLM`. It fails
+on demand.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ STEP_S = 0.0005
 
 
 def echo_plan(**engine: Any) -> EnginePlan:
-    """Return a plan that fits `pegboard_testing.fake_client.ByteTokenizer`. engine: settings of the engine."""
+    """Return a plan that fits `pegboard_testing.fake_client.ByteTokenizer`. engine: settings of the
+    engine."""
     from pathlib import Path
 
     from pegboard.config.schema import EngineConfig, Settings
 
     checkpoint = Checkpoint(
-        format="echo", path=Path("echo"), config={}, architectures=("Echo",), tensors={}, tokenizer=TokenizerPayload("bytes")
+        format="echo",
+        path=Path("echo"),
+        config={},
+        architectures=("Echo",),
+        tensors={},
+        tokenizer=TokenizerPayload("bytes"),
     )
     return EnginePlan(
         settings=Settings(EngineConfig(**engine)),
@@ -43,7 +50,8 @@ def echo_plan(**engine: Any) -> EnginePlan:
 
 
 def build(plan: EnginePlan) -> "EchoEngine":
-    """Build the engine. A model called "broken" does not load, and one called "bug" raises an unexpected error."""
+    """Build the engine. A model called "broken" does not load, and one called "bug" raises an
+    unexpected error."""
     if "broken" in plan.model_names:
         raise ModelError("the checkpoint is broken on purpose")
     if "bug" in plan.model_names:
@@ -100,7 +108,8 @@ class EchoEngine:
         if self._fails:
             raise RuntimeError("failed on purpose")
         time.sleep(STEP_S)
-        deltas, self._ended = self._ended, []
+        deltas = self._ended
+        self._ended = []
         for request_id, request in list(self.running.items()):
             deltas += self._step_one(request_id, request)
         num_tokens = sum(len(delta.token_ids) for delta in deltas)
@@ -114,7 +123,13 @@ class EchoEngine:
         done = self._num_done[request_id]
         token = request.prompt_token_ids[done % len(request.prompt_token_ids)]
         self._num_done[request_id] = done + 1
-        reason = "stop" if token in params.all_stop_token_ids else "length" if done + 1 == params.max_tokens else None
+        reason = (
+            "stop"
+            if token in params.all_stop_token_ids
+            else "length"
+            if done + 1 == params.max_tokens
+            else None
+        )
         logprobs = None if params.logprobs is None else [PositionLogprobs([token], [-0.5], 1)]
         deltas = [
             RequestDelta(
@@ -123,7 +138,9 @@ class EchoEngine:
                 token_ids=[token],
                 logprobs=logprobs,
                 finish_reason=reason,
-                stop_reason=token if reason == "stop" and token in (params.stop_token_ids or ()) else None,
+                stop_reason=token
+                if reason == "stop" and token in (params.stop_token_ids or ())
+                else None,
                 num_cached_tokens=0 if done == 0 else None,
             )
             for index in sorted(self._live[request_id])

@@ -24,11 +24,16 @@ def adapter_rows(slots: Sequence[int], num_slots: int) -> AdapterRows:
 
 
 def adapter_product(slots: Any, slot: int) -> Tensor:
-    """Return what the adapter in a slot of a layer (`layers.lora.AdapterSlots`) adds to the layer's weight [out, in]."""
-    a, b, rank = slots.a[slot - 1], slots.b[slot - 1], slots.max_rank
+    """Return what the adapter in a slot of a layer (`layers.lora.AdapterSlots`) adds to the layer's
+    weight [out, in]."""
+    a = slots.a[slot - 1]
+    b = slots.b[slot - 1]
+    rank = slots.max_rank
     firsts = range(0, a.shape[1], slots.width)
     bounds = zip(firsts, slots.bounds, slots.bounds[1:], strict=False)
-    return torch.cat([a[:, first : first + rank] @ b[:, start:stop] for first, start, stop in bounds], 1).T
+    return torch.cat(
+        [a[:, first : first + rank] @ b[:, start:stop] for first, start, stop in bounds], 1
+    ).T
 
 
 class FakeQuantization:
@@ -41,7 +46,9 @@ class FakeQuantization:
         return FakeWeight(layer.parts, layer.out_features, layer.in_features, device=self.device)
 
     def embedding(self, layer: EmbeddingLayer) -> "FakeWeight":
-        return FakeWeight((layer.part,), layer.num_rows, layer.width, is_table=True, device=self.device)
+        return FakeWeight(
+            (layer.part,), layer.num_rows, layer.width, is_table=True, device=self.device
+        )
 
     def kv_cache(self, layer: object) -> None:
         return None
@@ -50,10 +57,19 @@ class FakeQuantization:
 class FakeWeight:
     """One matrix. Reading it before `finish` fails."""
 
-    def __init__(self, parts: Sequence[Part], rows: int, columns: int, *, is_table: bool = False, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        rows: int,
+        columns: int,
+        *,
+        is_table: bool = False,
+        device: str = "cpu",
+    ) -> None:
         self.parts = {part.name: part for part in parts}
         self.weight = torch.full((rows, columns), float("nan"), device=device)
-        self.is_table, self.num_finishes = is_table, 0
+        self.is_table = is_table
+        self.num_finishes = 0
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
         return wanted_parts(self.parts.values(), self.weight.shape[1])
@@ -94,7 +110,10 @@ class FakeLoader:
         self.held = dict(tensors)
 
     def index(self) -> dict[str, TensorEntry]:
-        return {n: TensorEntry(n, tuple(t.shape), "float32", "memory", 0, t.nbytes) for n, t in self.held.items()}
+        return {
+            n: TensorEntry(n, tuple(t.shape), "float32", "memory", 0, t.nbytes)
+            for n, t in self.held.items()
+        }
 
     def tensors(self, checkpoint: object, wanted: Sequence[WantedWeight]) -> Any:
         for piece in sorted(wanted, key=lambda piece: piece.name):
@@ -109,9 +128,13 @@ def fake_build(**more: Any) -> Build:
     return Build(dtype="float32", device="cpu", **fields)
 
 
-def load_layers(layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind: bool = True) -> set[str]:
-    """Fill layers from tensors by checkpoint name and bind them, as the worker does. Return the names that were used."""
-    loader, used = FakeLoader(tensors), set()
+def load_layers(
+    layers: Sequence[Layer], tensors: Mapping[str, Tensor], *, bind: bool = True
+) -> set[str]:
+    """Fill layers from tensors by checkpoint name and bind them, as the worker does. Return the
+    names that were used."""
+    loader = FakeLoader(tensors)
+    used = set()
     for layer in layers:
         wanted = layer.declare(loader.index())
         for piece in loader.tensors(None, wanted):

@@ -1,7 +1,7 @@
 """A fake of the kind `builtin_tool`: small functions for every item type, without a server.
 
-mcp                calc_add {x, y}; calc_fail; calc_crash (raises); calc_wait (until cancelled); for server_label "calc" only
-code_interpreter   python {code}: returns what it was given
+mcp                calc_add {x, y}; calc_fail; calc_crash (raises); calc_wait (until cancelled); for
+server_label "calc" only code_interpreter   python {code}: returns what it was given
 web_search         browser_search {query}, browser_open {id}, browser_find {pattern}
 """
 
@@ -15,11 +15,18 @@ from pegboard.errors import RequestError
 from pegboard.interfaces.builtin_tool import BuiltinToolSpec, ToolFunction, ToolOutput
 
 TYPES = frozenset({"mcp", "code_interpreter", "web_search", "web_search_preview"})
-FAKE = BuiltinToolSpec(api="1.0", implementation="pegboard_testing.fake_builtin_tool:FakeBuiltinTool", supports={"type": TYPES})
+FAKE = BuiltinToolSpec(
+    api="1.0",
+    implementation="pegboard_testing.fake_builtin_tool:FakeBuiltinTool",
+    supports={"type": TYPES},
+)
 
 
 def _function(server: str, tool: str, item: Any, **properties: str) -> ToolFunction:
-    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in properties.items()}}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in properties.items()},
+    }
     name = tool if server == tool else f"{server}_{tool}"
     return ToolFunction(name, f"Fake {tool}", schema, item=item, server=server, tool=tool)
 
@@ -46,7 +53,9 @@ class FakeBuiltinTool:
     async def start(self) -> None:
         self.is_started = True
 
-    def session(self, tool: Mapping[str, Any], path: str, response_id: str) -> "FakeToolSession | None":
+    def session(
+        self, tool: Mapping[str, Any], path: str, response_id: str
+    ) -> "FakeToolSession | None":
         unknown = next((name for name in tool if name not in ("type", "server_label")), None)
         if unknown is not None:
             raise RequestError(f"{path}.{unknown} is not supported", parameter=f"{path}.{unknown}")
@@ -58,8 +67,8 @@ class FakeBuiltinTool:
 
 
 class FakeToolSession:
-    """A session of the fake tool. calls: the calls that ran to their end. num_cancelled: number of calls that were cancelled.
-    num_closed: how often the session was closed."""
+    """A session of the fake tool. calls: the calls that ran to their end. num_cancelled: number of
+    calls that were cancelled. num_closed: how often the session was closed."""
 
     def __init__(self, functions: Sequence[ToolFunction], response_id: str) -> None:
         self.response_id = response_id

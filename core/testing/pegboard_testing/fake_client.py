@@ -1,9 +1,10 @@
-"""A fake EngineClient. It has no model and no process but fulfils the whole contract. API plugins and the server are tested with
-it.
+"""A fake EngineClient. It has no model and no process but fulfils the whole contract. API plugins
+and the server are tested with it.
 
-Its tokenizer maps every byte to one token, so the text of every completion is known in advance: the prompt itself (echo), or what
-`script` gives. It supports max_tokens, stop, stop_token_ids, n, logprobs, prompt_logprobs, truncate_prompt_tokens, every output
-kind and abort; it fails and stalls on demand, and records the requests that it receives.
+Its tokenizer maps every byte to one token, so the text of every completion is known in advance: the
+prompt itself (echo), or what `script` gives. It supports max_tokens, stop, stop_token_ids, n,
+logprobs, prompt_logprobs, truncate_prompt_tokens, every output kind and abort; it fails and stalls
+on demand, and records the requests that it receives.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from pegboard.interfaces.tokenizer import Chat, Rendered, Vocabulary
 if TYPE_CHECKING:
     from pegboard.data.request import LoRARequest
 
-BOS, EOS = 256, 257
+BOS = 256
+EOS = 257
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte; 256 is <s>, 257 is </s>. A chat renders as `role: content` lines and `assistant: `."""
+    """One token per UTF-8 byte; 256 is <s>, 257 is </s>. A chat renders as `role: content` lines
+    and `assistant: `."""
 
     def render(self, chat: Chat) -> Rendered:
         if chat.template_kwargs.get("fail"):
@@ -43,7 +46,13 @@ class ByteTokenizer:
             raise RequestError(message, parameter="continue_final_message")
         head = f"[tools {len(chat.tools)}]" if chat.tools else ""
         lines = [f"{message['role']}: {message.get('content') or ''}" for message in chat.messages]
-        end = "\nassistant: " if chat.add_generation_prompt else "" if chat.continue_final_message else "\n"
+        end = (
+            "\nassistant: "
+            if chat.add_generation_prompt
+            else ""
+            if chat.continue_final_message
+            else "\n"
+        )
         text = (chat.chat_template or "") + head + "\n".join(lines) + end
         return Rendered(self.encode(text, add_special_tokens=chat.add_special_tokens), text)
 
@@ -58,7 +67,9 @@ class ByteTokenizer:
         return ByteStream(skip_special_tokens)
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary([bytes([value]) for value in range(256)] + [b"", b""], frozenset(SPECIAL), (EOS,), BOS)
+        return Vocabulary(
+            [bytes([value]) for value in range(256)] + [b"", b""], frozenset(SPECIAL), (EOS,), BOS
+        )
 
 
 class ByteStream:
@@ -82,16 +93,18 @@ class ByteStream:
 
 
 class FakeEngineClient:
-    """script: the texts of the completions: a string for all, a list indexed by completion, or a function of (prompt text,
-    index).
-    delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request (0 = before the first).
-    adapters: the LoRA adapters, which are models too.
-    tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of the tool parser are special
-    tokens. pools: it makes vectors [sum of the token ids, number of tokens, 0.5] and no text. labels: of a model that classifies;
-    the value of class i is (sum of the token ids + i) mod 7 / 10.
+    """script: the texts of the completions: a string for all, a list indexed by completion, or a
+    function of (prompt text, index).
+    delay_s: pause before every token. fail_after: raise `error` after that many tokens of a request
+    (0 = before the first). adapters: the LoRA adapters, which are models too.
+    tool_parser, reasoning_parser: the parsers that read the answers. reads_special: the markers of
+    the tool parser are special tokens. pools: it makes vectors [sum of the token ids, number of
+    tokens, 0.5] and no text. labels: of a model that classifies; the value of class i is (sum of
+    the token ids + i) mod 7 / 10.
 
-    `requests` holds the requests received, `running` the ids being generated, `aborted` those whose stream was closed early,
-    `controls` the control actions. `control_results` gives the answer to an action; the default is None.
+    `requests` holds the requests received, `running` the ids being generated, `aborted` those whose
+    stream was closed early, `controls` the control actions. `control_results` gives the answer to
+    an action; the default is None.
     """
 
     def __init__(
@@ -112,7 +125,9 @@ class FakeEngineClient:
         pools: bool = False,
         labels: Sequence[str] = (),
     ) -> None:
-        self.script, self.pools, self.labels = script, pools, tuple(labels)
+        self.script = script
+        self.pools = pools
+        self.labels = tuple(labels)
         self.max_model_len = max_model_len
         self.delay_s = delay_s
         self.fail_after = fail_after
@@ -124,13 +139,18 @@ class FakeEngineClient:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         task: Any = "classify" if labels else "embed" if pools else "generate"
-        self._models = [ServedModel(name, name, max_model_len, 1_700_000_000, None, task, self.labels) for name in models]
+        self._models = [
+            ServedModel(name, name, max_model_len, 1_700_000_000, None, task, self.labels)
+            for name in models
+        ]
         self.adapters = {adapter.lora_name: adapter for adapter in adapters}
         self._defaults = dict(defaults or {})
         self._health = Health(True)
         self._tokenizer = ByteTokenizer()
         self._parsers = Parsers(
-            tool=ChosenParser("fake", tool_parser, reads_special=reads_special) if tool_parser else None,
+            tool=ChosenParser("fake", tool_parser, reads_special=reads_special)
+            if tool_parser
+            else None,
             reasoning=ChosenParser("fake", reasoning_parser) if reasoning_parser else None,
         )
 
@@ -143,7 +163,10 @@ class FakeEngineClient:
 
     def models(self) -> Sequence[ServedModel]:
         base = self._models[0]
-        found = [replace(base, name=name, root=one.lora_path, parent=base.name) for name, one in self.adapters.items()]
+        found = [
+            replace(base, name=name, root=one.lora_path, parent=base.name)
+            for name, one in self.adapters.items()
+        ]
         return [*self._models, *found]
 
     async def adapter(self, name: str) -> "LoRARequest | None":
@@ -159,7 +182,9 @@ class FakeEngineClient:
         self.controls.append((action, arguments))
         return self.control_results.get(action)
 
-    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
+    def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions
+    ) -> AsyncIterator[RequestOutput]:
         return beam_search_online(self, prompt, params, request, (EOS,))
 
     def parsers(self) -> Parsers:
@@ -170,7 +195,9 @@ class FakeEngineClient:
     ) -> AsyncIterator[RequestOutput]:
         self.requests.append((prompt, params, request))
         if request.request_id in self.running:
-            raise RequestError(f"request id {request.request_id!r} is already running", parameter="request_id")
+            raise RequestError(
+                f"request id {request.request_id!r} is already running", parameter="request_id"
+            )
         prompt_ids = self._prompt_ids(prompt, params)
         if isinstance(params, PoolingParams) != self.pools:
             raise RequestError(f"this engine {'makes vectors' if self.pools else 'generates text'}")
@@ -184,9 +211,13 @@ class FakeEngineClient:
                     raise self.error
                 numbers = [sum(prompt_ids), len(prompt_ids), 0.5][: params.dimensions]
                 if self.labels:
-                    numbers = [(sum(prompt_ids) + place) % 7 / 10 for place in range(len(self.labels))]
+                    numbers = [
+                        (sum(prompt_ids) + place) % 7 / 10 for place in range(len(self.labels))
+                    ]
                 vector = np.array(numbers, np.float32).tobytes()
-                yield RequestOutput(request.request_id, prompt.text, prompt_ids, [], True, embedding=vector)
+                yield RequestOutput(
+                    request.request_id, prompt.text, prompt_ids, [], True, embedding=vector
+                )
             finally:
                 self.running.discard(request.request_id)
             return
@@ -208,16 +239,26 @@ class FakeEngineClient:
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         else:
-            if params.truncate_prompt_tokens is None and len(prompt.text or "") > 64 * self.max_model_len:
-                raise RequestError("the prompt has more characters than fit into max_model_len", parameter="prompt")
-            ids = self._tokenizer.encode(prompt.text or "", add_special_tokens=prompt.add_special_tokens)
+            if (
+                params.truncate_prompt_tokens is None
+                and len(prompt.text or "") > 64 * self.max_model_len
+            ):
+                raise RequestError(
+                    "the prompt has more characters than fit into max_model_len", parameter="prompt"
+                )
+            ids = self._tokenizer.encode(
+                prompt.text or "", add_special_tokens=prompt.add_special_tokens
+            )
             if prompt.second_text is not None:
                 ids += self._tokenizer.encode(prompt.second_text, add_special_tokens=False)
         if params.truncate_prompt_tokens is not None:
             limit = params.truncate_prompt_tokens
             ids = ids[-(self.max_model_len if limit == -1 else limit) :]
         if not ids or len(ids) >= self.max_model_len:
-            raise RequestError(f"the prompt has {len(ids)} tokens, expected 1 to {self.max_model_len - 1}", parameter="prompt")
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, expected 1 to {self.max_model_len - 1}",
+                parameter="prompt",
+            )
         if isinstance(params, SamplingParams):
             params.check_against_model(vocab_size=258, max_logprobs=20)
         return ids
@@ -229,15 +270,32 @@ class FakeEngineClient:
             return prompt_text
         if isinstance(self.script, str):
             return self.script
-        return self.script(prompt_text, index) if callable(self.script) else self.script[index % len(self.script)]
+        return (
+            self.script(prompt_text, index)
+            if callable(self.script)
+            else self.script[index % len(self.script)]
+        )
 
     async def _steps(
-        self, plans: "list[_Plan]", prompt: Prompt, prompt_ids: list[int], params: SamplingParams, request_id: str
+        self,
+        plans: "list[_Plan]",
+        prompt: Prompt,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
     ) -> AsyncIterator[RequestOutput]:
         def wrap(outputs: list[CompletionOutput], *, finished: bool) -> RequestOutput:
             scored = _prompt_logprobs(prompt_ids, params.prompt_logprobs)
             cached = self.num_cached_tokens
-            return RequestOutput(request_id, prompt.text, prompt_ids, outputs, finished, scored, num_cached_tokens=cached)
+            return RequestOutput(
+                request_id,
+                prompt.text,
+                prompt_ids,
+                outputs,
+                finished,
+                scored,
+                num_cached_tokens=cached,
+            )
 
         kind = params.output_kind
         for step in range(max(plan.num_tokens for plan in plans)):
@@ -257,15 +315,25 @@ class FakeEngineClient:
 
 
 class _Plan:
-    """One completion, decided in advance: its tokens, the text that may be shown after each, and its finish reason."""
+    """One completion, decided in advance: its tokens, the text that may be shown after each, and
+    its finish reason."""
 
-    def __init__(self, client: FakeEngineClient, prompt_ids: Sequence[int], params: SamplingParams, index: int) -> None:
+    def __init__(
+        self,
+        client: FakeEngineClient,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        index: int,
+    ) -> None:
         tokenizer = client.tokenizer()
         self.params = params
         self.index = index
         room = client.max_model_len - len(prompt_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        tokens = [*tokenizer.encode(client.text_for(prompt_ids, index), add_special_tokens=False), EOS]
+        tokens = [
+            *tokenizer.encode(client.text_for(prompt_ids, index), add_special_tokens=False),
+            EOS,
+        ]
         self.tokens: list[int] = []
         self.shown: list[str] = []
         self.finish_reason: str = "length"
@@ -287,10 +355,12 @@ class _Plan:
         if hits:
             start, stop = min(hits)
             self.shown.append(text[: start + len(stop) * self.params.include_stop_str_in_output])
-            self.finish_reason, self.stop_reason = "stop", stop
+            self.finish_reason = "stop"
+            self.stop_reason = stop
         elif token in (self.params.stop_token_ids or ()):
             self.shown.append(text)
-            self.finish_reason, self.stop_reason = "stop", token
+            self.finish_reason = "stop"
+            self.stop_reason = token
         elif token == EOS and not self.params.ignore_eos:
             self.shown.append(text)
             self.finish_reason = "stop"
@@ -303,7 +373,11 @@ class _Plan:
         before = self.shown[start - 1] if start else ""
         done = end >= self.num_tokens
         asked = self.params.logprobs
-        scored = None if asked is None else [fake_logprobs(token, asked) for token in self.tokens[start:end]]
+        scored = (
+            None
+            if asked is None
+            else [fake_logprobs(token, asked) for token in self.tokens[start:end]]
+        )
         return CompletionOutput(
             index=self.index,
             text=self.shown[end - 1][len(before) :],
@@ -316,7 +390,8 @@ class _Plan:
 
 
 def fake_logprobs(token: int, num_top: int) -> dict[int, Logprob]:
-    """Return the chosen token with rank 2, and `num_top` others, of which the last is impossible (-inf)."""
+    """Return the chosen token with rank 2, and `num_top` others, of which the last is impossible
+    (-inf)."""
     tokenizer = ByteTokenizer()
 
     def entry(candidate: int, logprob: float, rank: int) -> Logprob:
@@ -331,7 +406,9 @@ def fake_logprobs(token: int, num_top: int) -> dict[int, Logprob]:
     return found
 
 
-def _prompt_logprobs(prompt_ids: Sequence[int], asked: int | None) -> list[dict[int, Logprob] | None] | None:
+def _prompt_logprobs(
+    prompt_ids: Sequence[int], asked: int | None
+) -> list[dict[int, Logprob] | None] | None:
     if asked is None:
         return None
     return [None, *(fake_logprobs(token, asked) for token in prompt_ids[1:])]

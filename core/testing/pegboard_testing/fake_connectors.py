@@ -1,5 +1,5 @@
-"""A fake KV connector, and a fake LoRA resolver. Both halves of the connector share a dictionary. Delays, failures and pinned
-saves are possible on demand."""
+"""A fake KV connector, and a fake LoRA resolver. Both halves of the connector share a dictionary.
+Delays, failures and pinned saves are possible on demand."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class _Plan(msgspec.Struct):
 
 
 class FakeKVConnector:
-    """The scheduler half. It saves the full blocks of finished requests, which stay pinned meanwhile, and finds prefixes by hash.
-    store: (rank, group, hash) → block contents, shared with the worker half. hesitate: how many times `match` first returns None.
-    holding: the requests whose blocks it was told of, and not that they were released.
+    """The scheduler half. It saves the full blocks of finished requests, which stay pinned
+    meanwhile, and finds prefixes by hash. store: (rank, group, hash) → block contents, shared with
+    the worker half. hesitate: how many times `match` first returns None. holding: the requests
+    whose blocks it was told of, and not that they were released.
     """
 
     def __init__(
@@ -60,15 +61,19 @@ class FakeKVConnector:
             self._hesitate -= 1
             return None
         step = math.lcm(*self._sizes)
-        longest = min(request.num_tokens - 1, len(request.block_hashes) * self._stride) // step * step
+        longest = (
+            min(request.num_tokens - 1, len(request.block_hashes) * self._stride) // step * step
+        )
         ends = range(longest, num_local_tokens, -step)
-        end = next((end for end in ends if self._has_all(request, num_local_tokens, end)), num_local_tokens)
+        end = next(
+            (end for end in ends if self._has_all(request, num_local_tokens, end)), num_local_tokens
+        )
         self._local[request.key] = num_local_tokens
         return Match(end - num_local_tokens, self._load)
 
     def _has_all(self, request: RequestView, start: int, stop: int) -> bool:
-        """Return whether the store has all blocks that a request with `stop` computed tokens still reads. With a window these are
-        not all blocks."""
+        """Return whether the store has all blocks that a request with `stop` computed tokens still
+        reads. With a window these are not all blocks."""
         return all(
             self._is_stored(request, group, index)
             for group, size in enumerate(self._sizes)
@@ -91,9 +96,13 @@ class FakeKVConnector:
         self.num_loads += 1
         self._loading.add(request.key)
         places = self._places(request, blocks, start, start + num_external_tokens)
-        self._plan.loads[request.key] = [place for place in places if (self._rank, place[0], place[3]) in self._store]
+        self._plan.loads[request.key] = [
+            place for place in places if (self._rank, place[0], place[3]) in self._store
+        ]
 
-    def _places(self, request: RequestView, blocks: BlockView, start: int, stop: int) -> list[Place]:
+    def _places(
+        self, request: RequestView, blocks: BlockView, start: int, stop: int
+    ) -> list[Place]:
         return [
             (group, index, blocks.block_ids[group][index], self._hash(request, size, index))
             for group, size in enumerate(self._sizes)
@@ -102,15 +111,22 @@ class FakeKVConnector:
         ]
 
     def plan(self, batch: Batch) -> bytes:
-        plan, self._plan = self._plan, _Plan()
+        plan = self._plan
+        self._plan = _Plan()
         return msgspec.msgpack.encode(plan)
 
     def released(self, request: RequestView, blocks: BlockView, why: str) -> Release:
-        assert request.key in self.holding, f"{request.key} releases blocks that were never allocated"
+        assert request.key in self.holding, (
+            f"{request.key} releases blocks that were never allocated"
+        )
         self.holding.remove(request.key)
         if request.key in self._loading:  # the load may still be writing
             return Release(later=True)
-        num_valid = min(request.num_confirmed_tokens, request.num_tokens, len(request.block_hashes) * self._stride)
+        num_valid = min(
+            request.num_confirmed_tokens,
+            request.num_tokens,
+            len(request.block_hashes) * self._stride,
+        )
         places = self._places(request, blocks, 0, num_valid)
         if why != "finished" or not places:
             return Release()
@@ -126,8 +142,8 @@ class FakeKVConnector:
 
 
 class FakeKVConnectorWorker:
-    """The worker half. delay: number of steps that a load or save takes (a load "in_step" is always immediate). fails: key →
-    first bad token of this load, or None if it succeeds."""
+    """The worker half. delay: number of steps that a load or save takes (a load "in_step" is always
+    immediate). fails: key → first bad token of this load, or None if it succeeds."""
 
     def __init__(
         self,

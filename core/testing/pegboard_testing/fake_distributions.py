@@ -1,8 +1,9 @@
 """Fake installed packages: `.dist-info` folders and modules in a temporary folder.
 
 fakes = FakeDistributions(tmp_path)
-fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention": spec_source("attention")})
-registry = Registry(fakes.scan())      # import needs the folder on sys.path
+fakes.add("acme-attention", {"attention": {"fast": "acme_attention:FAST"}}, {"acme_attention":
+spec_source("attention")}) registry = Registry(fakes.scan())      # import needs the folder on
+sys.path
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ class FakeDistributions:
         version: str = "1.0",
         requires: Sequence[str] = (),
     ) -> None:
-        """Install a distribution. entry_points: {kind or whole group: {name: "module:OBJECT"}}. modules: {module name:
-        source}."""
+        """Install a distribution. entry_points: {kind or whole group: {name: "module:OBJECT"}}.
+        modules: {module name: source}."""
         info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
-        metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {text}" for text in requires)]
+        metadata = [
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
+            *(f"Requires-Dist: {text}" for text in requires),
+        ]
         (info / "METADATA").write_text("\n".join(metadata) + "\n", "utf-8")
         lines = []
         for kind, points in entry_points.items():
@@ -55,8 +59,8 @@ class FakeDistributions:
 
 
 def spec_source(kind: str, name: str = "SPEC", **fields: object) -> str:
-    """Return the source of a module with one spec called `name`. fields: fields of the spec and their values. `implementation`
-    defaults to dict."""
+    """Return the source of a module with one spec called `name`. fields: fields of the spec and
+    their values. `implementation` defaults to dict."""
     module, _, spec_class = KINDS[kind].spec.partition(":")
     given = {"api": "1.0", "implementation": "builtins:dict", **fields}
     arguments = ", ".join(f"{field}={value!r}" for field, value in given.items())

@@ -11,8 +11,9 @@ from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 
 
 class FakeDraft:
-    """accuracy: the probability that a proposal is right. target, set before the first step: (row, token ids) → the true next
-    token (FakeWorker.next_of_row). The number of proposals is between 0 and the limit and depends on the history."""
+    """accuracy: the probability that a proposal is right. target, set before the first step: (row,
+    token ids) → the true next token (FakeWorker.next_of_row). The number of proposals is between 0
+    and the limit and depends on the history."""
 
     def __init__(self, setup: DraftSetup, *, accuracy: float = 0.7) -> None:
         self._setup = setup
@@ -28,7 +29,9 @@ class FakeDraft:
 
     def propose(self, step: DraftStep) -> Drafts:
         proposals = []
-        for row, history, limit in zip(step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True):
+        for row, history, limit in zip(
+            step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True
+        ):
             assert row in self.rows
             count = zlib.crc32(history.tobytes()) % (limit + 1)
             proposals.append(self._chain(row, history.tolist(), count))
@@ -40,5 +43,7 @@ class FakeDraft:
         for _ in range(count):
             token = self.target(row, token_ids)
             luck = zlib.crc32(np.array(token_ids, np.int64).tobytes(), 1) / 2**32
-            token_ids.append(token if luck < self._accuracy else (token + 1) % self._setup.limits.vocab_size)
+            token_ids.append(
+                token if luck < self._accuracy else (token + 1) % self._setup.limits.vocab_size
+            )
         return np.array(token_ids[start:], np.int32)

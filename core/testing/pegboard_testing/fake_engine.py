@@ -1,4 +1,5 @@
-"""A whole engine with fakes, and the answers that it must give. The tests of the engine and of the front use it."""
+"""A whole engine with fakes, and the answers that it must give. The tests of the engine and of the
+front use it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftProposer, DraftSetup
-from pegboard.interfaces.kv_connector import KVConnectorScheduler, KVConnectorSetup, KVConnectorWorker
+from pegboard.interfaces.kv_connector import (
+    KVConnectorScheduler,
+    KVConnectorSetup,
+    KVConnectorWorker,
+)
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
@@ -55,12 +60,13 @@ class Result:
 class FakeEngine:
     """An Engine with access to its fakes. Every option has a small default.
 
-    retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state) of each layer. num_blocks: the
-    exact number of blocks; by default, spare_blocks more than the longest request needs. max_drafts > 0 turns drafts on, with
-    draft_accuracy; draft makes another proposer. kv_load: adds a KV connector that loads this way. kv_store: shares the
-    connector's contents between engines. kv_halves: makes the halves of another KV connector. kv_identity: of what the blocks
-    contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of StepMetrics. kv_events: the engine reports the
-    changes of its prefix cache to `metrics`.
+    retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state)
+    of each layer. num_blocks: the exact number of blocks; by default, spare_blocks more than the
+    longest request needs. max_drafts > 0 turns drafts on, with draft_accuracy; draft makes another
+    proposer. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's
+    contents between engines. kv_halves: makes the halves of another KV connector. kv_identity: of
+    what the blocks contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of
+    StepMetrics. kv_events: the engine reports the changes of its prefix cache to `metrics`.
     """
 
     results: dict[tuple[str, int], Result]
@@ -108,14 +114,21 @@ class FakeEngine:
             max_drafts=max_drafts,
             **limits,
         )
-        self.plan = replace(plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=kv_identity)
+        self.plan = replace(
+            plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=kv_identity
+        )
         self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
         store = {} if kv_store is None else kv_store
         setup = self._connector_setup()
-        self.connector = FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
+        self.connector = (
+            FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
+        )
         halves: Halves | None = kv_halves(setup) if kv_halves else None
         if self.connector and kv_load:
-            halves = self.connector, FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails)
+            halves = (
+                self.connector,
+                FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails),
+            )
         fake_draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
         self.worker = FakeWorker(
             self.model,
@@ -128,7 +141,9 @@ class FakeEngine:
         )
         fake_draft.target = self.worker.next_of_row
         self.executor = FakeExecutor(self.worker)
-        self.policy = policy or FakePolicy(SchedulingPolicySetup(self.limits), by_priority=by_priority)
+        self.policy = policy or FakePolicy(
+            SchedulingPolicySetup(self.limits), by_priority=by_priority
+        )
         self.engine = Engine(
             executor=self.executor,
             policy=self.policy,
@@ -139,7 +154,9 @@ class FakeEngine:
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,
             kv_events=kv_events,
-            plugin_modules={type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"},
+            plugin_modules={
+                type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"
+            },
             can_sleep=can_sleep,
             describe_update=self._describe,
             clock=clock or time.time,
@@ -147,7 +164,9 @@ class FakeEngine:
         self.results, self.invariants = {}, EngineInvariants(self.engine, self.executor)
 
     def _connector_setup(self) -> KVConnectorSetup:
-        expired = [make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups]
+        expired = [
+            make_rule(group, self.plan.hash_block_size).expired for group in self.plan.groups
+        ]
         return KVConnectorSetup(self.plan, expired=expired)
 
     def _describe(self, path: str) -> Checkpoint:
@@ -157,15 +176,30 @@ class FakeEngine:
             raise ModelError(f"the checkpoint {path} does not exist")
         tokenizer = TokenizerPayload("fake")
         return Checkpoint(
-            format="fake", path=folder, config={}, architectures=(), tensors={}, tokenizer=tokenizer, digest=folder.name
+            format="fake",
+            path=folder,
+            config={},
+            architectures=(),
+            tensors={},
+            tokenizer=tokenizer,
+            digest=folder.name,
         )
 
     def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars | None:
         if backend is None:
             return None
-        return Grammars(GrammarCompiler({"fake": backend}, timeout_s=timeout_s), vocab_size=self.limits.vocab_size)
+        return Grammars(
+            GrammarCompiler({"fake": backend}, timeout_s=timeout_s),
+            vocab_size=self.limits.vocab_size,
+        )
 
-    def _plan(self, retains: Sequence[Retain], slot_bytes: Sequence[int], num_blocks: int | None, spare_blocks: int) -> KVPlan:
+    def _plan(
+        self,
+        retains: Sequence[Retain],
+        slot_bytes: Sequence[int],
+        num_blocks: int | None,
+        spare_blocks: int,
+    ) -> KVPlan:
         limits = self.limits
         layers = enumerate(zip(retains, slot_bytes or [4] * len(retains), strict=True))
         specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in layers}
@@ -176,22 +210,38 @@ class FakeEngine:
         if num_blocks is not None:
             return with_blocks(num_blocks)
         roomy = with_blocks(1 << 20)
-        return with_blocks(1 + blocks_per_request(roomy, limits.max_model_len, limits.chunk_tokens) + spare_blocks)
+        return with_blocks(
+            1 + blocks_per_request(roomy, limits.max_model_len, limits.chunk_tokens) + spare_blocks
+        )
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        **fields: Any,
+    ) -> None:
         """Add a request with the given prompt tokens."""
         params = params or SamplingParams(temperature=0.0)
-        self.engine.add(EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields))
+        self.engine.add(
+            EngineRequest(
+                request_id=request_id, prompt_token_ids=list(prompt), params=params, **fields
+            )
+        )
 
     def step(self) -> list[RequestDelta]:
-        """Run one engine step, check the engine's invariants, and merge the deltas into `results`."""
+        """Run one engine step, check the engine's invariants, and merge the deltas into
+        `results`."""
         deltas = self.engine.step()
         self.invariants.check()
         for delta in deltas:
             result = self.results.setdefault((delta.request_id, delta.index), Result())
-            assert result.finish_reason is None, f"{delta.request_id} got a delta after its last one"
+            assert result.finish_reason is None, (
+                f"{delta.request_id} got a delta after its last one"
+            )
             result.token_ids.extend(delta.token_ids)
-            result.finish_reason, result.stop_reason = delta.finish_reason, delta.stop_reason
+            result.finish_reason = delta.finish_reason
+            result.stop_reason = delta.stop_reason
             result.deltas.append(delta)
         return deltas
 
@@ -203,7 +253,9 @@ class FakeEngine:
             self.step()
         raise AssertionError(f"no end after {max_steps} steps: {self.engine.stats()}")
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any) -> Result:
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
+    ) -> Result:
         """Run one request to its end, together with any others that are present."""
         request_id = f"r{len(self.results)}-{len(prompt)}"
         self.add(request_id, prompt, params, **fields)
@@ -211,20 +263,34 @@ class FakeEngine:
         return self.results[request_id, 0]
 
     def check_results(self, requests: Mapping[str, EngineRequest]) -> None:
-        """Check that every result is what the model says, and that of an aborted request its beginning. requests: by id."""
+        """Check that every result is what the model says, and that of an aborted request its
+        beginning. requests: by id."""
         for (request_id, index), result in self.results.items():
             tokens, reason = expected_tokens(self.model, requests[request_id], index=index)
             if result.finish_reason == "abort":
-                tokens, reason = tokens[: len(result.token_ids)], "abort"
+                tokens = tokens[: len(result.token_ids)]
+                reason = "abort"
             assert (result.token_ids, result.finish_reason) == (tokens, reason)
 
     def check_idle(self) -> None:
-        """Check that everything has been released: no references, no rows, no pins, no adapters in use, no stored requests."""
+        """Check that everything has been released: no references, no rows, no pins, no adapters in
+        use, no stored requests."""
         stats = self.engine.stats()
-        assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_steps_in_flight"] == 0
+        assert (
+            stats["num_requests_running"]
+            == stats["num_requests_waiting"]
+            == stats["num_steps_in_flight"]
+            == 0
+        )
         self.invariants.check_idle()
-        assert not self.connector or not self.connector.holding, f"never released: {self.connector.holding}"
-        unknown = [row for row, state in enumerate(self.worker.rows) if state and row not in self.engine._queues.removed_rows]
+        assert not self.connector or not self.connector.holding, (
+            f"never released: {self.connector.holding}"
+        )
+        unknown = [
+            row
+            for row, state in enumerate(self.worker.rows)
+            if state and row not in self.engine._queues.removed_rows
+        ]
         assert not unknown, f"the worker was never told that these rows are free: {unknown}"
 
 
@@ -243,8 +309,8 @@ def expected_tokens(
     max_model_len: int = 64,
     allowed: Callable[[list[int]], list[int]] | None = None,
 ) -> tuple[list[int], str]:
-    """Return (output tokens, finish reason) that completion `index` must get, computed without an engine. allowed: outputs so far
-    → token ids that a grammar allows."""
+    """Return (output tokens, finish reason) that completion `index` must get, computed without an
+    engine. allowed: outputs so far → token ids that a grammar allows."""
     params = request.params
     outputs: list[int] = []
     seed = None if params.seed is None else params.seed + index
@@ -260,5 +326,7 @@ def expected_tokens(
         outputs.append(token)
         if len(outputs) >= params.min_tokens and token in params.all_stop_token_ids:
             return outputs, "stop"
-        if len(tokens) >= max_model_len or (params.max_tokens is not None and len(outputs) >= params.max_tokens):
+        if len(tokens) >= max_model_len or (
+            params.max_tokens is not None and len(outputs) >= params.max_tokens
+        ):
             return outputs, "length"

@@ -1,4 +1,5 @@
-"""An executor with one FakeWorker. It computes as late as possible, so that several steps are really in flight."""
+"""An executor with one FakeWorker. It computes as late as possible, so that several steps are
+really in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class FakeFuture:
 
 
 class FakeExecutor:
-    """batches: all submitted batches, in order. calls: control calls as (method, args). on_submit: called with each batch."""
+    """batches: all submitted batches, in order. calls: control calls as (method, args). on_submit:
+    called with each batch."""
 
     def __init__(self, worker: FakeWorker) -> None:
         self.worker = worker
@@ -71,8 +73,12 @@ class FakeExecutor:
         while step not in self.outputs:
             batch = self._queue.popleft()
             if batch.needs_masks:
-                assert batch.step in self._masks, "the masks of a step must be sent before its result is requested"
-                self.outputs[batch.step] = self.worker.run(batch, partial(self._masks.pop, batch.step))()
+                assert batch.step in self._masks, (
+                    "the masks of a step must be sent before its result is requested"
+                )
+                self.outputs[batch.step] = self.worker.run(
+                    batch, partial(self._masks.pop, batch.step)
+                )()
             else:
                 self.outputs[batch.step] = self.worker.run(batch, None)()
         return self.outputs.pop(step)

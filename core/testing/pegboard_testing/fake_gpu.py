@@ -1,13 +1,15 @@
-"""A GPU simulated on the CPU: separate memory, asynchronous copies and captured graphs, as strict as a real GPU.
+"""A GPU simulated on the CPU: separate memory, asynchronous copies and captured graphs, as strict
+as a real GPU.
 
     with FakeGPU() as gpu:                      # inside, the device "privateuseone:0" exists
         platform = FakeGPUPlatform(None, PlatformSetup())
         …
     assert gpu.host_reads == 0
 
-Its tensors are `DeviceTensor`s. Mixing them with the host's fails. Reading one on the host counts as a wait for the device; in a
-capture it is refused. A recording is a list of operators with the addresses they were captured with. Replaying one overwrites
-the results of all others, as if they shared memory. Writing host memory before its copy to the device is done is an error.
+Its tensors are `DeviceTensor`s. Mixing them with the host's fails. Reading one on the host counts
+as a wait for the device; in a capture it is refused. A recording is a list of operators with the
+addresses they were captured with. Replaying one overwrites the results of all others, as if they
+shared memory. Writing host memory before its copy to the device is done is an error.
 """
 
 from __future__ import annotations
@@ -29,10 +31,26 @@ from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, P
 DEVICE = "privateuseone:0"
 TOTAL_BYTES = 64 * 2**20
 HOST_READS = frozenset(
-    ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "unique")
+    (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "equal",
+        "nonzero",
+        "unique",
+    )
 )
 
-FAKE_GPU = PlatformSpec(api="1.0", implementation="pegboard_testing.fake_gpu:FakeGPUPlatform", flags=frozenset({"device"}))
+FAKE_GPU = PlatformSpec(
+    api="1.0",
+    implementation="pegboard_testing.fake_gpu:FakeGPUPlatform",
+    flags=frozenset({"device"}),
+)
 
 
 class DeviceTensor(Tensor):
@@ -42,15 +60,18 @@ class DeviceTensor(Tensor):
 
 
 class FakeGPU(TorchFunctionMode):
-    """The device, which exists inside the `with` block. host_reads: how often the host waited to read a tensor. uploads,
-    downloads: numbers of copies that did not make the host wait when they were started. blocking_uploads: uploads from host
-    memory that the device cannot copy from by itself."""
+    """The device, which exists inside the `with` block. host_reads: how often the host waited to
+    read a tensor. uploads, downloads: numbers of copies that did not make the host wait when they
+    were started. blocking_uploads: uploads from host memory that the device cannot copy from by
+    itself."""
 
     current: FakeGPU | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.host_reads = self.uploads = self.downloads = self.blocking_uploads = self.captures = self.replays = 0
+        self.host_reads = self.uploads = self.downloads = self.blocking_uploads = self.captures = (
+            self.replays
+        ) = 0
         self.peak_bytes = 0
         self.is_capturing = False
         self.used_bytes = 0
@@ -65,7 +86,9 @@ class FakeGPU(TorchFunctionMode):
         FakeGPU.current = None
         super().__exit__(*error)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
         tensors = list(_tensors((args, kwargs)))
@@ -73,12 +96,17 @@ class FakeGPU(TorchFunctionMode):
         if on_device and name in HOST_READS:
             self._read(name)
             return function(*_to_host(args), **kwargs)
-        if name == "to" and not on_device and any(_is_device(value) for value in (*args[1:], *kwargs.values())):
+        if (
+            name == "to"
+            and not on_device
+            and any(_is_device(value) for value in (*args[1:], *kwargs.values()))
+        ):
             self.blocking_uploads += 1
             rest = [value for value in args[1:] if not _is_device(value)]
             return self._made(args[0].clone().to(*rest).as_subclass(DeviceTensor))
         if name == "to":
-            args, kwargs = [a for a in args if not _is_device(a)], {k: v for k, v in kwargs.items() if not _is_device(v)}
+            args = [a for a in args if not _is_device(a)]
+            kwargs = {k: v for k, v in kwargs.items() if not _is_device(v)}
             if len(args) == 1 and not kwargs:
                 return args[0]
         elif _is_device(kwargs.get("device")):
@@ -89,8 +117,12 @@ class FakeGPU(TorchFunctionMode):
             self.blocking_uploads += 1
             with torch._C.DisableTorchFunction():
                 return function(*args, **kwargs)
-        elif on_device and any(tensor.dim() for tensor in tensors if not isinstance(tensor, DeviceTensor)):
-            raise RuntimeError(f"{name}: expected all tensors on the device, but one is on the host")
+        elif on_device and any(
+            tensor.dim() for tensor in tensors if not isinstance(tensor, DeviceTensor)
+        ):
+            raise RuntimeError(
+                f"{name}: expected all tensors on the device, but one is on the host"
+            )
         return self._made(function(*args, **kwargs))
 
     def _read(self, name: str) -> None:
@@ -104,7 +136,8 @@ class FakeGPU(TorchFunctionMode):
             if isinstance(tensor, DeviceTensor):
                 with torch._C.DisableTorchFunction():
                     storage = tensor.untyped_storage()
-                    address, size = storage.data_ptr(), storage.nbytes()
+                    address = storage.data_ptr()
+                    size = storage.nbytes()
                 self.used_bytes += 0 if address in self._tensors else size
                 self._tensors[address] = self._tensors.get(address, 0) + 1
                 weakref.finalize(tensor, self._gone, address, size)
@@ -158,10 +191,18 @@ class FakeCopies:
         gpu = _gpu()
         gpu.uploads += 1
         with torch._C.DisableTorchFunction():
-            assert source.untyped_storage().data_ptr() in self.pinned, "the device cannot copy from this memory by itself"
-            assert isinstance(target, DeviceTensor) and source.shape == target.shape and source.dtype == target.dtype
+            assert source.untyped_storage().data_ptr() in self.pinned, (
+                "the device cannot copy from this memory by itself"
+            )
+            assert (
+                isinstance(target, DeviceTensor)
+                and source.shape == target.shape
+                and source.dtype == target.dtype
+            )
             is_used = any(source.data_ptr() == other.data_ptr() for other, _ in self.in_flight)
-            assert not is_used, "host memory was filled again, and nothing waited for its copy to the device"
+            assert not is_used, (
+                "host memory was filled again, and nothing waited for its copy to the device"
+            )
             self.in_flight.append((source, source.clone()))
             target.copy_(source)
 
@@ -177,7 +218,9 @@ class FakeCopies:
 
         def wait() -> None:
             for copy in [copy for copy in self.in_flight if id(copy) in started]:
-                assert torch.equal(*copy), "host memory was written before its copy to the device was done"
+                assert torch.equal(*copy), (
+                    "host memory was written before its copy to the device was done"
+                )
                 self.in_flight = [other for other in self.in_flight if other is not copy]
 
         return wait
@@ -192,14 +235,19 @@ class FakeReplay:
         self.graphs: list[FakeGraph] = []
 
     def sizes(self, trait: str, largest: int) -> Sequence[int]:
-        """Record steps of one token per request, and the output head. Steps with prompts run eagerly."""
+        """Record steps of one token per request, and the output head. Steps with prompts run
+        eagerly."""
         return (
-            sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)}) if trait in ("decode", "logits") else ()
+            sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+            if trait in ("decode", "logits")
+            else ()
         )
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> FakeGraph:
         gpu = _gpu()
-        assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), "a graph computes with memory of the device"
+        assert all(isinstance(tensor, DeviceTensor) for tensor in inputs), (
+            "a graph computes with memory of the device"
+        )
         gpu.is_capturing = True
         try:
             with Tape() as tape:
@@ -217,7 +265,8 @@ class FakeReplay:
 
 
 class Tape(TorchDispatchMode):
-    """Records operators in the order of their calls, with all tensors that they use. current: the one that is recording."""
+    """Records operators in the order of their calls, with all tensors that they use. current: the
+    one that is recording."""
 
     current: Tape | None = None
 
@@ -234,7 +283,9 @@ class Tape(TorchDispatchMode):
         Tape.current = None
         super().__exit__(*error)
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = operator(*args, **(kwargs or {}))
         self.calls.append((operator, args, kwargs or {}, out))
         return out
@@ -243,11 +294,20 @@ class Tape(TorchDispatchMode):
 class FakeGraph:
     """See `pegboard.interfaces.platform.Recording`."""
 
-    def __init__(self, replay: FakeReplay, calls: Any, outputs: tuple[Tensor, ...], size: int) -> None:
-        self.replay, self.calls, self.outputs, self.size = replay, calls, outputs, size
+    def __init__(
+        self, replay: FakeReplay, calls: Any, outputs: tuple[Tensor, ...], size: int
+    ) -> None:
+        self.replay = replay
+        self.calls = calls
+        self.outputs = outputs
+        self.size = size
         self.own: list[Tensor] = []
         with torch._C.DisableTorchFunction():
-            known = {_storage(tensor) for _, args, kwargs, _ in calls for tensor in _tensors((args, kwargs))}
+            known = {
+                _storage(tensor)
+                for _, args, kwargs, _ in calls
+                for tensor in _tensors((args, kwargs))
+            }
             made: set[int] = set()
             for _, args, _, out in calls:
                 given = {_storage(tensor) for tensor in _tensors(args)}
@@ -278,7 +338,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 class FakeGPUPlatform:
-    """See `pegboard.interfaces.platform.Platform`. The KV cache gets the memory that a step of the largest size leaves free."""
+    """See `pegboard.interfaces.platform.Platform`. The KV cache gets the memory that a step of the
+    largest size leaves free."""
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
         self.made: list[FakeReplay] = []
@@ -307,7 +368,12 @@ class FakeGPUPlatform:
         return self.made[-1]
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        return {"dtype": "float32", "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+        return {
+            "dtype": "float32",
+            "block_size": 4,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 16,
+        }
 
     def profile(self, path: Path | None) -> None:
         if path is not None:

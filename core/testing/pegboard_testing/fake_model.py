@@ -1,8 +1,9 @@
 """A model without weights: the next token is a hash of exactly what the model may see.
 
-Each position stores a hash of its token, its place and its adapter. The next token is a hash of the stored values that its KV
-groups let it see: all of them, a window, a chunk, or a folded state. So one wrong slot anywhere in the history changes every
-later token, and `FakeModel.next_token` computes from a plain list of tokens what a correct engine must produce.
+Each position stores a hash of its token, its place and its adapter. The next token is a hash of the
+stored values that its KV groups let it see: all of them, a window, a chunk, or a folded state. So
+one wrong slot anywhere in the history changes every later token, and `FakeModel.next_token`
+computes from a plain list of tokens what a correct engine must produce.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FakeModel:
         self.vocab_size = vocab_size
         self.weights = 0
 
-    # --- what is stored -----------------------------------------------------------------------------------------------------
+    # --- what is stored ---------------------------------------------------------------------------
 
     def value(self, token: int, position: int, lora_id: int = 0) -> int:
         """Return the stored value of a text token."""
@@ -42,24 +43,31 @@ class FakeModel:
         """Return a state group's state after one more position. The empty state is 0."""
         return zlib.crc32(struct.pack("<q", value), state)
 
-    # --- what a token sees --------------------------------------------------------------------------------------------------
+    # --- what a token sees ------------------------------------------------------------------------
 
     def seen(self, retain: Retain, position: int) -> np.ndarray:
-        """Return the positions in this group whose stored values determine the token after `position`."""
+        """Return the positions in this group whose stored values determine the token after
+        `position`."""
         match retain:
             case Window(tokens, sinks):
                 start = max(0, position - tokens + 1)
-                return np.concatenate([np.arange(min(sinks, start)), np.arange(start, position + 1)])
+                return np.concatenate(
+                    [np.arange(min(sinks, start)), np.arange(start, position + 1)]
+                )
             case Chunk(tokens):
                 return np.arange(position // tokens * tokens, position + 1)
             case _:
                 return np.arange(position + 1)
 
     def choose(
-        self, views: Sequence[Sequence[int] | np.ndarray], position: int, seed: int | None, allowed: Sequence[int] | None
+        self,
+        views: Sequence[Sequence[int] | np.ndarray],
+        position: int,
+        seed: int | None,
+        allowed: Sequence[int] | None,
     ) -> int:
-        """Return the token after `position`. views: for each group the values that it sees (in a state group one value, the
-        state). allowed: ids that a token mask allows, None = all."""
+        """Return the token after `position`. views: for each group the values that it sees (in a
+        state group one value, the state). allowed: ids that a token mask allows, None = all."""
         mixed = zlib.crc32(struct.pack("<qq", position, -1 if seed is None else seed))
         for view in views:
             mixed = zlib.crc32(np.asarray(view, np.int64).tobytes(), mixed)
@@ -67,7 +75,7 @@ class FakeModel:
             return mixed % self.vocab_size
         return allowed[mixed % len(allowed)]
 
-    # --- the answer of a correct engine -------------------------------------------------------------------------------------
+    # --- the answer of a correct engine -----------------------------------------------------------
 
     def next_token(
         self,
@@ -79,7 +87,9 @@ class FakeModel:
     ) -> int:
         """Return the tokens that follow `token_ids`, computed without a KV cache."""
         position = len(token_ids) - 1
-        values = np.array([self.value(token, p, lora_id) for p, token in enumerate(token_ids)], np.int64)
+        values = np.array(
+            [self.value(token, p, lora_id) for p, token in enumerate(token_ids)], np.int64
+        )
         views: list[Sequence[int] | np.ndarray] = []
         for retain in self.retains:
             if isinstance(retain, State):

@@ -22,7 +22,9 @@ from pegboard.interfaces.output_parser import (
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing import MarkerScanner
 
-REASONING = OutputParserSpec(api="1.0", implementation="pegboard_testing.fake_parsers:FakeReasoningParser")
+REASONING = OutputParserSpec(
+    api="1.0", implementation="pegboard_testing.fake_parsers:FakeReasoningParser"
+)
 TOOLS = OutputParserSpec(api="1.0", implementation="pegboard_testing.fake_parsers:FakeToolParser")
 
 
@@ -60,8 +62,8 @@ class FakeReasoningParser:
 
 
 class FakeToolParser:
-    """Calls are numbered in order. A call whose name does not end becomes content. A call without an end stays open in the stream
-    and is not complete."""
+    """Calls are numbered in order. A call whose name does not end becomes content. A call without
+    an end stays open in the stream and is not complete."""
 
     def __init__(self, options: None = None, setup: OutputParserSetup | None = None) -> None:
         self._scanner = MarkerScanner(["<call "])
@@ -100,14 +102,19 @@ class FakeToolParser:
                 self._name += piece
                 return []
             self._scanner.markers = ("</call>",)
-            name, self._name, self._in_call = self._name, None, True
+            name = self._name
+            self._name = None
+            self._in_call = True
             return [ToolCallStart(self._count, f"call_{self._count}", name)]
         if self._in_call:
             if not is_marker:
                 return [ToolCallArguments(self._count, piece)]
-            self._scanner.markers, self._in_call, self._count = ("<call ",), False, self._count + 1
+            self._scanner.markers = ("<call ",)
+            self._in_call = False
+            self._count = self._count + 1
             return [ToolCallEnd(self._count - 1)]
         if is_marker:
-            self._scanner.markers, self._name = (">",), ""
+            self._scanner.markers = (">",)
+            self._name = ""
             return []
         return [Content(piece)]

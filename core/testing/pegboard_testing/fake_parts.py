@@ -1,5 +1,5 @@
-"""The plugins of a worker in their simplest form: a model, its attention, weights and sampler. They run on any device and do not
-wait for it.
+"""The plugins of a worker in their simplest form: a model, its attention, weights and sampler. They
+run on any device and do not wait for it.
 
 `fake_worker_registry(platform)` is a registry with nothing else in it.
 """
@@ -35,12 +35,28 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSpec,
     WeightPiece,
 )
-from pegboard.layers import Activation, Attention, Build, Embedding, Head, LayerStack, Linear, Norm, QKVLinear, Rope, Rotation
+from pegboard.layers import (
+    Activation,
+    Attention,
+    Build,
+    Embedding,
+    Head,
+    LayerStack,
+    Linear,
+    Norm,
+    QKVLinear,
+    Rope,
+    Rotation,
+)
 from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_build import FakeQuantization
 
-VOCAB, HIDDEN, HEADS, HEAD_DIM, LAYERS = 61, 32, 2, 16, 2
+VOCAB = 61
+HIDDEN = 32
+HEADS = 2
+HEAD_DIM = 16
+LAYERS = 2
 
 
 class TinyModel(nn.Module):
@@ -50,7 +66,9 @@ class TinyModel(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(build.at("embed"), VOCAB, HIDDEN)
         self.rope = Rope(build, HEAD_DIM, max_positions=64)
-        self.layers = LayerStack(build.at("layers"), LAYERS, lambda at, index: TinyLayer(at, index, self.rope))
+        self.layers = LayerStack(
+            build.at("layers"), LAYERS, lambda at, index: TinyLayer(at, index, self.rope)
+        )
         self.norm = Norm(build.at("norm"), HIDDEN, 1e-5)
         self.head = Head(build.at("head"), VOCAB, HIDDEN)
 
@@ -68,15 +86,19 @@ class TinyModel(nn.Module):
 class TinyLayer(nn.Module):
     def __init__(self, build: Build, index: int, rope: Rope) -> None:
         super().__init__()
-        self.norm, self.after = Norm(build.at("norm"), HIDDEN, 1e-5), Norm(build.at("after"), HIDDEN, 1e-5)
+        self.norm = Norm(build.at("norm"), HIDDEN, 1e-5)
+        self.after = Norm(build.at("after"), HIDDEN, 1e-5)
         self.qkv = QKVLinear(build, HIDDEN, HEADS, HEADS, HEAD_DIM)
         self.attention = Attention(build, index, HEADS, HEADS, HEAD_DIM, rope=rope)
         self.up = Linear(build, HIDDEN, 2 * HIDDEN, parts={"gate": HIDDEN, "up": HIDDEN})
         self.activation = Activation(build, "silu")
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.norm(hidden)
+            residual = hidden
+            hidden = self.norm(hidden)
         else:
             hidden, residual = self.norm(hidden, residual)
         hidden, residual = self.after(self.attention(*self.qkv(hidden), rotation), residual)
@@ -84,8 +106,8 @@ class TinyLayer(nn.Module):
 
 
 class FakePagedAttention:
-    """Compares every token with all slots of its row's blocks and masks those that it must not see. Nothing is read on the
-    host."""
+    """Compares every token with all slots of its row's blocks and masks those that it must not see.
+    Nothing is read on the host."""
 
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         self.views: Mapping[int, KVView] = {}
@@ -111,14 +133,17 @@ class FakePagedAttention:
             slots = inputs.slot_mapping.clamp(min=0)  # padding is written to the null block
             view["k"].flatten(0, 1).index_copy_(0, slots, k)
             view["v"].flatten(0, 1).index_copy_(0, slots, v)
-            starts, lengths = inputs.query_start_loc, inputs.seq_lens
+            starts = inputs.query_start_loc
+            lengths = inputs.seq_lens
             tokens = torch.arange(q.shape[0], device=q.device)
             rows = torch.bucketize(tokens, starts[1:], right=True).clamp(max=len(lengths) - 1)
             places = lengths[rows] - (starts[rows + 1] - tokens)
             blocks = inputs.block_table[rows].long()
             keys, values = (view[name][blocks].flatten(1, 2) for name in "kv")
             scores = torch.einsum("thd,tnhd->thn", q, keys) * layer.scale
-            hidden = torch.arange(keys.shape[1], device=q.device)[None, None, :] > places[:, None, None]
+            hidden = (
+                torch.arange(keys.shape[1], device=q.device)[None, None, :] > places[:, None, None]
+            )
             weights = scores.masked_fill(hidden, -1e9).softmax(-1)
             return torch.einsum("thn,tnhd->thd", weights, values).flatten(1)
 
@@ -158,7 +183,9 @@ class RandomLoader:
     def tensors(self, checkpoint: Checkpoint, wanted: list[WantedWeight]) -> Iterator[WeightPiece]:
         for piece in wanted:
             generator = torch.Generator().manual_seed(sum(piece.name.encode()))
-            data = torch.randn(piece.shape, generator=generator) * (1.0 if len(piece.shape) == 1 else 0.3)
+            data = torch.randn(piece.shape, generator=generator) * (
+                1.0 if len(piece.shape) == 1 else 0.3
+            )
             yield WeightPiece(piece.name, "float32", piece.shape, data)
 
 
@@ -171,7 +198,9 @@ ATTENTION = AttentionSpec(
 )
 MODEL = ModelSpec(api="1.0", implementation=f"{HERE}:TinyModel")
 SAMPLER = SamplerSpec(api="1.0", implementation=f"{HERE}:FakeGreedySampler")
-QUANTIZATION = QuantizationSpec(api="1.0", implementation=f"{HERE}:FakeMethod", supports={"dtype": {"float32"}})
+QUANTIZATION = QuantizationSpec(
+    api="1.0", implementation=f"{HERE}:FakeMethod", supports={"dtype": {"float32"}}
+)
 LOADER = WeightLoaderSpec(api="1.0", implementation=f"{HERE}:RandomLoader")
 PARTS = {
     ("attention", "paged"): "ATTENTION",
@@ -182,17 +211,24 @@ PARTS = {
 }
 
 
-def fake_worker_registry(platform: str, *, family: str = "fake", others: Sequence[Entry] = (), **more: str) -> Registry:
-    """Return a registry with only these plugins. platform: "module:SPEC" of its spec. family: its name. others: installed
-    entries, each of which replaces the fake with the same name, and the fake attention. more: entry points of kernels, by name
-    with "__" for the dot."""
-    values = {part: f"{HERE}:{name}" for part, name in PARTS.items()} | {("platform", family): platform}
+def fake_worker_registry(
+    platform: str, *, family: str = "fake", others: Sequence[Entry] = (), **more: str
+) -> Registry:
+    """Return a registry with only these plugins. platform: "module:SPEC" of its spec. family: its
+    name. others: installed entries, each of which replaces the fake with the same name, and the
+    fake attention. more: entry points of kernels, by name with "__" for the dot."""
+    values = {part: f"{HERE}:{name}" for part, name in PARTS.items()} | {
+        ("platform", family): platform
+    }
     values |= {("kernel", name.replace("__", ".")): value for name, value in more.items()}
     for entry in others:
         values.pop((entry.kind, entry.name), None)
         if entry.kind == "attention":
             values.pop(("attention", "paged"), None)
-    fakes = (Entry(kind, name, "fakes", "1.0", value, f"pegboard.{kind}.v1") for (kind, name), value in values.items())
+    fakes = (
+        Entry(kind, name, "fakes", "1.0", value, f"pegboard.{kind}.v1")
+        for (kind, name), value in values.items()
+    )
     return Registry(Scan(entries=(*fakes, *others)))
 
 

@@ -1,6 +1,8 @@
-"""A structured output backend over token ids, for constraints of kind "grammar" written as "modulus:residues:length".
+"""A structured output backend over token ids, for constraints of kind "grammar" written as
+"modulus:residues:length".
 
-"3:0,2:5" allows 5 tokens whose ids are 0, 2, 0, 2, 0 modulo 3 (stop tokens excepted), then only a stop token.
+"3:0,2:5" allows 5 tokens whose ids are 0, 2, 0, 2, 0 modulo 3 (stop tokens excepted), then only a
+stop token.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from pegboard.interfaces.structured_output import Constraint, Grammar
 class FakeGrammar:
     """A grammar: its state is the position in the pattern."""
 
-    def __init__(self, modulus: int, residues: tuple[int, ...], length: int, stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, modulus: int, residues: tuple[int, ...], length: int, stop_token_ids: frozenset[int]
+    ) -> None:
         self._modulus = modulus
         self._residues = residues
         self._length = length
@@ -29,7 +33,10 @@ class FakeGrammar:
         if self.is_finished():
             return token in self._stop
         place = len(self.accepted)
-        return token not in self._stop and token % self._modulus == self._residues[place % len(self._residues)]
+        return (
+            token not in self._stop
+            and token % self._modulus == self._residues[place % len(self._residues)]
+        )
 
     def accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
@@ -55,14 +62,18 @@ class FakeGrammar:
 class FakeStructuredOutput:
     """gate: if given, compiling waits until it is set. num_compiled counts compilations."""
 
-    def __init__(self, vocab_size: int, stop_token_ids: Sequence[int], *, gate: threading.Event | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, stop_token_ids: Sequence[int], *, gate: threading.Event | None = None
+    ) -> None:
         self._vocab_size = vocab_size
         self._stop = frozenset(stop_token_ids)
         self._gate = gate
         self.num_compiled = 0
 
     def reject(self, constraint: Constraint) -> str | None:
-        return None if constraint.kind == "grammar" else f"kind {constraint.kind!r} is not supported"
+        return (
+            None if constraint.kind == "grammar" else f"kind {constraint.kind!r} is not supported"
+        )
 
     def compile(self, constraint: Constraint) -> FakeGrammar:
         if self._gate is not None:
@@ -70,9 +81,13 @@ class FakeStructuredOutput:
         self.num_compiled += 1
         try:
             modulus, residues, length = constraint.text.split(":")
-            return FakeGrammar(int(modulus), tuple(int(r) for r in residues.split(",")), int(length), self._stop)
+            return FakeGrammar(
+                int(modulus), tuple(int(r) for r in residues.split(",")), int(length), self._stop
+            )
         except ValueError as error:
-            raise RequestError(f"bad grammar {constraint.text!r}", parameter="structured_outputs") from error
+            raise RequestError(
+                f"bad grammar {constraint.text!r}", parameter="structured_outputs"
+            ) from error
 
     def fill(self, grammars: Sequence[Grammar], masks: np.ndarray) -> None:
         for grammar, mask in zip(grammars, masks, strict=True):

@@ -1,10 +1,11 @@
-"""Triton kernels on the fake GPU: Triton's interpreter computes with the device's memory, and captures record launches.
+"""Triton kernels on the fake GPU: Triton's interpreter computes with the device's memory, and
+captures record launches.
 
     with FakeGPU() as gpu, triton_on_fake_gpu():
         …
 
-A launch in a capture is written down with the addresses and numbers that it was given, as in a captured graph. A replay launches
-it again with these, whatever the host has computed since.
+A launch in a capture is written down with the addresses and numbers that it was given, as in a
+captured graph. A replay launches it again with these, whatever the host has computed since.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from pegboard_testing.fake_gpu import DeviceTensor, FakeGPU, Tape
 
 
 def corrected_products() -> Callable[..., Any]:
-    """Return `InterpreterBuilder.create_dot` without a mistake of Triton 3.9. The interpreter keeps bfloat16 numbers as 16-bit
-    integers, and its matrix products multiply these integers. Here they are widened first."""
+    """Return `InterpreterBuilder.create_dot` without a mistake of Triton 3.9. The interpreter keeps
+    bfloat16 numbers as 16-bit integers, and its matrix products multiply these integers. Here they
+    are widened first."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder
 
     multiply = InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        a, b = (self.create_fp_ext(part, tl.float32) if part.dtype.scalar == tl.bfloat16 else part for part in (a, b))
+        a, b = (
+            self.create_fp_ext(part, tl.float32) if part.dtype.scalar == tl.bfloat16 else part
+            for part in (a, b)
+        )
         return multiply(self, a, b, *rest)
 
     return create_dot
@@ -37,8 +42,9 @@ def corrected_products() -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def triton_on_fake_gpu() -> Iterator[None]:
-    """Inside, launches of interpreted kernels need tensors of the fake device. A launch with a tensor of the host is an error,
-    as on a GPU. The environment must have had TRITON_INTERPRET=1 when Triton was imported."""
+    """Inside, launches of interpreted kernels need tensors of the fake device. A launch with a
+    tensor of the host is an error, as on a GPU. The environment must have had TRITON_INTERPRET=1
+    when Triton was imported."""
     from triton.runtime.interpreter import GridExecutor
 
     interpret = GridExecutor.__call__
@@ -47,13 +53,23 @@ def triton_on_fake_gpu() -> Iterator[None]:
         assert FakeGPU.current is not None, "the fake device exists inside `with FakeGPU()`"
         for name, value in [*zip(executor.arg_names, args, strict=False), *kwargs.items()]:
             if isinstance(value, Tensor) and not isinstance(value, DeviceTensor):
-                raise ValueError(f"{executor.fn.__name__}: pointer argument {name} cannot be accessed from Triton (cpu tensor?)")
+                raise ValueError(
+                    f"{executor.fn.__name__}: pointer argument {name} cannot be accessed from "
+                    "Triton (cpu tensor?)"
+                )
         tape = Tape.current
         before = len(tape.calls) if tape is not None else 0
         _run(interpret, executor, args, kwargs)
         if tape is not None:  # what the interpreter itself calls is not part of the launch
             del tape.calls[before:]
-            tape.calls.append((lambda *args, **kwargs: _run(interpret, executor, args, kwargs), args, kwargs, None))
+            tape.calls.append(
+                (
+                    lambda *args, **kwargs: _run(interpret, executor, args, kwargs),
+                    args,
+                    kwargs,
+                    None,
+                )
+            )
 
     with mock.patch.object(GridExecutor, "__call__", launch):
         yield
@@ -61,5 +77,7 @@ def triton_on_fake_gpu() -> Iterator[None]:
 
 def _run(interpret: Callable[..., None], executor: Any, args: Any, kwargs: Any) -> None:
     with torch._C.DisableTorchFunction():
-        plain = [value.as_subclass(Tensor) if isinstance(value, Tensor) else value for value in args]
+        plain = [
+            value.as_subclass(Tensor) if isinstance(value, Tensor) else value for value in args
+        ]
         interpret(executor, *plain, **kwargs)

@@ -1,9 +1,12 @@
-"""A worker with a fake KV memory. It does everything that `pegboard.data.batch` describes, and checks what the engine sends.
+"""A worker with a fake KV memory. It does everything that `pegboard.data.batch` describes, and
+checks what the engine sends.
 
-The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the block tables, and reads the
-history back only through them, so any error in block accounting (a block given to two requests, freed too early, not copied,
-hashed wrongly) changes tokens. Order inside a step, as in a real worker: connector saves, removed rows, new rows, new blocks,
-block copies, connector loads, writes of all rows, then reads and sampling of all rows, drafts, connector reports.
+The memory is one pool of blocks shared by all KV groups. A step writes what it computes through the
+block tables, and reads the history back only through them, so any error in block accounting (a
+block given to two requests, freed too early, not copied, hashed wrongly) changes tokens. Order
+inside a step, as in a real worker: connector saves, removed rows, new rows, new blocks, block
+copies, connector loads, writes of all rows, then reads and sampling of all rows, drafts, connector
+reports.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from pegboard_testing.fake_model import FakeModel
 
 @dataclass(slots=True)
 class _Row:
-    """The state of one row. scores: prompt positions scored so far. states: the folded state after each computed token of the
-    step."""
+    """The state of one row. scores: prompt positions scored so far. states: the folded state after
+    each computed token of the step."""
 
     request: NewRequest
     token_ids: list[int]
@@ -51,8 +54,8 @@ def weights_of(name: str) -> int:
 
 
 class FakeWorker:
-    """One rank. draft: proposes drafts after every sampling step; the `target` of a FakeDraft may be `next_of_row`.
-    failing_step: the number of a step that raises, for tests of failures."""
+    """One rank. draft: proposes drafts after every sampling step; the `target` of a FakeDraft may
+    be `next_of_row`. failing_step: the number of a step that raises, for tests of failures."""
 
     def __init__(
         self,
@@ -71,7 +74,9 @@ class FakeWorker:
         self.max_drafts = max_drafts
         self.failing_step = failing_step
         self.connectors = dict(connectors or {})
-        self.memory = np.full((plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64)
+        self.memory = np.full(
+            (plan.num_blocks, max(group.block_size for group in plan.groups)), -1, np.int64
+        )
         self.rows: list[_Row | None] = [None] * max_num_seqs
         self.adapters: dict[int, int] = {}  # slot → lora_id
         self.bad_adapters: set[str] = set()  # paths that cannot be read
@@ -85,11 +90,11 @@ class FakeWorker:
         for connector in self.connectors.values():
             connector.register(views, plan.groups)
 
-    # --- one step -----------------------------------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
-        """Compute a step, and return a callable that returns its result. `masks` is called after the forward of a batch that
-        needs masks."""
+        """Compute a step, and return a callable that returns its result. `masks` is called after
+        the forward of a batch that needs masks."""
         started = time.perf_counter()
         if batch.step == self.failing_step:
             raise RuntimeError("asked to fail")
@@ -112,7 +117,8 @@ class FakeWorker:
         return lambda: output
 
     def call(self, method: str, *args: object) -> object:
-        """Read or load an adapter, or take other weights. Others do nothing. Refuses the methods that a real worker refuses."""
+        """Read or load an adapter, or take other weights. Others do nothing. Refuses the methods
+        that a real worker refuses."""
         if method not in START_CALLS | SERVING_CALLS | ENGINE_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
         own = {
@@ -133,7 +139,10 @@ class FakeWorker:
         if adapter.lora_path in self.bad_adapters:
             return "", f"{adapter.lora_path} is missing"
         self.read[ticket] = adapter.lora_int_id
-        return f"{adapter.lora_path} {adapter.lora_int_id} {self.versions.get(adapter.lora_path, '')}", ""
+        return (
+            f"{adapter.lora_path} {adapter.lora_int_id} {self.versions.get(adapter.lora_path, '')}",
+            "",
+        )
 
     def _load_adapter(self, slot: int, ticket: int) -> None:
         self.adapters[slot] = self.read[ticket]
@@ -148,7 +157,7 @@ class FakeWorker:
         assert row is not None, f"row {batch.rows[i]} is scheduled but empty"
         return row
 
-    # --- before the forward -------------------------------------------------------------------------------------------------
+    # --- before the forward -----------------------------------------------------------------------
 
     def _update_rows(self, batch: Batch) -> None:
         for row in batch.removed_rows.tolist():
@@ -156,9 +165,16 @@ class FakeWorker:
             self.rows[row] = None
         for new in batch.new:
             assert self.rows[new.row] is None, f"row {new.row} is given out twice"
-            self.rows[new.row] = _Row(new, new.token_ids.tolist(), [t.tolist() for t in new.block_ids], new.num_computed_tokens)
+            self.rows[new.row] = _Row(
+                new,
+                new.token_ids.tolist(),
+                [t.tolist() for t in new.block_ids],
+                new.num_computed_tokens,
+            )
         delta = batch.new_blocks
-        for row, group, block_ids in zip(delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True):
+        for row, group, block_ids in zip(
+            delta.rows.tolist(), delta.groups.tolist(), delta.block_ids.lists(), strict=True
+        ):
             owner = self.rows[row]
             assert owner is not None and block_ids
             owner.tables[group].extend(block_ids)
@@ -166,32 +182,44 @@ class FakeWorker:
             self.draft.remove(batch.removed_rows)
             for new in batch.new:
                 self.draft.add(new.row, new.token_ids)
-        sources, destinations = batch.copy_blocks[:, 1], batch.copy_blocks[:, 2]
-        assert not set(sources.tolist()) & set(destinations.tolist()), "copies of one step must not depend on each other"
+        sources = batch.copy_blocks[:, 1]
+        destinations = batch.copy_blocks[:, 2]
+        assert not set(sources.tolist()) & set(destinations.tolist()), (
+            "copies of one step must not depend on each other"
+        )
         self.memory[destinations] = self.memory[sources]
         if batch.lora_slots is not None:
             for i, slot in enumerate(batch.lora_slots.tolist()):
                 self._row(batch, i).lora_id = self.adapters[slot] if slot else 0
 
     def _inputs(self, batch: Batch, i: int) -> list[int]:
-        """Return the tokens of this step, drafts last. Check that the engine and the row agree on the number of computed
-        tokens."""
-        row, num_drafts = self._row(batch, i), int(batch.num_draft_tokens[i])
+        """Return the tokens of this step, drafts last. Check that the engine and the row agree on
+        the number of computed tokens."""
+        row = self._row(batch, i)
+        num_drafts = int(batch.num_draft_tokens[i])
         num_known = int(batch.num_scheduled_tokens[i]) - num_drafts
-        assert int(batch.num_computed_tokens[i]) == row.num_computed, "the engine is wrong about num_computed_tokens"
+        assert int(batch.num_computed_tokens[i]) == row.num_computed, (
+            "the engine is wrong about num_computed_tokens"
+        )
         known = row.token_ids[row.num_computed : row.num_computed + num_known]
         assert len(known) == num_known >= 1, "more tokens are scheduled than the row has"
         assert bool(batch.samples[i]) == (row.num_computed + num_known == len(row.token_ids))
-        drafts = batch.draft_token_ids.row(i).tolist() if batch.draft_token_ids is not None else row.proposals[:num_drafts]
+        drafts = (
+            batch.draft_token_ids.row(i).tolist()
+            if batch.draft_token_ids is not None
+            else row.proposals[:num_drafts]
+        )
         assert len(drafts) == num_drafts and (not num_drafts or batch.samples[i])
         return known + drafts
 
-    # --- the forward --------------------------------------------------------------------------------------------------------
+    # --- the forward ------------------------------------------------------------------------------
 
     def _write(self, row: _Row, tokens: list[int]) -> None:
         positions = np.arange(row.num_computed, row.num_computed + len(tokens))
         pairs = zip(tokens, positions.tolist(), strict=True)
-        values = np.array([self.model.value(token, position, row.lora_id) for token, position in pairs], np.int64)
+        values = np.array(
+            [self.model.value(token, position, row.lora_id) for token, position in pairs], np.int64
+        )
         for group, retain in enumerate(self.model.retains):
             if isinstance(retain, State):
                 state = int(self.memory[row.tables[group][0], 0]) if row.num_computed else 0
@@ -205,7 +233,9 @@ class FakeWorker:
     def _slots(self, row: _Row, group: int, positions: np.ndarray) -> np.ndarray:
         size = self.plan.groups[group].block_size
         block_ids = np.array(row.tables[group], np.int64)[positions // size]
-        assert (block_ids > 0).all(), f"{row.request.request_id}: a dropped block is used in group {group}"
+        assert (block_ids > 0).all(), (
+            f"{row.request.request_id}: a dropped block is used in group {group}"
+        )
         return np.stack([block_ids, positions % size])
 
     def _store(self, row: _Row, group: int, positions: np.ndarray, values: np.ndarray) -> None:
@@ -218,21 +248,30 @@ class FakeWorker:
             if isinstance(retain, State):
                 views.append([row.states[position - row.num_computed]])
                 continue
-            views.append(self.memory[tuple(self._slots(row, group, self.model.seen(retain, position)))])
+            views.append(
+                self.memory[tuple(self._slots(row, group, self.model.seen(retain, position)))]
+            )
         return self.model.choose(views, position, row.seed, allowed)
 
-    # --- after the forward --------------------------------------------------------------------------------------------------
+    # --- after the forward ------------------------------------------------------------------------
 
     def _allowed(self, masks: TokenMasks) -> dict[tuple[int, int], list[int]]:
-        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, : self.model.vocab_size]
+        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[
+            :, : self.model.vocab_size
+        ]
         keys = zip(masks.rows.tolist(), masks.depths.tolist(), strict=True)
         return {key: np.flatnonzero(bits[i]).tolist() for i, key in enumerate(keys)}
 
-    def _read_all(self, batch: Batch, given: list[list[int]], allowed: dict[tuple[int, int], list[int]]) -> StepOutput:
-        rows, tokens, logprobs = [], [], []
+    def _read_all(
+        self, batch: Batch, given: list[list[int]], allowed: dict[tuple[int, int], list[int]]
+    ) -> StepOutput:
+        rows = []
+        tokens = []
+        logprobs = []
         prompt_logprobs: dict[int, Logprobs] = {}
         for i, number in enumerate(batch.rows.tolist()):
-            row, inputs = self._row(batch, i), given[i]
+            row = self._row(batch, i)
+            inputs = given[i]
             self._score_prompt(row, len(inputs))
             params = row.request.params
             if batch.samples[i]:
@@ -240,14 +279,23 @@ class FakeWorker:
                 rows.append(number)
                 tokens.append(sampled)
                 wanted = params.logprobs
-                logprobs.append(None if wanted is None else fake_logprobs(sampled, wanted, self.model.vocab_size))
+                logprobs.append(
+                    None
+                    if wanted is None
+                    else fake_logprobs(sampled, wanted, self.model.vocab_size)
+                )
                 if params.prompt_logprobs is not None and row.scores:
-                    assert len(row.scores) == row.request.num_prompt_tokens - 1, "a prompt position was never computed"
-                    prompt_logprobs[number] = fake_logprobs(row.scores, params.prompt_logprobs, self.model.vocab_size)
+                    assert len(row.scores) == row.request.num_prompt_tokens - 1, (
+                        "a prompt position was never computed"
+                    )
+                    prompt_logprobs[number] = fake_logprobs(
+                        row.scores, params.prompt_logprobs, self.model.vocab_size
+                    )
                     row.scores = []
                 num_accepted = len(inputs) - int(batch.num_draft_tokens[i]) + len(sampled) - 1
             else:
-                sampled, num_accepted = [], len(inputs)
+                sampled = []
+                num_accepted = len(inputs)
             self._advance(row, num_accepted, sampled)
         return StepOutput(
             step=batch.step,
@@ -265,7 +313,12 @@ class FakeWorker:
             row.scores.extend(row.token_ids[row.num_computed + 1 : stop])
 
     def _verify(
-        self, row: _Row, number: int, inputs: list[int], num_drafts: int, allowed: dict[tuple[int, int], list[int]]
+        self,
+        row: _Row,
+        number: int,
+        inputs: list[int],
+        num_drafts: int,
+        allowed: dict[tuple[int, int], list[int]],
     ) -> list[int]:
         """Return the accepted drafts and one more token."""
         last = row.num_computed + len(inputs) - num_drafts - 1
@@ -297,8 +350,8 @@ class FakeWorker:
         return CSR.of(proposals)
 
     def next_of_row(self, number: int, token_ids: list[int]) -> int:
-        """Return the token that really follows `token_ids` in this row, so that a fake draft can be right as often as it
-        wants."""
+        """Return the token that really follows `token_ids` in this row, so that a fake draft can be
+        right as often as it wants."""
         row = self.rows[number]
         assert row is not None
         return self.model.next_token(token_ids, seed=row.seed, lora_id=row.lora_id)
@@ -309,4 +362,6 @@ def fake_logprobs(token_ids: list[int], k: int, vocab_size: int) -> Logprobs:
     k = vocab_size if k == -1 else k
     columns = [[token] + [(token + i) % vocab_size for i in range(k)] for token in token_ids]
     values = [[-0.5 - i for i in range(k + 1)] for _ in token_ids]
-    return Logprobs(np.array(columns, np.int32), np.array(values, np.float32), np.ones(len(token_ids), np.int32))
+    return Logprobs(
+        np.array(columns, np.int32), np.array(values, np.float32), np.ones(len(token_ids), np.int32)
+    )

@@ -1,14 +1,18 @@
-"""Example outputs for the contract tests of output parsers, and for the comparison with other implementations.
+"""Example outputs for the contract tests of output parsers, and for the comparison with other
+implementations.
 
-`CASES` contains what models say, without a format: text and calls. A parser's examples are these cases in its format, written by
-a function of a few lines (see `rendered`), and others that only its format has. They are in `tests/examples.py` of its package,
-and pytest runs the contract tests on them (`contract_output_parser`):
+`CASES` contains what models say, without a format: text and calls. A parser's examples are these
+cases in its format, written by a function of a few lines (see `rendered`), and others that only its
+format has. They are in `tests/examples.py` of its package, and pytest runs the contract tests on
+them (`contract_output_parser`):
 
-    EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…, calls=…)]}
+    EXAMPLES = {("tool_parser", "hermes"): [*rendered(write), Example("name", text, content=…,
+    calls=…)]}
 
-PLAIN_IS_REASONING, which is optional, names the reasoning parsers for which text without markers is reasoning. TOKENS: see
-`load_tokens`. CONTROL (optional): parser → the control texts of its format, if they are not its TOKENS. BETWEEN (optional): the
-text between two outputs that follow one another, instead of a line break.
+PLAIN_IS_REASONING, which is optional, names the reasoning parsers for which text without markers is
+reasoning. TOKENS: see `load_tokens`. CONTROL (optional): parser → the control texts of its format,
+if they are not its TOKENS. BETWEEN (optional): the text between two outputs that follow one
+another, instead of a line break.
 """
 
 from __future__ import annotations
@@ -27,10 +31,17 @@ Call = tuple[str, dict[str, Any]]
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """Return a tool in OpenAI's form. Each property is a JSON schema, or a word that stands for {"type": word}."""
-    schemas = {key: {"type": value} if isinstance(value, str) else value for key, value in properties.items()}
+    """Return a tool in OpenAI's form. Each property is a JSON schema, or a word that stands for
+    {"type": word}."""
+    schemas = {
+        key: {"type": value} if isinstance(value, str) else value
+        for key, value in properties.items()
+    }
     parameters = {"type": "object", "properties": schemas}
-    return {"type": "function", "function": {"name": name, "description": f"Tool {name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Tool {name}.", "parameters": parameters},
+    }
 
 
 TOOLS = (
@@ -39,9 +50,20 @@ TOOLS = (
     tool("measure", value="number", label="string"),
     tool("now"),
     tool("set_flag", flag="boolean", note={"anyOf": [{"type": "string"}, {"type": "null"}]}),
-    tool("search", query="string", limit="integer", filters="object", tags={"type": "array", "items": {"type": "string"}}),
+    tool(
+        "search",
+        query="string",
+        limit="integer",
+        filters="object",
+        tags={"type": "array", "items": {"type": "string"}},
+    ),
     tool("write_file", path="string", text="string"),
-    tool("create_event", title="string", when="object", people={"type": "array", "items": {"type": "object"}}),
+    tool(
+        "create_event",
+        title="string",
+        when="object",
+        people={"type": "array", "items": {"type": "object"}},
+    ),
 )
 
 
@@ -62,8 +84,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Example:
-    """An output in some format, and what it means. calls: their arguments are JSON values; those of `open_call` are text that is
-    cut off. differs: why the implementation for comparison reads it differently ("" = it must not)."""
+    """An output in some format, and what it means. calls: their arguments are JSON values; those of
+    `open_call` are text that is cut off. differs: why the implementation for comparison reads it
+    differently ("" = it must not)."""
 
     name: str
     text: str
@@ -89,7 +112,10 @@ EVENT: Call = (
         "people": [{"name": "Ann", "is_host": True}, {"name": "Bo", "is_host": False, "tags": []}],
     },
 )
-FIND: Call = ("search", {"query": "llm serving", "limit": 5, "filters": {"year": {"from": 2020}}, "tags": ["a", "b"]})
+FIND: Call = (
+    "search",
+    {"query": "llm serving", "limit": 5, "filters": {"year": {"from": 2020}}, "tags": ["a", "b"]},
+)
 
 TEXTS = {
     "empty": "",
@@ -134,11 +160,20 @@ def _cases() -> list[Case]:
         "true": ("set_flag", {"flag": True}),
         "false and null": ("set_flag", {"flag": False, "note": None}),
         "empty list and object": ("search", {"query": "x", "filters": {}, "tags": []}),
-        "strings in lists": ("search", {"query": "q", "tags": ["a b", "c,d", "é", 'say "hi"', "x=y"]}),
-        "deep": ("create_event", {"title": "t", "when": {"a": {"b": {"c": {"d": [[[1]], {"e": None}]}}}}}),
+        "strings in lists": (
+            "search",
+            {"query": "q", "tags": ["a b", "c,d", "é", 'say "hi"', "x=y"]},
+        ),
+        "deep": (
+            "create_event",
+            {"title": "t", "when": {"a": {"b": {"c": {"d": [[[1]], {"e": None}]}}}}},
+        ),
     }
     cases = [Case(name, (call,)) for name, call in {**single, **values}.items()]
-    cases += [Case(f"text: {name}", (("write_file", {"path": "a.txt", "text": text}),)) for name, text in TEXTS.items()]
+    cases += [
+        Case(f"text: {name}", (("write_file", {"path": "a.txt", "text": text}),))
+        for name, text in TEXTS.items()
+    ]
     cases += [
         Case("two calls", (PARIS, BERLIN)),
         Case("the same call twice", (PARIS, PARIS)),
@@ -182,10 +217,13 @@ def rendered(
     has_after: bool = True,
     differs: Callable[[Case], str] = lambda case: "",
 ) -> list[Example]:
-    """Return the cases in the format of `write`, without those that the format, or the peer's reading of it, excludes. White
-    space around calls is not expected in the result, because a parser may drop it."""
+    """Return the cases in the format of `write`, without those that the format, or the peer's
+    reading of it, excludes. White space around calls is not expected in the result, because a
+    parser may drop it."""
     return [
-        Example(case.name, write(case), content=case.content, calls=case.calls, differs=differs(case))
+        Example(
+            case.name, write(case), content=case.content, calls=case.calls, differs=differs(case)
+        )
         for case in CASES
         if (is_parallel or len(case.calls) < 2)
         and (has_before or not case.calls or not case.before)
@@ -195,7 +233,8 @@ def rendered(
 
 
 def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], str]:
-    """For `rendered(differs=…)`: the peer drops text between or after calls, and Pegboard returns it as content."""
+    """For `rendered(differs=…)`: the peer drops text between or after calls, and Pegboard returns
+    it as content."""
 
     def differs(case: Case) -> str:
         is_dropped = case.calls and ((between and case.between) or (after and case.after))
@@ -205,41 +244,55 @@ def drops_text(*, between: bool = True, after: bool = True) -> Callable[[Case], 
 
 
 def with_reasoning(
-    examples: Sequence[Example], write: Callable[[str, str], str], thoughts: Sequence[str] = ("Let me think.\nYes, 1 < 2.",)
+    examples: Sequence[Example],
+    write: Callable[[str, str], str],
+    thoughts: Sequence[str] = ("Let me think.\nYes, 1 < 2.",),
 ) -> list[Example]:
-    """Return the examples' texts as content after reasoning, as `write(thought, text)` writes them. Reasoning parsers do not read
-    calls."""
+    """Return the examples' texts as content after reasoning, as `write(thought, text)` writes them.
+    Reasoning parsers do not read calls."""
     return [
-        Example(f"{example.name}, thought {number}", write(thought, example.text), content=example.text, reasoning=thought)
+        Example(
+            f"{example.name}, thought {number}",
+            write(thought, example.text),
+            content=example.text,
+            reasoning=thought,
+        )
         for number, thought in enumerate(thoughts)
         for example in examples
     ]
 
 
 def load_examples(path: Path) -> dict[tuple[str, str], list[Example]]:
-    """Return EXAMPLES of a package's `tests/examples.py`. Tests are not packages, so the file is loaded by its path."""
+    """Return EXAMPLES of a package's `tests/examples.py`. Tests are not packages, so the file is
+    loaded by its path."""
     examples: dict[tuple[str, str], list[Example]] = _load(path).EXAMPLES
     return examples
 
 
 def load_tokens(path: Path) -> tuple[str, ...]:
-    """Return TOKENS of an `examples.py`: texts that are single tokens for the models of the format. There is a default."""
+    """Return TOKENS of an `examples.py`: texts that are single tokens for the models of the format.
+    There is a default."""
     tokens: tuple[str, ...] = getattr(_load(path), "TOKENS", DEFAULT_TOKENS)
     return tokens
 
 
 def tokens_of(module: ModuleType, kind: str, name: str) -> tuple[str, ...]:
-    """Return the control texts of a parser: those of the reasoning for a reasoning parser, the others for a tool parser."""
+    """Return the control texts of a parser: those of the reasoning for a reasoning parser, the
+    others for a tool parser."""
     control: Mapping[tuple[str, str], tuple[str, ...]] = getattr(module, "CONTROL", {})
     if (kind, name) in control:
         return control[kind, name]
     tokens: tuple[str, ...] = getattr(module, "TOKENS", DEFAULT_TOKENS)
-    return tuple(token for token in tokens if ("think" in token.lower()) == (kind == "reasoning_parser"))
+    return tuple(
+        token for token in tokens if ("think" in token.lower()) == (kind == "reasoning_parser")
+    )
 
 
 @cache
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("examples_of_" + "_".join(path.parts[-4:-2]), path)
+    spec = importlib.util.spec_from_file_location(
+        "examples_of_" + "_".join(path.parts[-4:-2]), path
+    )
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,8 +1,10 @@
-"""Damaged outputs for the contract of output parsers: mistakes of models, and what a parser may make of them.
+"""Damaged outputs for the contract of output parsers: mistakes of models, and what a parser may
+make of them.
 
-The rule: control tokens never reach content, except in text that is given back whole because it is not a call. A call that began
-has valid JSON as its arguments, unless the text ends inside it. A broken call does not take others with it. A call that is quoted
-in the reasoning is not a call. How the text is cut into pieces changes nothing.
+The rule: control tokens never reach content, except in text that is given back whole because it is
+not a call. A call that began has valid JSON as its arguments, unless the text ends inside it. A
+broken call does not take others with it. A call that is quoted in the reasoning is not a call. How
+the text is cut into pieces changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ DAMAGE = ("?", ",,", '"', "}", "{", "]", "\n", "x y")
 
 
 def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:
-    """Return the text with one mistake: cut off, a token left out, doubled or exchanged with another, or broken JSON."""
-    found = [match.span() for match in re.finditer("|".join(map(re.escape, tokens)), text)] if tokens else []
+    """Return the text with one mistake: cut off, a token left out, doubled or exchanged with
+    another, or broken JSON."""
+    found = (
+        [match.span() for match in re.finditer("|".join(map(re.escape, tokens)), text)]
+        if tokens
+        else []
+    )
     kind = rng.choice(["cut", "drop", "double", "swap", "json", "json"])
     if kind == "cut" or (kind != "json" and not found):
         return text[: rng.randint(0, len(text))]
@@ -44,11 +51,13 @@ def ends_among(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def loose_ends(content: str, tokens: Sequence[str]) -> list[str]:
-    """Return the end tokens in the content that belong to nothing: no other token of the format is in the content before them,
-    and they are not quoted."""
+    """Return the end tokens in the content that belong to nothing: no other token of the format is
+    in the content before them, and they are not quoted."""
     ends = ends_among(tokens)
     begins = [token for token in tokens if token not in ends]
-    first = min((place for token in begins if (place := content.find(token)) >= 0), default=len(content))
+    first = min(
+        (place for token in begins if (place := content.find(token)) >= 0), default=len(content)
+    )
     return [
         token
         for token in ends
@@ -58,7 +67,8 @@ def loose_ends(content: str, tokens: Sequence[str]) -> list[str]:
 
 
 def broken_arguments(message: Message, text_after: bool) -> list[str]:
-    """Return the arguments that are not a JSON object. The last call may be cut off, if it is open and the text ends in it."""
+    """Return the arguments that are not a JSON object. The last call may be cut off, if it is open
+    and the text ends in it."""
     broken = []
     for place, call in enumerate(message.tool_calls):
         is_last = place == len(message.tool_calls) - 1

@@ -1,7 +1,8 @@
-"""The pytest plugin of Pegboard: fixtures for plugin authors, and the contract tests of output parsers, collected from their
-examples.
+"""The pytest plugin of Pegboard: fixtures for plugin authors, and the contract tests of output
+parsers, collected from their examples.
 
-Every pytest run loads it if pegboard-testing is installed, so it imports nothing of Pegboard until something is used.
+Every pytest run loads it if pegboard-testing is installed, so it imports nothing of Pegboard until
+something is used.
 """
 
 from __future__ import annotations
@@ -32,16 +33,22 @@ class ParserExamples(pytest.Module):
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collects the contract tests of every parser that has examples."""
-    if file_path.name != "examples.py" or file_path.parent.name != "tests" or EXAMPLES_IMPORT not in file_path.read_bytes():
+    if (
+        file_path.name != "examples.py"
+        or file_path.parent.name != "tests"
+        or EXAMPLES_IMPORT not in file_path.read_bytes()
+    ):
         return None
     examples: ParserExamples = ParserExamples.from_parent(parent, path=file_path)
     return examples
 
 
 @pytest.fixture
-def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeDistributions"]:
-    """A folder on sys.path in which a test installs fake plugin distributions. Their modules are removed from sys.modules after
-    the test."""
+def fake_distributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator["FakeDistributions"]:
+    """A folder on sys.path in which a test installs fake plugin distributions. Their modules are
+    removed from sys.modules after the test."""
     from pegboard_testing.fake_distributions import FakeDistributions
 
     root = tmp_path / "site"
@@ -55,8 +62,8 @@ def fake_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets Triton kernels compute on the CPU, in Triton's interpreter. The test is skipped unless the environment had
-    TRITON_INTERPRET=1 when Triton was imported."""
+    """Lets Triton kernels compute on the CPU, in Triton's interpreter. The test is skipped unless
+    the environment had TRITON_INTERPRET=1 when Triton was imported."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("TRITON_INTERPRET=1 is not set, so Triton kernels need a GPU")
     try:
@@ -70,7 +77,8 @@ def interpreted_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The GGUF file of the default model. It is downloaded on first use. If that fails, the test is skipped."""
+    """The GGUF file of the default model. It is downloaded on first use. If that fails, the test is
+    skipped."""
     from pegboard.config.schema import Settings
     from pegboard.errors import PegboardError
     from pegboard.plan.engine_plan import resolve

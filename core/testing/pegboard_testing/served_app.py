@@ -1,5 +1,5 @@
-"""The real application of some APIs, called in this process or served on a port. Tests of API plugins send HTTP requests to
-it."""
+"""The real application of some APIs, called in this process or served on a port. Tests of API
+plugins send HTTP requests to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ MakeApis = Callable[[ApiSetup], Sequence[tuple[str, Api, ApiSpec]]]
 
 
 def make_app(
-    make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
+    make_apis: MakeApis,
+    client: EngineClient,
+    builtin_tools: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Starlette:
     """Return the application. settings: fields of ServerConfig."""
     config = ServerConfig(**settings)
@@ -43,10 +46,14 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
 
 @contextmanager
 def posted(address: str, path: str, body: Mapping[str, Any]) -> Iterator[socket.socket]:
-    """Open a connection to a server and send `body` as JSON. The client disconnects at the end of the block."""
+    """Open a connection to a server and send `body` as JSON. The client disconnects at the end of
+    the block."""
     host, port = address.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(content)}\r\n\r\n"
+    )
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + content)
         yield connection
@@ -54,10 +61,15 @@ def posted(address: str, path: str, body: Mapping[str, Any]) -> Iterator[socket.
 
 @contextmanager
 def serving(
-    make_apis: MakeApis, client: EngineClient, builtin_tools: Mapping[str, Any] | None = None, **settings: Any
+    make_apis: MakeApis,
+    client: EngineClient,
+    builtin_tools: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[str]:
     """Run a real server on a free port in a thread, and yield its address."""
-    config = ServerConfig(port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings)
+    config = ServerConfig(
+        port=0, disable_access_log=True, uvicorn_log_level="error", shutdown_timeout_s=1, **settings
+    )
     app = make_app(make_apis, client, builtin_tools, **settings)
     ready: list[Any] = []
     is_ready = threading.Event()

@@ -1,7 +1,9 @@
-"""Constraints for the contract tests of the kind `structured_output`, each with a way to check results.
+"""Constraints for the contract tests of the kind `structured_output`, each with a way to check
+results.
 
-JSON_SCHEMAS: schemas as applications and pydantic write them, and one per keyword. SUITE: (schema, valid instances, invalid
-instances), like the JSON Schema Test Suite. A backend may refuse any of them, but it must enforce those that it accepts.
+JSON_SCHEMAS: schemas as applications and pydantic write them, and one per keyword. SUITE: (schema,
+valid instances, invalid instances), like the JSON Schema Test Suite. A backend may refuse any of
+them, but it must enforce those that it accepts.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ PERSON: dict[str, Any] = {
     "$defs": {
         "Address": {
             "type": "object",
-            "properties": {"street": {"type": "string"}, "zip": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+            "properties": {
+                "street": {"type": "string"},
+                "zip": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            },
             "required": ["street", "zip"],
         }
     },
@@ -43,8 +48,16 @@ TREE: dict[str, Any] = {
 
 SHAPE: dict[str, Any] = {
     "oneOf": [
-        {"type": "object", "properties": {"kind": {"const": "circle"}, "r": {"type": "integer"}}, "required": ["kind", "r"]},
-        {"type": "object", "properties": {"kind": {"const": "line"}, "on": {"type": "boolean"}}, "required": ["kind", "on"]},
+        {
+            "type": "object",
+            "properties": {"kind": {"const": "circle"}, "r": {"type": "integer"}},
+            "required": ["kind", "r"],
+        },
+        {
+            "type": "object",
+            "properties": {"kind": {"const": "line"}, "on": {"type": "boolean"}},
+            "required": ["kind", "on"],
+        },
     ]
 }
 
@@ -58,7 +71,10 @@ JSON_SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["b"],
         "additionalProperties": False,
     },
-    "all optional": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}},
+    "all optional": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
+    },
     "map": {"type": "object", "additionalProperties": {"type": "integer"}},
     "properties and map": {
         "type": "object",
@@ -66,9 +82,18 @@ JSON_SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["a"],
         "additionalProperties": {"type": "integer"},
     },
-    "nested arrays": {"type": "array", "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}, "maxItems": 3},
+    "nested arrays": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "maxItems": 3,
+    },
     "array sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
-    "tuple": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "items": False, "minItems": 2},
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}, {"type": "boolean"}],
+        "items": False,
+        "minItems": 2,
+    },
     "string": {"type": "string"},
     "string sizes": {"type": "string", "minLength": 2, "maxLength": 5},
     "pattern": {"type": "string", "pattern": "^[a-c]{2,4}$"},
@@ -77,7 +102,10 @@ JSON_SCHEMAS: dict[str, dict[str, Any]] = {
     "pattern alternatives": {"type": "string", "pattern": "^a$|^b+$"},
     "pattern and length": {"type": "string", "pattern": "^a+$", "maxLength": 3},
     "enum": {"enum": ["red", 3, None, True, [1, "x"], {"k": "v"}]},
-    "enum with quotes": {"type": "string", "enum": ['say "hi"', "back\\slash", "new\nline", "naïve"]},
+    "enum with quotes": {
+        "type": "string",
+        "enum": ['say "hi"', "back\\slash", "new\nline", "naïve"],
+    },
     "enum of numbers": {"type": "integer", "enum": [1, 20, -3]},
     "const": {"const": {"a": [1, 'x"y']}},
     "integer": {"type": "integer"},
@@ -91,7 +119,12 @@ JSON_SCHEMAS: dict[str, dict[str, Any]] = {
     "null": {"type": "null"},
     "types": {"type": ["integer", "null", "boolean"]},
     "types with range": {"type": ["integer", "string"], "minimum": 4, "maxLength": 3},
-    "any of": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}, "maxItems": 2}]},
+    "any of": {
+        "anyOf": [
+            {"type": "integer"},
+            {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+        ]
+    },
     "any of objects": {
         "anyOf": [
             {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
@@ -107,10 +140,23 @@ JSON_SCHEMAS: dict[str, dict[str, Any]] = {
     "unique": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2},
     "contains": {"type": "array", "items": {"type": "integer"}, "contains": {"const": 3}},
     "required only": {"type": "object", "required": ["b"]},
-    "min properties": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2, "maxProperties": 3},
-    "pattern properties": {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+    "min properties": {
+        "type": "object",
+        "additionalProperties": {"type": "integer"},
+        "minProperties": 2,
+        "maxProperties": 3,
+    },
+    "pattern properties": {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "integer"}},
+        "additionalProperties": False,
+    },
     "property names": {"type": "object", "propertyNames": {"pattern": "^[ab]+$"}},
-    "dependent": {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+    "dependent": {
+        "type": "object",
+        "properties": {"a": {}, "b": {}},
+        "dependentRequired": {"a": ["b"]},
+    },
     "if": {"type": "integer", "if": {"minimum": 5}, "then": {"multipleOf": 2}},
     "date": {"type": "string", "format": "date"},
     "date-time": {"type": "string", "format": "date-time"},
@@ -160,21 +206,37 @@ SUITE: tuple[tuple[dict[str, Any], tuple[Any, ...], tuple[Any, ...]], ...] = (
     ({"type": "array", "items": {"type": "integer"}, "minItems": 1}, ([1],), ([],)),
     ({"type": "array", "items": {"type": "integer"}, "maxItems": 2}, ([], [1, 2]), ([1, 2, 3],)),
     ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, ([1, 2],), ([1, 1],)),
-    ({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}}, ([1, "a"],), (["a"], [1, 2])),
+    (
+        {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}},
+        ([1, "a"],),
+        (["a"], [1, 2]),
+    ),
     ({"type": "array", "contains": {"const": 1}}, ([1],), ([2],)),
     (
-        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+            "required": ["a"],
+        },
         ({"a": 1}, {"a": 1, "b": "x"}),
         ({}, {"b": "x"}, {"a": "x"}, {"a": 1, "b": 2}, [], 1),
     ),
-    ({"type": "object", "additionalProperties": {"type": "boolean"}}, ({"x": True}, {}), ({"x": 1},)),
+    (
+        {"type": "object", "additionalProperties": {"type": "boolean"}},
+        ({"x": True}, {}),
+        ({"x": 1},),
+    ),
     (
         {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
         ({"a": 1}, {}),
         ({"b": 1}, {"a": 1, "b": 2}),
     ),
     (
-        {"type": "object", "patternProperties": {"^f": {"type": "integer"}}, "additionalProperties": False},
+        {
+            "type": "object",
+            "patternProperties": {"^f": {"type": "integer"}},
+            "additionalProperties": False,
+        },
         ({"f": 1},),
         ({"f": "x"}, {"g": 1}),
     ),
@@ -214,8 +276,17 @@ REGEXES: tuple[str, ...] = (
     r"\u0041\x42",
 )
 
-ODD_REGEXES: tuple[str, ...] = (r"(?=a)[ab]", r"(a|b)\1", r"\bfoo\b", r"a^b", r"(?i)abc", r"a(?!b)[bc]", r"x*+y")
-"""Patterns that are valid in Python but that most automata cannot match. A backend must refuse or enforce them."""
+ODD_REGEXES: tuple[str, ...] = (
+    r"(?=a)[ab]",
+    r"(a|b)\1",
+    r"\bfoo\b",
+    r"a^b",
+    r"(?i)abc",
+    r"a(?!b)[bc]",
+    r"x*+y",
+)
+"""Patterns that are valid in Python but that most automata cannot match. A backend must refuse or
+enforce them."""
 
 BAD_REGEXES: tuple[str, ...] = ("(", "[a", "a{2,1}")
 
@@ -242,7 +313,13 @@ NO_TEXT: tuple[tuple[str, str], ...] = (
     ("json", '{"type": "integer", "minimum": 5, "maximum": 4}'),
     ("json", '{"type": "integer", "exclusiveMinimum": 5, "maximum": 5}'),
     ("json", '{"anyOf": [{"type": "number", "minimum": 1, "maximum": 0.5}]}'),
-    ("json", '{"type": "object", "properties": {"a": {"type": "string", "minLength": 1, "maxLength": 0}}, "required": ["a"]}'),
+    (
+        "json",
+        (
+            '{"type": "object", "properties": {"a": {"type": "string", "minLength": 1, '
+            '"maxLength": 0}}, "required": ["a"]}'
+        ),
+    ),
     ("json", '{"enum": []}'),
     ("json", '{"type": "string", "enum": [1, 2]}'),
     ("regex", "[.*"),
@@ -250,7 +327,8 @@ NO_TEXT: tuple[tuple[str, str], ...] = (
     ("regex", "(a"),
     ("regex", "*a"),
 )
-"""(kind, text) of constraints that no text satisfies, or that are not well formed. Every backend refuses them."""
+"""(kind, text) of constraints that no text satisfies, or that are not well formed. Every backend
+refuses them."""
 
 HOSTILE: tuple[tuple[str, str], ...] = (
     *(
@@ -307,16 +385,48 @@ HOSTILE: tuple[tuple[str, str], ...] = (
     ),
     *(
         ("json", f'{{"{key}": {value}}}')
-        for key in ("type", "enum", "anyOf", "oneOf", "allOf", "$ref", "const", "not", "format", "pattern")
-        for value in ("3", "[]", "[[]]", "{}", '"#"', '"#/"', '"#/$defs/~2"', "[{}]", '["string", "string"]')
+        for key in (
+            "type",
+            "enum",
+            "anyOf",
+            "oneOf",
+            "allOf",
+            "$ref",
+            "const",
+            "not",
+            "format",
+            "pattern",
+        )
+        for value in (
+            "3",
+            "[]",
+            "[[]]",
+            "{}",
+            '"#"',
+            '"#/"',
+            '"#/$defs/~2"',
+            "[{}]",
+            '["string", "string"]',
+        )
     ),
     ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'),
-    ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}'),
+    (
+        "json",
+        (
+            '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": '
+            '"#/$defs/a"}]}}}'
+        ),
+    ),
     ("json", '{"$ref": "#"}'),
     ("json", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}'),
     ("json", _nested(90)),
     ("json", '{"oneOf": [' + ", ".join('{"const": ' + str(i) + "}" for i in range(3000)) + "]}"),
-    ("json", '{"type": "object", "properties": {' + ", ".join(f'"p{i}": {{}}' for i in range(20_000)) + "}}"),
+    (
+        "json",
+        '{"type": "object", "properties": {'
+        + ", ".join(f'"p{i}": {{}}' for i in range(20_000))
+        + "}}",
+    ),
     ("choice", "[" + ", ".join(f'"x{i}"' for i in range(30_000)) + "]"),
     ("choice", '[""]'),
     ("choice", '["", "a", "a"]'),
@@ -345,17 +455,27 @@ HOSTILE: tuple[tuple[str, str], ...] = (
     ("grammar", "start: start"),
     ("grammar", "start: /[.*/"),
     ("grammar", '%llguidance {"max_tokens": 1e99}\nstart: "a"'),
-    ("structural_tag", '{"type": "structural_tag", "format": {"type": "sequence", "elements": []}}'),
-    ("structural_tag", '{"type": "structural_tag", "format": {"type": "token", "token": 99999999}}'),
     (
         "structural_tag",
-        '{"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "const_string", "value": ""}]}}',
+        '{"type": "structural_tag", "format": {"type": "sequence", "elements": []}}',
+    ),
+    (
+        "structural_tag",
+        '{"type": "structural_tag", "format": {"type": "token", "token": 99999999}}',
+    ),
+    (
+        "structural_tag",
+        (
+            '{"type": "structural_tag", "format": {"type": "or", "elements": [{"type": '
+            '"const_string", "value": ""}]}}'
+        ),
     ),
     ("structural_tag", '{"structures": [{"begin": "", "schema": 3, "end": ""}], "triggers": [""]}'),
     (
         "structural_tag",
-        '{"structures": [{"begin": "a", "schema": {"type": "string", "minLength": 4, "maxLength": 2}, "end": ""}], '
-        '"triggers": ["a"]}',
+        '{"structures": [{"begin": "a", "schema": {"type": "string", "minLength": 4, "maxLength": '
+        '2}, "end": ""}], "triggers": ["a"]}',
     ),
 )
-"""(kind, text) of constraints that are odd, or large, or both. A backend may refuse them, but nothing else may happen."""
+"""(kind, text) of constraints that are odd, or large, or both. A backend may refuse them, but
+nothing else may happen."""

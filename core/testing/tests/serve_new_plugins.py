@@ -1,7 +1,9 @@
-"""Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The folder gets a checkpoint.
+"""Runs a model of which nearly everything is a new plugin: python serve_new_plugins.py FOLDER. The
+folder gets a checkpoint.
 
-The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of each prompt alone. So are
-those of the new platform, attention, executor and sampler. Draws with a seed do not depend on the batch.
+The tokens with drafts, a KV connector, a policy and a logits processor, in one batch, are those of
+each prompt alone. So are those of the new platform, attention, executor and sampler. Draws with a
+seed do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import numpy as np
 
 from pegboard import LLM, SamplingParams, StructuredOutputsParams
 
-HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 258, 2
+HIDDEN = 64
+INNER = 96
+VOCAB = 258
+LAYERS = 2
 CONFIG = {
     "architectures": ["MyModelForCausalLM"],
     "hidden_size": HIDDEN,
@@ -30,7 +35,10 @@ PROMPTS = ["Hello there, hello there", "abc" * 10, "x"]
 
 
 def write_checkpoint(folder: Path) -> None:
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (VOCAB, HIDDEN),
+        "lm_head": (VOCAB, HIDDEN),
+    }
     shapes["model.norm"] = (HIDDEN,)
     for index in range(LAYERS):
         at = f"model.layers.{index}"
@@ -48,7 +56,11 @@ def write_checkpoint(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     write_checkpoint(folder)
-    plain = {"tokenizer_mode": "my-tokenizer", "load_format": "my-weight-loader", "num_gpu_blocks_override": 64}
+    plain = {
+        "tokenizer_mode": "my-tokenizer",
+        "load_format": "my-weight-loader",
+        "num_gpu_blocks_override": 64,
+    }
     more = {
         "speculative_config": {"method": "my-draft", "num_speculative_tokens": 3},
         "kv_connectors": ["my-kv-connector"],
@@ -68,17 +80,27 @@ def main(folder: Path) -> None:
         expected = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS]
     with LLM(str(folder), **plain, **device) as llm:
         on_device = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-        seeded = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=20, logprobs=2) for seed in range(3)]
+        seeded = [
+            SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=20, logprobs=2)
+            for seed in range(3)
+        ]
         together = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, seeded)]
-        alone = [llm.generate([prompt], each)[0].outputs[0].token_ids for prompt, each in zip(PROMPTS, seeded, strict=True)]
+        alone = [
+            llm.generate([prompt], each)[0].outputs[0].token_ids
+            for prompt, each in zip(PROMPTS, seeded, strict=True)
+        ]
     assert on_device == expected, f"expected {expected}, found {on_device}"
     assert together == alone, f"expected {alone}, found {together}"
     with LLM(str(folder), **plain, **more) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
         forbidden = found[0][0]
-        banning = SamplingParams(temperature=0, max_tokens=1, extra_args={"my_logits_processor_ids": [forbidden]})
+        banning = SamplingParams(
+            temperature=0, max_tokens=1, extra_args={"my_logits_processor_ids": [forbidden]}
+        )
         banned = llm.generate(PROMPTS[:1], banning)[0].outputs[0].token_ids
-        choosing = SamplingParams(temperature=0, max_tokens=20, structured_outputs=StructuredOutputsParams(choice=CHOICES))
+        choosing = SamplingParams(
+            temperature=0, max_tokens=20, structured_outputs=StructuredOutputsParams(choice=CHOICES)
+        )
         chosen = [output.outputs[0].text for output in llm.generate(PROMPTS, choosing)]
     assert found == expected, f"expected {expected}, found {found}"
     assert forbidden not in banned

@@ -28,7 +28,10 @@ def test_each_name_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     before = tmp_path / "snapshot.txt"
     now = SNAPSHOT.read_text("utf-8")
     assert "class AtMost()\n    limit: float\n" in now
-    before.write_text(now.replace("class AtMost()\n    limit: float\n", "class AtMost()\n    most: float\n"), "utf-8")
+    before.write_text(
+        now.replace("class AtMost()\n    limit: float\n", "class AtMost()\n    most: float\n"),
+        "utf-8",
+    )
     assert main(["plugins", "compat", str(tmp_path), "--json", "--before", str(before)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(use["symbol"], use["stability"], use["status"]) for use in found] == [
@@ -45,7 +48,9 @@ def test_each_name_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_new_plugins_use_what_there_is(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_plugins_use_what_there_is(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_package(kind, "mine", tmp_path)
     assert main(["plugins", "compat", str(folder), "--before", str(SNAPSHOT)]) == 0
     assert "present" in capsys.readouterr().out

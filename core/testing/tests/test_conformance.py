@@ -24,9 +24,12 @@ from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 
 def made(tmp_path: Path, kind: str = "draft") -> Path:
-    """Return the folder of a new package, which is installed if the folder is on the path. Its tests are next to it."""
+    """Return the folder of a new package, which is installed if the folder is on the path. Its
+    tests are next to it."""
     folder = write_package(kind, "mine", tmp_path)
-    FakeDistributions(folder).add(f"pegboard-{kind}-mine", {kind: {"mine": f"pegboard_{kind}_mine.plugin:MINE"}})
+    FakeDistributions(folder).add(
+        f"pegboard-{kind}-mine", {kind: {"mine": f"pegboard_{kind}_mine.plugin:MINE"}}
+    )
     return folder
 
 
@@ -40,7 +43,9 @@ def run(folder: Path, *words: str) -> tuple[int, dict[str, Any], dict[str, dict[
     """Return the exit status, the report and its checks by name."""
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     command = [sys.executable, "-m", "pegboard", "plugins", "test", "draft:mine", "--json", *words]
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     found = json.loads(ended.stdout)
     return ended.returncode, found, {one["check"]: one for one in found["checks"]}
 
@@ -48,7 +53,12 @@ def run(folder: Path, *words: str) -> tuple[int, dict[str, Any], dict[str, dict[
 def test_a_new_plugin_conforms(tmp_path: Path) -> None:
     folder = made(tmp_path)
     status, found, checks = run(folder, "--tests", os.path.relpath(folder / "tests"))
-    assert (status, found["conforms"], found["plugin"], found["version"]) == (0, True, "draft:mine", "1.0")
+    assert (status, found["conforms"], found["plugin"], found["version"]) == (
+        0,
+        True,
+        "draft:mine",
+        "1.0",
+    )
     assert {one["status"] for one in checks.values()} == {"passed"}, checks
     assert "tests are of the contract of draft" in checks["contract"]["reason"]
     assert checks["a request"]["reason"] == "48 tokens of 3 requests on a tiny model"
@@ -57,9 +67,19 @@ def test_a_new_plugin_conforms(tmp_path: Path) -> None:
 def test_each_defect_is_named(tmp_path: Path) -> None:
     folder = made(tmp_path)
     source = folder / "pegboard_draft_mine" / "proposer.py"
-    replace(source, "import numpy as np\n", "import numpy as np\n\nfrom pegboard.engine import scheduler\n")
-    replace(source, "def add(self, row: int, token_ids", "def add(self, row: int, text: str, token_ids")
-    replace(folder / "pegboard_draft_mine" / "plugin.py", "from __future__ import annotations\n", "import pydantic\n")
+    replace(
+        source,
+        "import numpy as np\n",
+        "import numpy as np\n\nfrom pegboard.engine import scheduler\n",
+    )
+    replace(
+        source, "def add(self, row: int, token_ids", "def add(self, row: int, text: str, token_ids"
+    )
+    replace(
+        folder / "pegboard_draft_mine" / "plugin.py",
+        "from __future__ import annotations\n",
+        "import pydantic\n",
+    )
     replace(folder / "tests" / "test_mine.py", "(DraftContract)", "")
     status, found, checks = run(folder)
     assert (status, found["conforms"]) == (1, False)
@@ -73,10 +93,17 @@ def test_each_defect_is_named(tmp_path: Path) -> None:
         "a request",
     }
     assert "imports pydantic" in failed["the spec is light and has no side effects"]
-    assert "add takes (self, row: int, text: str, token_ids" in failed["signatures"].replace("'", "")
-    assert "proposer.py:8 imports pegboard.engine.scheduler; plugins may import" in failed["imports"]
+    assert "add takes (self, row: int, text: str, token_ids" in failed["signatures"].replace(
+        "'", ""
+    )
+    assert (
+        "proposer.py:8 imports pegboard.engine.scheduler; plugins may import" in failed["imports"]
+    )
     assert "pegboard_testing.contract_draft" in failed["contract"]
-    assert "MineProposer' has add(row: " in failed["a request"] and "it is called as add(self, row: " in failed["a request"]
+    assert (
+        "MineProposer' has add(row: " in failed["a request"]
+        and "it is called as add(self, row: " in failed["a request"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,14 +112,24 @@ def test_each_defect_is_named(tmp_path: Path) -> None:
         ("from pegboard.worker.kernels import Kernels", "plugins may import"),
         ("import pegboard.config.limits", "plugins may import"),
         ("def f():\n    from pegboard.interfaces.spec import _hidden", "_hidden is private"),
-        ("from pegboard_draft_ngram.index import NGramIndex", "of the plugin package pegboard-draft-ngram"),
+        (
+            "from pegboard_draft_ngram.index import NGramIndex",
+            "of the plugin package pegboard-draft-ngram",
+        ),
     ],
 )
-def test_what_may_not_be_imported(line: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_imported(
+    line: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made(tmp_path, "scheduling_policy")
     monkeypatch.syspath_prepend(folder)
     entry = Entry(
-        "scheduling_policy", "mine", "pegboard-scheduling-policy-mine", "1.0", "pegboard_scheduling_policy_mine.a:B", ""
+        "scheduling_policy",
+        "mine",
+        "pegboard-scheduling-policy-mine",
+        "1.0",
+        "pegboard_scheduling_policy_mine.a:B",
+        "",
     )
     check_imports(entry)
     (folder / "pegboard_scheduling_policy_mine" / "more.py").write_text(line + "\n")
@@ -131,7 +168,9 @@ class Plugin:
         (Interface.plain, len, ""),
     ],
 )
-def test_how_methods_differ(declared: Callable[..., Any], given: Callable[..., Any], reason: str) -> None:
+def test_how_methods_differ(
+    declared: Callable[..., Any], given: Callable[..., Any], reason: str
+) -> None:
     found = difference(declared, given)
     assert reason in found and bool(found) == bool(reason)
 
@@ -156,12 +195,18 @@ def test_a_request_needs_options_and_a_kind_that_serves() -> None:
     status, reason = served("kv_connector", "shared_storage", {})
     assert status == "none" and "shared_storage_path; give them with --options" in reason
     assert served("tool_parser", "hermes", {})[0] == "none"
-    assert served("kv_connector", "shared_storage", {"shared_storage_path": "/dev/null/folder"})[0] == "failed"
+    assert (
+        served("kv_connector", "shared_storage", {"shared_storage_path": "/dev/null/folder"})[0]
+        == "failed"
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "told"),
-    [("import time; time.sleep(10**6)", "did not end within 6 s (--limit)"), ("import os; os._exit(0)", "ended the program")],
+    [
+        ("import time; time.sleep(10**6)", "did not end within 6 s (--limit)"),
+        ("import os; os._exit(0)", "ended the program"),
+    ],
 )
 def test_a_test_that_hangs_or_exits_is_named(tmp_path: Path, body: str, told: str) -> None:
     (tmp_path / "test_it.py").write_text(f"def test_good(): pass\ndef test_sick():\n    {body}\n")
@@ -170,9 +215,12 @@ def test_a_test_that_hangs_or_exits_is_named(tmp_path: Path, body: str, told: st
 
 
 @pytest.mark.parametrize(
-    ("body", "told"), [("time.sleep(10**6)", "takes more than 4 s"), ("os._exit(0)", "ends the interpreter")]
+    ("body", "told"),
+    [("time.sleep(10**6)", "takes more than 4 s"), ("os._exit(0)", "ends the interpreter")],
 )
-def test_code_that_hangs_or_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str) -> None:
+def test_code_that_hangs_or_exits_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
     fakes = FakeDistributions(tmp_path)
     spec = spec_source("draft", probe="stuck_probe:probe")
     fakes.add("acme", {"draft": {"stuck": "stuck_draft:SPEC"}}, {"stuck_draft": spec})
@@ -180,4 +228,7 @@ def test_code_that_hangs_or_exits_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     (entry,) = fakes.scan().entries
     *_, last = examine(entry, None, {}, 4)
-    assert last.status == "failed" and last.reason == f"draft:stuck (acme 1.0): the check of 'probe' {told}"
+    assert (
+        last.status == "failed"
+        and last.reason == f"draft:stuck (acme 1.0): the check of 'probe' {told}"
+    )

@@ -1,12 +1,14 @@
-"""The layout of AWQ (Lin et al. 2023), as AutoAWQ stores it: 4-bit integers with a scale and a zero point per group of columns.
+"""The layout of AWQ (Lin et al. 2023), as AutoAWQ stores it: 4-bit integers with a scale and a zero
+point per group of columns.
 
-W[r, c] = scale[r, g] · (code[r, c] − zero[r, g]). A linear layer has these tensors, with 8 codes in each 32-bit word:
+W[r, c] = scale[r, g] · (code[r, c] − zero[r, g]). A linear layer has these tensors, with 8 codes in
+each 32-bit word:
 
     version gemm    qweight [in, out / 8]   qzeros [in / group, out / 8]   scales [in / group, out]
     version gemv    qweight [out, in / 8]   qzeros [out, width / 8]        scales [out, width]
 
-In gemm, the 4-bit parts of a word, lowest first, hold the rows 0, 2, 4, 6, 1, 3, 5, 7 of eight. In gemv they are in order, and
-`width` is the number of groups, rounded up.
+In gemm, the 4-bit parts of a word, lowest first, hold the rows 0, 2, 4, 6, 1, 3, 5, 7 of eight. In
+gemv they are in order, and `width` is the number of groups, rounded up.
 """
 
 from __future__ import annotations
@@ -22,10 +24,19 @@ from pegboard.ops.blocks import Blocks
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.grouped import block_form, check_whole_groups
 from pegboard_weights.packed_integers import unpack
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, module_of, scales_of, tensor_of
+from pegboard_weights.stored_weight import (
+    AnyLayer,
+    Form,
+    FormatMethod,
+    Pieces,
+    module_of,
+    scales_of,
+    tensor_of,
+)
 
 READING = "awq 1"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other
+values."""
 
 PER_WORD = 8
 ROW_OF_PLACE = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -41,7 +52,9 @@ class AWQ(FormatMethod):
         config.one_of(("bits", "w_bit"), (4,), 4)
         self.group_size = config.size(("group_size", "q_group_size"), 128)
         self.has_zeros = config.flag("zero_point", True)
-        self.version = str(config.one_of("version", ("gemm", "gemv", "GEMM", "GEMV"), "gemm")).lower()
+        self.version = str(
+            config.one_of("version", ("gemm", "gemv", "GEMM", "GEMV"), "gemm")
+        ).lower()
         self.excluded = config.names("modules_to_not_convert")
 
     def reader(self, module: str, layer: AnyLayer) -> AWQReader | None:
@@ -54,31 +67,49 @@ class AWQ(FormatMethod):
 
 class AWQReader:
     def __init__(self, group_size: int, has_zeros: bool, is_gemv: bool) -> None:
-        self.group_size, self.has_zeros, self.is_gemv = group_size, has_zeros, is_gemv
+        self.group_size = group_size
+        self.has_zeros = has_zeros
+        self.is_gemv = is_gemv
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        rows, groups, module = part.rows[1] - part.rows[0], columns // self.group_size, module_of(part)
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        rows = part.rows[1] - part.rows[0]
+        groups = columns // self.group_size
+        module = module_of(part)
         if self.is_gemv:
             width = _padded_groups(columns, self.group_size)
-            codes, zeros, scales = (rows, columns // PER_WORD), (rows, width // PER_WORD), (rows, width)
+            codes = (rows, columns // PER_WORD)
+            zeros = (rows, width // PER_WORD)
+            scales = (rows, width)
         else:
-            codes, zeros, scales = (columns, rows // PER_WORD), (groups, rows // PER_WORD), (groups, rows)
-        wanted = [WantedWeight(f"{module}.qweight", codes), WantedWeight(f"{module}.scales", scales)]
+            codes = (columns, rows // PER_WORD)
+            zeros = (groups, rows // PER_WORD)
+            scales = (groups, rows)
+        wanted = [
+            WantedWeight(f"{module}.qweight", codes),
+            WantedWeight(f"{module}.scales", scales),
+        ]
         return [*wanted, WantedWeight(f"{module}.qzeros", zeros)] if self.has_zeros else wanted
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.group_size)
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
-        module, groups = module_of(part), columns // self.group_size
+        module = module_of(part)
+        groups = columns // self.group_size
         codes = tensor_of(pieces, f"{module}.qweight", torch.int32)
         scale = scales_of(pieces, f"{module}.scales")
         zeros = tensor_of(pieces, f"{module}.qzeros", torch.int32) if self.has_zeros else None
         if self.is_gemv:
-            codes, scale = unpack(codes, 4, 1), scale[:, :groups]
-            zero: int | Tensor = 8 if zeros is None else unpack(zeros, 4, 1)[:, :groups].to(torch.int8)
+            codes = unpack(codes, 4, 1)
+            scale = scale[:, :groups]
+            zero: int | Tensor = (
+                8 if zeros is None else unpack(zeros, 4, 1)[:, :groups].to(torch.int8)
+            )
         else:
-            codes, scale = _rows_of(codes), scale.T
+            codes = _rows_of(codes)
+            scale = scale.T
             zero = 8 if zeros is None else _rows_of(zeros).to(torch.int8)
         blocks = Blocks(4, self.group_size, codes.contiguous(), scale.contiguous(), zero=zero)
         return blocks if self.form(part, columns, pieces) == "block_weight" else blocks.dense()
@@ -96,7 +127,8 @@ def _rows_of(words: Tensor) -> Tensor:
 
 
 def _padded_groups(columns: int, group_size: int) -> int:
-    """Return how many groups gemv stores for a row: enough to fill words, and more of them for small groups."""
+    """Return how many groups gemv stores for a row: enough to fill words, and more of them for
+    small groups."""
     words = -(-(columns // group_size) // PER_WORD)
     multiple = {64: 2, 32: 4}.get(group_size, 1)
     return -(-words // multiple) * multiple * PER_WORD

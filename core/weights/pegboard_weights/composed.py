@@ -1,4 +1,5 @@
-"""Weights that are made of other weights: side by side, or with a transform of the activations before them."""
+"""Weights that are made of other weights: side by side, or with a transform of the activations
+before them."""
 
 from __future__ import annotations
 
@@ -47,14 +48,15 @@ class SideBySide:
 
 
 class Transform(Protocol):
-    """What is done to activations before they are multiplied with a weight that was quantized for the result. It is computed in
-    the type of the activations."""
+    """What is done to activations before they are multiplied with a weight that was quantized for
+    the result. It is computed in the type of the activations."""
 
     def of(self, x: Tensor) -> Tensor:
         """Return x [T, columns], transformed."""
 
     def undone(self, dense: Tensor) -> Tensor:
-        """Return the matrix [out, in] whose product with x is that of `dense` with the transformed x."""
+        """Return the matrix [out, in] whose product with x is that of `dense` with the transformed
+        x."""
 
     def values(self) -> Tensor:
         """Return the numbers that determine the transform. A reload writes to them."""
@@ -92,7 +94,9 @@ class MatrixTransform:
         return (x.reshape(len(x), -1, len(self.matrix)) @ self.matrix).view(x.shape)
 
     def undone(self, dense: Tensor) -> Tensor:
-        return (dense.reshape(len(dense), -1, len(self.matrix)) @ self.matrix.float().T).view(dense.shape)
+        return (dense.reshape(len(dense), -1, len(self.matrix)) @ self.matrix.float().T).view(
+            dense.shape
+        )
 
     def values(self) -> Tensor:
         return self.matrix
@@ -102,18 +106,22 @@ class MatrixTransform:
 
 
 class Hadamard:
-    """x · H / √n for every n consecutive columns, n a power of two, where H is Sylvester's: H₁ = 1, H₂ₙ = (Hₙ Hₙ; Hₙ −Hₙ). It is
-    its own inverse. It takes n · log₂ n additions, and no memory for a matrix."""
+    """x · H / √n for every n consecutive columns, n a power of two, where H is Sylvester's: H₁ = 1,
+    H₂ₙ = (Hₙ Hₙ; Hₙ −Hₙ). It is its own inverse. It takes n · log₂ n additions, and no memory for a
+    matrix."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def of(self, x: Tensor) -> Tensor:
-        found, width = x, 1
+        found = x
+        width = 1
         while width < self.size:
             pairs = found.reshape(len(x), -1, 2, width)
-            low, high = pairs[:, :, 0], pairs[:, :, 1]
-            found, width = torch.stack((low + high, low - high), 2), 2 * width
+            low = pairs[:, :, 0]
+            high = pairs[:, :, 1]
+            found = torch.stack((low + high, low - high), 2)
+            width = 2 * width
         return found.reshape(x.shape) * self.size**-0.5
 
     def undone(self, dense: Tensor) -> Tensor:
@@ -135,8 +143,15 @@ def are_equal(one: Transform | None, other: Transform | None) -> bool:
 
 def replace(transform: Transform, other: Transform | None, path: str) -> None:
     """Write the values of another transform into one, for a reload of the weight at `path`."""
-    if other is None or type(other) is not type(transform) or other.values().shape != transform.values().shape:
-        raise ModelError(f"{path} comes with another transform than it was first loaded with; load it in a new engine")
+    if (
+        other is None
+        or type(other) is not type(transform)
+        or other.values().shape != transform.values().shape
+    ):
+        raise ModelError(
+            f"{path} comes with another transform than it was first loaded with; load it in a new "
+            "engine"
+        )
     transform.values().copy_(other.values())
 
 
@@ -144,14 +159,17 @@ class Transformed:
     """A weight with a transform of the activations before it."""
 
     def __init__(self, weight: Any, transform: Transform) -> None:
-        self.weight, self.transform = weight, transform
+        self.weight = weight
+        self.transform = transform
 
     def bind(self) -> Bound:
-        transformed, call = self.transform.of, self.weight.bind()
+        transformed = self.transform.of
+        call = self.weight.bind()
         return lambda x: call(transformed(x))
 
     def bind_experts(self, num_experts: int, bias: Tensor | None) -> BoundExperts:
-        transformed, call = self.transform.of, self.weight.bind_experts(num_experts, bias)
+        transformed = self.transform.of
+        call = self.weight.bind_experts(num_experts, bias)
         return lambda x, starts: call(transformed(x), starts)
 
     def dense(self) -> Tensor:

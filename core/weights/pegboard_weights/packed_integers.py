@@ -8,9 +8,9 @@ from torch.nn import functional
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
-    """Return the integers of a stream of bits along `dim` of int32 `words`, the lowest bit first, as uint8. An integer may begin
-    in one word and end in the next: 32 integers take `bits` words. If the last words are not full, more integers are returned
-    than were packed."""
+    """Return the integers of a stream of bits along `dim` of int32 `words`, the lowest bit first,
+    as uint8. An integer may begin in one word and end in the next: 32 integers take `bits` words.
+    If the last words are not full, more integers are returned than were packed."""
     words = words.movedim(dim, -1).contiguous()
     *outer, num_words = words.shape
     stream = words.view(torch.uint8)  # little-endian, as the files are
@@ -26,5 +26,7 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
         joined = groups[..., 0]
         for i in range(1, bits):
             joined = joined | groups[..., i] << (8 * i)
-        found = torch.stack([joined >> (bits * i) & ((1 << bits) - 1) for i in range(8)], dim=-1).to(torch.uint8)
+        found = torch.stack(
+            [joined >> (bits * i) & ((1 << bits) - 1) for i in range(8)], dim=-1
+        ).to(torch.uint8)
     return found.reshape(*outer, -1).movedim(-1, dim)

@@ -1,8 +1,10 @@
-"""The life of a weight that a checkpoint stores in several tensors: scales, zero points and packed integers.
+"""The life of a weight that a checkpoint stores in several tensors: scales, zero points and packed
+integers.
 
-A format plugin has a `FormatMethod`, which gives each module a `Reader`. A reader says which tensors a part of a weight is read
-from, and turns them into `Blocks`, `FloatCodes` or floats. Parts of a merged weight may have different readers: parts of another
-form, or with another transform of the activations, are held side by side.
+A format plugin has a `FormatMethod`, which gives each module a `Reader`. A reader says which
+tensors a part of a weight is read from, and turns them into `Blocks`, `FloatCodes` or floats. Parts
+of a merged weight may have different readers: parts of another form, or with another transform of
+the activations, are held side by side.
 """
 
 from __future__ import annotations
@@ -15,12 +17,26 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackEntry
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    Part,
+    QuantizationSetup,
+    RepackEntry,
+)
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
-from pegboard_weights.composed import Bound, BoundExperts, SideBySide, Transform, Transformed, are_equal, replace
+from pegboard_weights.composed import (
+    Bound,
+    BoundExperts,
+    SideBySide,
+    Transform,
+    Transformed,
+    are_equal,
+    replace,
+)
 
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
@@ -35,32 +51,41 @@ FORMS: Mapping[Form, type] = {"block_weight": Blocks, "code_weight": FloatCodes}
 class Reader(Protocol):
     """Reads parts of weights in one format."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        """Return the tensors that a part with this number of columns is read from. available: the checkpoint's tensors."""
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        """Return the tensors that a part with this number of columns is read from. available: the
+        checkpoint's tensors."""
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        """Return the form of what `read` returns. Called when all pieces are there, before a cache is asked."""
+        """Return the form of what `read` returns. Called when all pieces are there, before a cache
+        is asked."""
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
-        """Return the rows of the part, packed or as floats [rows, columns]. Raises ModelError if the tensors do not fit."""
+        """Return the rows of the part, packed or as floats [rows, columns]. Raises ModelError if
+        the tensors do not fit."""
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
-        """Return JSON values that determine, together with the checkpoint, what `read` returns. They include a number that
-        changes whenever the same tensors are read as other values."""
+        """Return JSON values that determine, together with the checkpoint, what `read` returns.
+        They include a number that changes whenever the same tensors are read as other values."""
 
 
 @runtime_checkable
 class TransformReader(Protocol):
-    """An optional addition to a Reader: the part was quantized for activations that are transformed."""
+    """An optional addition to a Reader: the part was quantized for activations that are
+    transformed."""
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
-        """Return the transform, on the CPU. None = there is none. It is not kept in the repack cache."""
+        """Return the transform, on the CPU. None = there is none. It is not kept in the repack
+        cache."""
 
 
 class PlainReader:
     """Reads a part that is stored as floats."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns))]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
@@ -74,15 +99,21 @@ class PlainReader:
 
 
 def code_form(columns: int, block_columns: int) -> Form:
-    """Return the form of `FloatCodes` of this shape: packed if kernels take it, else floats, as which they are to be read."""
+    """Return the form of `FloatCodes` of this shape: packed if kernels take it, else floats, as
+    which they are to be read."""
     is_whole = block_columns >= columns or block_columns % 16 == 0
     return "code_weight" if is_whole and columns % 32 == 0 else "float_weight"
 
 
-def stored_as(available: Mapping[str, TensorEntry], name: str, *shapes: tuple[int, ...]) -> WantedWeight:
-    """Return the tensor with the shape that the checkpoint has, if it is one of `shapes`, or else with the first."""
+def stored_as(
+    available: Mapping[str, TensorEntry], name: str, *shapes: tuple[int, ...]
+) -> WantedWeight:
+    """Return the tensor with the shape that the checkpoint has, if it is one of `shapes`, or else
+    with the first."""
     found = available.get(name)
-    return WantedWeight(name, found.shape if found is not None and found.shape in shapes else shapes[0])
+    return WantedWeight(
+        name, found.shape if found is not None and found.shape in shapes else shapes[0]
+    )
 
 
 def floats(pieces: Pieces, name: str) -> Tensor:
@@ -96,7 +127,8 @@ def scales_of(pieces: Pieces, name: str) -> Tensor:
 
 
 def in_half(values: Tensor) -> Tensor:
-    """Return floats as float16 if that is exact, which it is for nearly all scales in bfloat16, else as float32."""
+    """Return floats as float16 if that is exact, which it is for nearly all scales in bfloat16,
+    else as float32."""
     if values.dtype == torch.float16:
         return values
     half = values.half()
@@ -104,20 +136,24 @@ def in_half(values: Tensor) -> Tensor:
 
 
 def tensor_of(pieces: Pieces, name: str, *dtypes: torch.dtype) -> Tensor:
-    """Return a tensor of one of these types. Raises ModelError if it is stored as something else."""
+    """Return a tensor of one of these types. Raises ModelError if it is stored as something
+    else."""
     expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     return _checked(pieces[name], lambda data: data.dtype in dtypes, expected)
 
 
 def _checked(piece: WeightPiece, fits: Callable[[Tensor], bool], expected: str) -> Tensor:
     if not isinstance(piece.data, Tensor) or not fits(piece.data):
-        raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; this format needs {expected}")
+        raise ModelError(
+            f"tensor {piece.name} is stored as {piece.stored}; this format needs {expected}"
+        )
     return piece.data
 
 
 class FormatMethod:
-    """A quantization method whose weights have readers. A subclass defines `reader`. kv_dtype: torch name of the type in which
-    the checkpoint wants keys and values stored; None = it does not say."""
+    """A quantization method whose weights have readers. A subclass defines `reader`. kv_dtype:
+    torch name of the type in which the checkpoint wants keys and values stored; None = it does not
+    say."""
 
     kv_dtype: str | None = None
 
@@ -125,8 +161,8 @@ class FormatMethod:
         self.setup = setup
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
-        """Return how the module is stored, or None if it is not quantized. module: its path in the checkpoint
-        ("model.layers.0.self_attn.q_proj"), which is one part of the layer."""
+        """Return how the module is stored, or None if it is not quantized. module: its path in the
+        checkpoint ("model.layers.0.self_attn.q_proj"), which is one part of the layer."""
         raise AssertionError(f"{type(self).__name__} overrides reader")
 
     def linear(self, layer: LinearLayer) -> StoredWeight | None:
@@ -138,12 +174,19 @@ class FormatMethod:
     def kv_cache(self, layer: object) -> str | None:
         return self.kv_dtype
 
-    def _weight(self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]) -> StoredWeight | None:
+    def _weight(
+        self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]
+    ) -> StoredWeight | None:
         found = {part: self.reader(module_of(part), layer) for part in parts}
         if not any(found.values()):
             return None
         kind = StoredTable if isinstance(layer, EmbeddingLayer) else StoredWeight
-        weight = kind(layer.path, shape, {part: reader or PlainReader() for part, reader in found.items()}, self.setup)
+        weight = kind(
+            layer.path,
+            shape,
+            {part: reader or PlainReader() for part, reader in found.items()},
+            self.setup,
+        )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
         return weight
 
@@ -160,7 +203,8 @@ def columns_of(layer: AnyLayer) -> int:
 
 @dataclass(slots=True)
 class Span:
-    """Adjacent rows [start, stop) of a weight that are held in one op. readers: of the parts in these rows."""
+    """Adjacent rows [start, stop) of a weight that are held in one op. readers: of the parts in
+    these rows."""
 
     start: int
     stop: int
@@ -171,26 +215,42 @@ class Span:
 
 
 class StoredWeight:
-    """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are kept until `finish`. Rows
-    without a part (of a padded vocabulary) stay zero. num_experts: see `LinearLayer`."""
+    """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are
+    kept until `finish`. Rows without a part (of a padded vocabulary) stay zero. num_experts: see
+    `LinearLayer`."""
 
     IS_TABLE = False
     num_experts = 0
 
-    def __init__(self, path: str, shape: tuple[int, int], readers: Mapping[Part, Reader], setup: QuantizationSetup) -> None:
-        self.path, self.shape, self.readers, self.setup = path, shape, dict(readers), setup
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, int],
+        readers: Mapping[Part, Reader],
+        setup: QuantizationSetup,
+    ) -> None:
+        self.path = path
+        self.shape = shape
+        self.readers = dict(readers)
+        self.setup = setup
         self.wanted: dict[str, WantedWeight] = {}
         self.pieces: dict[str, WeightPiece] = {}
         self.spans: list[Span] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        """A part of which the checkpoint has none of the format's tensors, but plain floats, is plain: routers of experts, which
-        not all configs list."""
+        """A part of which the checkpoint has none of the format's tensors, but plain floats, is
+        plain: routers of experts, which not all configs list."""
         wanted: list[WantedWeight] = []
         for part, reader in self.readers.items():
-            found, plain = reader.tensors(part, self.shape[1], available), available.get(part.name)
+            found = reader.tensors(part, self.shape[1], available)
+            plain = available.get(part.name)
             others = {weight.name for weight in found} - {part.name}
-            if plain is not None and plain.stored in PLAIN and others and not others & available.keys():
+            if (
+                plain is not None
+                and plain.stored in PLAIN
+                and others
+                and not others & available.keys()
+            ):
                 self.readers[part] = PlainReader()
                 found = self.readers[part].tensors(part, self.shape[1], available)
             wanted += found
@@ -203,15 +263,20 @@ class StoredWeight:
             names = ", ".join(self.wanted)
             raise ModelError(f"{self.path} has no place for {piece.name}; it is read from {names}")
         if tuple(piece.shape) != wanted.shape:
-            raise ModelError(f"tensor {piece.name} has shape {tuple(piece.shape)}; {self.path} expects {wanted.shape}")
+            raise ModelError(
+                f"tensor {piece.name} has shape {tuple(piece.shape)}; {self.path} expects "
+                f"{wanted.shape}"
+            )
         self.pieces[piece.name] = piece
 
     def finish(self) -> None:
-        """The next `accept` starts a reload. The bound callables see the new weights when it is finished."""
+        """The next `accept` starts a reload. The bound callables see the new weights when it is
+        finished."""
         missing = sorted(self.wanted.keys() - self.pieces.keys())
         if missing:
             raise ModelError(f"{self.path}: the checkpoint did not contain {', '.join(missing)}")
-        pieces, self.pieces = self.pieces, {}
+        pieces = self.pieces
+        self.pieces = {}
         is_first = not self.spans
         if is_first:
             self.spans = self._split(pieces)
@@ -221,22 +286,40 @@ class StoredWeight:
                 if span.form != "float_weight" and span.op.restore():
                     continue
             elif span.transform is not None:
-                replace(span.transform, self._transform(*next(iter(span.readers.items())), pieces), self.path)
+                replace(
+                    span.transform,
+                    self._transform(*next(iter(span.readers.items())), pieces),
+                    self.path,
+                )
             self._fill(span, pieces)
 
     def _split(self, pieces: Pieces) -> list[Span]:
-        """Return the spans of the weight, without their ops. Parts of the same form and transform are one span. If experts need
-        several, none reaches from one expert to the next."""
+        """Return the spans of the weight, without their ops. Parts of the same form and transform
+        are one span. If experts need several, none reaches from one expert to the next."""
         found = [
-            Span(*part.rows, reader.form(part, self.shape[1], pieces), self._transform(part, reader, pieces), {part: reader})
+            Span(
+                *part.rows,
+                reader.form(part, self.shape[1], pieces),
+                self._transform(part, reader, pieces),
+                {part: reader},
+            )
             for part, reader in self.readers.items()
         ]
-        is_one = all(span.form == found[0].form and are_equal(span.transform, found[0].transform) for span in found)
-        step = self.shape[0] // self.num_experts if self.num_experts and not is_one else self.shape[0]
+        is_one = all(
+            span.form == found[0].form and are_equal(span.transform, found[0].transform)
+            for span in found
+        )
+        step = (
+            self.shape[0] // self.num_experts if self.num_experts and not is_one else self.shape[0]
+        )
         spans: list[Span] = []
         for span in found:
             last = spans[-1] if spans and span.start % step else None
-            if last is not None and last.form == span.form and are_equal(last.transform, span.transform):
+            if (
+                last is not None
+                and last.form == span.form
+                and are_equal(last.transform, span.transform)
+            ):
                 last.readers |= span.readers
                 last.stop = span.stop
             else:
@@ -245,38 +328,67 @@ class StoredWeight:
         return spans
 
     def _transform(self, part: Part, reader: Reader, pieces: Pieces) -> Transform | None:
-        found = reader.transform(part, self.shape[1], pieces) if isinstance(reader, TransformReader) else None
-        return None if found is None else found.to(getattr(torch, self.setup.dtype), self.setup.device)
+        found = (
+            reader.transform(part, self.shape[1], pieces)
+            if isinstance(reader, TransformReader)
+            else None
+        )
+        return (
+            None if found is None else found.to(getattr(torch, self.setup.dtype), self.setup.device)
+        )
 
     def _make(self, span: Span, pieces: Pieces) -> Any:
-        setup, shape = self.setup, (span.stop - span.start, self.shape[1])
-        more = {} if span.form == "float_weight" else {"cache": self._cache_entry(span, shape, pieces)}
-        return setup.kernels[span.form](shape, getattr(torch, setup.dtype), setup.device, is_table=self.IS_TABLE, **more)
+        setup = self.setup
+        shape = (span.stop - span.start, self.shape[1])
+        more = (
+            {} if span.form == "float_weight" else {"cache": self._cache_entry(span, shape, pieces)}
+        )
+        return setup.kernels[span.form](
+            shape, getattr(torch, setup.dtype), setup.device, is_table=self.IS_TABLE, **more
+        )
 
     def _fill(self, span: Span, pieces: Pieces) -> None:
         for part, reader in span.readers.items():
-            rows, start = reader.read(part, self.shape[1], pieces), part.rows[0] - span.start
+            rows = reader.read(part, self.shape[1], pieces)
+            start = part.rows[0] - span.start
             if span.form == "float_weight":
-                span.op.plain()[start : part.rows[1] - span.start] = rows if isinstance(rows, Tensor) else rows.dense()
+                span.op.plain()[start : part.rows[1] - span.start] = (
+                    rows if isinstance(rows, Tensor) else rows.dense()
+                )
             elif isinstance(rows, FORMS[span.form]):
                 span.op.write(start, rows)
             else:
-                raise ModelError(f"{part.name} comes in another form than it was first loaded in; load it in a new engine")
+                raise ModelError(
+                    f"{part.name} comes in another form than it was first loaded in; load it in a "
+                    "new engine"
+                )
         span.op.finish()
 
-    def _cache_entry(self, span: Span, shape: tuple[int, int], pieces: Pieces) -> RepackEntry | None:
+    def _cache_entry(
+        self, span: Span, shape: tuple[int, int], pieces: Pieces
+    ) -> RepackEntry | None:
         cache = self.setup.repack_cache
         if cache is None:
             return None
-        parts = [[part.name, *part.rows, *reader.key(part, pieces)] for part, reader in span.readers.items()]
+        parts = [
+            [part.name, *part.rows, *reader.key(part, pieces)]
+            for part, reader in span.readers.items()
+        ]
         return cache.entry(self.path, [shape, self.IS_TABLE, parts])
 
     def weight(self, start: int = 0, stop: int | None = None) -> Any:
-        """Return what holds the matrix, or the rows [start, stop): an op, or ops that are composed. It exists after the first
-        `finish`."""
+        """Return what holds the matrix, or the rows [start, stop): an op, or ops that are composed.
+        It exists after the first `finish`."""
         assert self.spans, "call finish() before the weight is used"
-        spans = [span for span in self.spans if start <= span.start and (stop is None or span.stop <= stop)]
-        held = [span.op if span.transform is None else Transformed(span.op, span.transform) for span in spans]
+        spans = [
+            span
+            for span in self.spans
+            if start <= span.start and (stop is None or span.stop <= stop)
+        ]
+        held = [
+            span.op if span.transform is None else Transformed(span.op, span.transform)
+            for span in spans
+        ]
         return held[0] if len(held) == 1 else SideBySide(held)
 
     def bind(self, kernels: Kernels) -> Bound:
@@ -287,7 +399,11 @@ class StoredWeight:
             call: BoundExperts = self.weight().bind_experts(num_experts, bias)
             return call
         rows = self.shape[0] // num_experts
-        return one_by_one([self.weight(start, start + rows).bind() for start in range(0, self.shape[0], rows)], rows, bias)
+        return one_by_one(
+            [self.weight(start, start + rows).bind() for start in range(0, self.shape[0], rows)],
+            rows,
+            bias,
+        )
 
     def dequantize(self) -> Tensor:
         return self.weight().dense().float()

@@ -1,4 +1,5 @@
-"""Weights that were quantized for transformed inputs, where a tensor of the module holds the transform."""
+"""Weights that were quantized for transformed inputs, where a tensor of the module holds the
+transform."""
 
 from __future__ import annotations
 
@@ -13,18 +14,28 @@ from pegboard_weights.stored_weight import Form, Pieces, Reader, floats, module_
 
 
 class TransformedReader:
-    """Reads a part as another reader does, with the tensor `ending` of its module: scales of the columns [columns], or, if size
-    is given, a matrix [size, size] for every `size` columns."""
+    """Reads a part as another reader does, with the tensor `ending` of its module: scales of the
+    columns [columns], or, if size is given, a matrix [size, size] for every `size` columns."""
 
     def __init__(self, weight: Reader, ending: str, size: int | None = None) -> None:
-        self.weight, self.ending, self.size = weight, ending, size
+        self.weight = weight
+        self.ending = ending
+        self.size = size
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         module = module_of(part)
         if self.size is not None and columns % self.size:
-            raise ModelError(f"{module} has {columns} columns; {module}.{self.ending} needs a multiple of {self.size}")
+            raise ModelError(
+                f"{module} has {columns} columns; {module}.{self.ending} needs a multiple of "
+                f"{self.size}"
+            )
         shape = (columns,) if self.size is None else (self.size, self.size)
-        return [*self.weight.tensors(part, columns, available), WantedWeight(f"{module}.{self.ending}", shape)]
+        return [
+            *self.weight.tensors(part, columns, available),
+            WantedWeight(f"{module}.{self.ending}", shape),
+        ]
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
         values = floats(pieces, f"{module_of(part)}.{self.ending}").float()

@@ -1,4 +1,5 @@
-"""Values of quantization configs: what is allowed passes, and everything else is an error that names it."""
+"""Values of quantization configs: what is allowed passes, and everything else is an error that
+names it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pegboard_weights.config import QuantConfig, matches
 
 
 def test_values_defaults_and_other_names() -> None:
-    config = QuantConfig({"w_bit": 4, "q_group_size": 64, "lm_head": True, "skip": ["a"], "none": None}, "Odd")
+    config = QuantConfig(
+        {"w_bit": 4, "q_group_size": 64, "lm_head": True, "skip": ["a"], "none": None}, "Odd"
+    )
     assert config.one_of(("bits", "w_bit"), (4, 8)) == 4
     assert config.one_of("none", ("x", "y"), "x") == "x"
     assert config.size(("group_size", "q_group_size")) == 64 and config.size("missing", -1) == -1
@@ -78,13 +81,16 @@ def test_values_of_a_part_are_named_with_their_place() -> None:
 
 
 NAMES = st.lists(
-    st.sampled_from(["q", "q_proj", "proj", "0", "10", "layers", "mlp", "gate", "gate_proj"]), min_size=1, max_size=4
+    st.sampled_from(["q", "q_proj", "proj", "0", "10", "layers", "mlp", "gate", "gate_proj"]),
+    min_size=1,
+    max_size=4,
 )
 
 
 @given(NAMES, NAMES)
 def test_a_name_means_whole_parts_of_a_path(path: list[str], wanted: list[str]) -> None:
-    """As "q" is not "q_proj", and layer 1 is not layer 10. The name may be the beginning, the middle or the end of the path."""
+    """As "q" is not "q_proj", and layer 1 is not layer 10. The name may be the beginning, the
+    middle or the end of the path."""
     is_inside = any(path[start : start + len(wanted)] == wanted for start in range(len(path)))
     assert matches(".".join(path), [".".join(wanted)]) == is_inside
     assert matches(".".join(path), ["absent", ".".join(wanted)]) == is_inside

@@ -23,7 +23,8 @@ from pegboard_weights.grouped import block_form, check_whole_groups, column_grou
     seed=st.integers(0, 99),
 )
 def test_what_the_rows_mean(bits: int, size: int, order: str, shift: str, seed: int) -> None:
-    rows, columns = 3, 128
+    rows = 3
+    columns = 128
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, columns // size)
     codes = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
@@ -45,13 +46,22 @@ def test_what_the_rows_mean(bits: int, size: int, order: str, shift: str, seed: 
     fits = size != 8 and order != "unequal"
     assert block_form(columns, size, groups) == ("block_weight" if fits else "float_weight")
     assert isinstance(found, Blocks) == fits
-    torch.testing.assert_close(found.dense() if isinstance(found, Blocks) else found, expected.float(), rtol=1e-6, atol=2e-5)
+    torch.testing.assert_close(
+        found.dense() if isinstance(found, Blocks) else found,
+        expected.float(),
+        rtol=1e-6,
+        atol=2e-5,
+    )
     if isinstance(found, Blocks):
-        assert found.bits == bits and found.codes.dtype == (torch.int8 if bits == 8 else torch.uint8)
+        assert found.bits == bits and found.codes.dtype == (
+            torch.int8 if bits == 8 else torch.uint8
+        )
 
 
 def piece(name: str, data: Tensor) -> dict[str, WeightPiece]:
-    return {name: WeightPiece(name, str(data.dtype).removeprefix("torch."), tuple(data.shape), data)}
+    return {
+        name: WeightPiece(name, str(data.dtype).removeprefix("torch."), tuple(data.shape), data)
+    }
 
 
 def test_groups_of_columns() -> None:

@@ -12,7 +12,13 @@ from pegboard_weights.packed_integers import unpack
 
 
 @settings(max_examples=60, deadline=None)
-@given(bits=st.integers(2, 8), rows=st.integers(1, 4), groups=st.integers(1, 3), dim=st.integers(0, 1), seed=st.integers(0, 99))
+@given(
+    bits=st.integers(2, 8),
+    rows=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    dim=st.integers(0, 1),
+    seed=st.integers(0, 99),
+)
 def test_a_stream_of_bits(bits: int, rows: int, groups: int, dim: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 2**bits, (rows, 32 * groups))
     words = []

@@ -1,4 +1,5 @@
-"""Weights whose parts differ: side by side, each in its own form, and with transforms of the activations."""
+"""Weights whose parts differ: side by side, each in its own form, and with transforms of the
+activations."""
 
 from __future__ import annotations
 
@@ -48,16 +49,26 @@ class Method(FormatMethod):
 
 def load(weight: Any, rows: tuple[int, ...], seed: int) -> Tensor:
     """Fill the parts with whole numbers. Returns them."""
-    values = torch.randint(-9, 9, (sum(rows), COLUMNS), generator=torch.Generator().manual_seed(seed)).float()
-    pieces = [stored_pieces(f"m.{index}", {"weight": part})[0] for index, part in enumerate(values.split(rows))]
+    values = torch.randint(
+        -9, 9, (sum(rows), COLUMNS), generator=torch.Generator().manual_seed(seed)
+    ).float()
+    pieces = [
+        stored_pieces(f"m.{index}", {"weight": part})[0]
+        for index, part in enumerate(values.split(rows))
+    ]
     load_pieces(weight, pieces)
     return values
 
 
 def made(rows: tuple[int, ...], *readers: Reader | None, num_experts: int = 0) -> Any:
     starts = [sum(rows[:index]) for index in range(len(rows))]
-    parts = tuple(Part(f"m.{index}.weight", (start, start + rows[index])) for index, start in enumerate(starts))
-    weight = Method(list(readers)).linear(LinearLayer("m", COLUMNS, sum(rows), parts, num_experts=num_experts))
+    parts = tuple(
+        Part(f"m.{index}.weight", (start, start + rows[index]))
+        for index, start in enumerate(starts)
+    )
+    weight = Method(list(readers)).linear(
+        LinearLayer("m", COLUMNS, sum(rows), parts, num_experts=num_experts)
+    )
     assert weight is not None
     return weight
 
@@ -72,7 +83,8 @@ def test_parts_of_other_forms_are_held_side_by_side() -> None:
         (10, 14, BlockWeight),
     ]
     assert isinstance(weight.weight(), SideBySide) and torch.equal(weight.dequantize(), values)
-    call, x = weight.bind({}), torch.randn(7, COLUMNS)
+    call = weight.bind({})
+    x = torch.randn(7, COLUMNS)
     torch.testing.assert_close(call(x), x @ values.T, rtol=1e-4, atol=1e-4)
     assert weight.num_bytes() == 4 * values.numel()
     values = load(weight, rows, 2)
@@ -81,14 +93,23 @@ def test_parts_of_other_forms_are_held_side_by_side() -> None:
 
 def hadamard(size: int) -> Tensor:
     """With entries (−1)^(number of ones that the numbers of row and column share)."""
-    return torch.tensor([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)]) / size**0.5
+    return (
+        torch.tensor(
+            [
+                [(-1.0) ** (row & column).bit_count() for column in range(size)]
+                for row in range(size)
+            ]
+        )
+        / size**0.5
+    )
 
 
 def turned(x: Tensor, matrix: Tensor) -> Tensor:
     return x @ torch.block_diag(*[matrix] * (COLUMNS // len(matrix)))
 
 
-SCALES, MATRIX = torch.rand(COLUMNS) + 0.5, torch.randn(32, 32)
+SCALES = torch.rand(COLUMNS) + 0.5
+MATRIX = torch.randn(32, 32)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +134,8 @@ def test_activations_are_transformed(transform: Transform, matrix: Tensor) -> No
 def test_parts_may_have_their_own_transforms() -> None:
     rows = (3, 5, 2)
     weight = made(rows, Turned(ColumnScales(SCALES)), Turned(Hadamard(2)), EightBits())
-    stored, x = load(weight, rows, 1), torch.randn(7, COLUMNS)
+    stored = load(weight, rows, 1)
+    x = torch.randn(7, COLUMNS)
     parts = (x * SCALES) @ stored[:3].T, turned(x, hadamard(2)) @ stored[3:8].T, x @ stored[8:].T
     torch.testing.assert_close(weight.bind({})(x), torch.cat(parts, 1), rtol=1e-5, atol=1e-4)
 
@@ -122,12 +144,15 @@ def test_a_reload_brings_its_own_transform() -> None:
     reader = Turned(ColumnScales(torch.rand(COLUMNS)))
     weight = made((3,), reader)
     load(weight, (3,), 1)
-    call, x = weight.bind({}), torch.randn(2, COLUMNS)
+    call = weight.bind({})
+    x = torch.randn(2, COLUMNS)
     reader.values = ColumnScales(SCALES)
     stored = load(weight, (3,), 2)
     torch.testing.assert_close(call(x), (x * SCALES) @ stored.T, rtol=1e-5, atol=1e-4)
     reader.values = Hadamard(2)
-    with pytest.raises(ModelError, match="m comes with another transform than it was first loaded with"):
+    with pytest.raises(
+        ModelError, match="m comes with another transform than it was first loaded with"
+    ):
         load(weight, (3,), 3)
 
 
@@ -135,18 +160,28 @@ def test_a_reload_brings_its_own_transform() -> None:
     ("readers", "spans"),
     [
         ((EightBits(),) * 6, [(0, 24)]),
-        ((EightBits(), EightBits(), None, EightBits(), EightBits(), EightBits()), [(0, 8), (8, 11), (11, 16), (16, 24)]),
-        ((EightBits(), Turned(Hadamard(4))) * 3, [(0, 3), (3, 8), (8, 11), (11, 16), (16, 19), (19, 24)]),
+        (
+            (EightBits(), EightBits(), None, EightBits(), EightBits(), EightBits()),
+            [(0, 8), (8, 11), (11, 16), (16, 24)],
+        ),
+        (
+            (EightBits(), Turned(Hadamard(4))) * 3,
+            [(0, 3), (3, 8), (8, 11), (11, 16), (16, 19), (19, 24)],
+        ),
     ],
     ids=["one form", "one expert differs", "a transform each"],
 )
-def test_experts_are_cut_between_each_other(readers: tuple[Reader, ...], spans: list[tuple[int, int]]) -> None:
+def test_experts_are_cut_between_each_other(
+    readers: tuple[Reader, ...], spans: list[tuple[int, int]]
+) -> None:
     """Three experts of two parts each. Only if the forms differ, each expert has its own spans."""
     rows = (3, 5) * 3
     weight = made(rows, *readers, num_experts=3)
     load(weight, rows, 1)
     assert [(span.start, span.stop) for span in weight.spans] == spans
-    matrices, bias, x = weight.dequantize().view(3, 8, COLUMNS), torch.randn(3, 8), torch.randn(7, COLUMNS)
+    matrices = weight.dequantize().view(3, 8, COLUMNS)
+    bias = torch.randn(3, 8)
+    x = torch.randn(7, COLUMNS)
     call = weight.bind_experts({}, 3, bias)
     found = call(x, torch.tensor([0, 2, 2, 7]))
     expected = torch.cat((x[:2] @ matrices[0].T + bias[0], x[2:] @ matrices[2].T + bias[2]))

@@ -1,7 +1,7 @@
 """The attention backend `cpu_native`: compiled paged attention. Each KV group has one instance.
 
-The kernels (csrc/attention*.c) use their own cache layout. They treat the views from core as plain memory: [block, KV head,
-head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
+The kernels (csrc/attention*.c) use their own cache layout. They treat the views from core as plain
+memory: [block, KV head, head_dim, slot] for keys and [block, KV head, slot, head_dim] for values.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAN = PYFUNCTYPE(None, c_void_p, *[c_int32] * 6)
-"""The type of the C function that plans a step. The call keeps the interpreter lock, because it takes only a few microseconds.
-The step's program runs next and releases the lock."""
+"""The type of the C function that plans a step. The call keeps the interpreter lock, because it
+takes only a few microseconds. The step's program runs next and releases the lock."""
 
 
 class NativeAttention:
@@ -54,14 +54,17 @@ class NativeAttention:
         self.library = library()
         self.layers = setup.layers
         first = setup.layers[0]
-        self.head_dim, self.num_kv_heads = first.head_dim, first.num_kv_heads
+        self.head_dim = first.head_dim
+        self.num_kv_heads = first.num_kv_heads
         self.group = max(layer.num_heads // layer.num_kv_heads for layer in setup.layers)
         windows = [layer.window for layer in setup.layers]
         self.window = 0 if None in windows else max(window or 0 for window in windows)
         chunks = {layer.chunk for layer in setup.layers}
         self.chunk = ENCODER if first.encoder else (first.chunk or 0) if len(chunks) == 1 else 0
         self.num_threads = self.library.num_threads
-        self.most_pieces = -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
+        self.most_pieces = (
+            -(-2 * PIECES_PER_THREAD * self.num_threads // self.num_kv_heads) + SHARED_PIECES
+        )
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0
         self.current = Plan()
@@ -69,57 +72,81 @@ class NativeAttention:
         self._make_room(setup.limits.max_num_batched_tokens)
         tile_rows = max(1, TILE // self.group) * self.group
         self.current.partial_stride = tile_rows * (self.head_dim + 2)
-        self.partials = np.empty(self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32)
+        self.partials = np.empty(
+            self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32
+        )
         self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
-        self.current.partials, self.current.finished = self.partials.ctypes.data, self.finished.ctypes.data
+        self.current.partials = self.partials.ctypes.data
+        self.current.finished = self.finished.ctypes.data
         self._fill = _PLAN(self.library.address("attention_plan"))
 
     def _make_room(self, num_tokens: int) -> None:
-        """Allocate the items of a step of up to `num_tokens` tokens. Each item has at least one token, and some items are cut
-        into pieces."""
+        """Allocate the items of a step of up to `num_tokens` tokens. Each item has at least one
+        token, and some items are cut into pieces."""
         self.capacity = num_tokens
         self.items = np.empty((num_tokens + self.most_pieces) * sizeof(Item), np.uint8)
         self.members = np.empty(num_tokens, np.int32)
-        self.current.items, self.current.members = self.items.ctypes.data, self.members.ctypes.data
+        self.current.items = self.items.ctypes.data
+        self.current.members = self.members.ctypes.data
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
-        """For int8, the cache also stores one float32 scale per token and KV head for the keys, and one for the values."""
+        """For int8, the cache also stores one float32 scale per token and KV head for the keys, and
+        one for the values."""
         if layer.value_dim not in (None, layer.head_dim):
             raise ModelError(
-                f"attention layer {layer.layer_index} has values of {layer.value_dim} channels and keys of {layer.head_dim}; "
-                "cpu_native needs both to be equal: choose another attention backend, for example --attention-backend cpu_paged"
+                f"attention layer {layer.layer_index} has values of {layer.value_dim} channels "
+                f"and keys of {layer.head_dim}; cpu_native needs both to be equal: choose another "
+                "attention backend, for example --attention-backend cpu_paged"
             )
         shape = (layer.num_kv_heads, layer.head_dim)
         tensors = [KVTensor("k", shape, dtype), KVTensor("v", shape, dtype)]
         if dtype == "int8":
-            tensors += [KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")]
+            tensors += [
+                KVTensor(name, (layer.num_kv_heads,), "float32") for name in ("k_scale", "v_scale")
+            ]
         return KVCacheSpec(tensors=tuple(tensors), retain=layer.retain, block_size_multiple=16)
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
-        self.views, self.block_size = views, block_size
+        self.views = views
+        self.block_size = block_size
 
     def plan(self, inputs: AttentionInputs) -> None:
         if inputs.num_tokens > self.capacity:
             self._make_room(inputs.num_tokens)
         self.inputs = inputs  # keep them alive: the plan points to their memory
-        plan, table = self.current, inputs.block_table
-        plan.num_rows, plan.block_size = inputs.num_rows, self.block_size
-        plan.query_start_loc, plan.seq_lens = inputs.query_start_loc.data_ptr(), inputs.seq_lens.data_ptr()
-        plan.block_table, plan.table_stride = table.data_ptr(), table.stride(0)
+        plan = self.current
+        table = inputs.block_table
+        plan.num_rows = inputs.num_rows
+        plan.block_size = self.block_size
+        plan.query_start_loc = inputs.query_start_loc.data_ptr()
+        plan.seq_lens = inputs.seq_lens.data_ptr()
+        plan.block_table = table.data_ptr()
+        plan.table_stride = table.stride(0)
         plan.slot_mapping = inputs.slot_mapping.data_ptr()
-        self._fill(addressof(plan), self.num_threads, self.num_kv_heads, self.group, self.window, self.chunk, self.most_pieces)
+        self._fill(
+            addressof(plan),
+            self.num_threads,
+            self.num_kv_heads,
+            self.group,
+            self.window,
+            self.chunk,
+            self.most_pieces,
+        )
 
     def bind(self, layer: AttentionLayer) -> "NativeLayer":
         return NativeLayer(self, layer)
 
     def cache(self, owner: int) -> Cache:
         """Return the addresses and strides of the cache of layer `owner`."""
-        view, cache = self.views[owner], Cache()
+        view = self.views[owner]
+        cache = Cache()
         for name, tensor in view.items():
             setattr(cache, name, tensor.data_ptr())
             setattr(cache, f"{name}_stride", tensor.stride(0) * tensor.element_size())
-        cache.num_kv_heads, cache.head_dim, cache.block_size = self.num_kv_heads, self.head_dim, self.block_size
+        cache.num_kv_heads = self.num_kv_heads
+        cache.head_dim = self.head_dim
+        cache.block_size = self.block_size
         cache.type = CACHE_TYPES[stored_type(view)]
         return cache
 
@@ -132,19 +159,22 @@ class NativeLayer:
     """One bound layer. It is called eagerly, or recorded into a program."""
 
     def __init__(self, backend: NativeAttention, layer: AttentionLayer) -> None:
-        self.backend, self.layer = backend, layer
+        self.backend = backend
+        self.layer = layer
         self.is_owner = layer.shares_kv_with is None
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         self.cache = backend.cache(owner)
         if layer.k_scale is not None and layer.v_scale is not None:
-            self.cache.k_scale, self.cache.v_scale = layer.k_scale.data_ptr(), layer.v_scale.data_ptr()
+            self.cache.k_scale = layer.k_scale.data_ptr()
+            self.cache.v_scale = layer.v_scale.data_ptr()
         self.stored = stored_type(backend.views[owner])
 
     def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         turn: Turn | None = None
         if type(q) is Value:
             (q, k), turn = q.recorder.take_turn(q, k)
-        q, calls = rows_of(q), []
+        q = rows_of(q)
+        calls = []
         reads = {"q": q} if k is None else {"q": q, "k": rows_of(k), "v": rows_of(v)}
         if turn is not None:
             reads |= {"cos": turn.cos, "sin": turn.sin}
@@ -158,8 +188,8 @@ class NativeLayer:
         return out
 
     def _store_arguments(self, turn: Turn | None, stores: bool) -> StoreArguments:
-        """Return the arguments of the call that stores k and v in the cache. It also rotates q (in place) and k, as `turn`
-        says."""
+        """Return the arguments of the call that stores k and v in the cache. It also rotates q (in
+        place) and k, as `turn` says."""
         return StoreArguments(
             plan=addressof(self.backend.current),
             cache=self.cache,
@@ -171,7 +201,11 @@ class NativeLayer:
 
     def attend_arguments(self) -> AttendArguments | FloatAttendArguments:
         group = self.layer.num_heads // self.layer.num_kv_heads
-        make = FloatAttendArguments if group * self.layer.head_dim % QUANTIZED_BLOCK else AttendArguments
+        make = (
+            FloatAttendArguments
+            if group * self.layer.head_dim % QUANTIZED_BLOCK
+            else AttendArguments
+        )
         unit = UNITS.get(self.stored, 1.0)
         return make(
             plan=addressof(self.backend.current),

@@ -11,7 +11,14 @@ ENCODER = -1
 PIECES_PER_THREAD = 4
 SHARED_PIECES = 32
 QUANTIZED_BLOCK = 32
-CACHE_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
+CACHE_TYPES = {
+    "float32": 0,
+    "bfloat16": 1,
+    "int8": 2,
+    "float16": 3,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 5,
+}
 UNITS = {"float8_e4m3fn": E4M3_UNIT}
 """The kernels read numbers of these types divided by this."""
 
@@ -81,7 +88,7 @@ class AttendArguments(Structure):
 
 
 class FloatAttendArguments(Structure):
-    """The same structure for a group of heads whose channels are not a multiple of 32. It has no field named `to`, so a recorder
-    quantizes the result with a separate call."""
+    """The same structure for a group of heads whose channels are not a multiple of 32. It has no
+    field named `to`, so a recorder quantizes the result with a separate call."""
 
     _fields_ = [*_ATTEND, ("not_quantized", Quantized)]

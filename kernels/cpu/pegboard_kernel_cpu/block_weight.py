@@ -30,7 +30,8 @@ SCALE_TYPES = {torch.float16: HALVES, torch.float32: FLOATS, torch.int8: BYTES, 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive packed rows of the matrix, [start, stop), all in the same format. order: of their columns (see Blocks)."""
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format. order: of their
+    columns (see Blocks)."""
 
     start: int
     stop: int
@@ -40,7 +41,8 @@ class Segment:
 
 
 class Run(NamedTuple):
-    """See `packed_weight.Run` and `Format` in csrc/linear_blocks.c. order: number of the order of columns, -1 = in order."""
+    """See `packed_weight.Run` and `Format` in csrc/linear_blocks.c. order: number of the order of
+    columns, -1 = in order."""
 
     start: int
     stop: int
@@ -55,11 +57,21 @@ class Run(NamedTuple):
     def is_computable(self, columns: int) -> bool:
         if not all(isinstance(value, int) for value in self) or self.order < -1:
             return False
-        is_whole = self.block_size == 16 or (self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0)
-        is_known = self.scale_type in range(4) and self.shift in (NO_SHIFT, MINIMUMS, ZEROS) and 1 <= self.bits <= 8
+        is_whole = self.block_size == 16 or (
+            self.block_size > 0 and self.block_size % 32 == 0 and columns % self.block_size == 0
+        )
+        is_known = (
+            self.scale_type in range(4)
+            and self.shift in (NO_SHIFT, MINIMUMS, ZEROS)
+            and 1 <= self.bits <= 8
+        )
         if self.scale_type in (HALVES, FLOATS) or not (is_whole and is_known):
             return is_whole and is_known and self.outer == 0
-        is_outer = self.outer > 0 and self.outer % max(self.block_size, 32) == 0 and columns % self.outer == 0
+        is_outer = (
+            self.outer > 0
+            and self.outer % max(self.block_size, 32) == 0
+            and columns % self.outer == 0
+        )
         return is_outer and (self.scale_type == BYTES or self.shift == MINIMUMS)
 
     def format(self) -> Format:
@@ -67,7 +79,15 @@ class Run(NamedTuple):
         shift_bytes = (0, 0 if self.scale_type == PAIRS else scale_bytes, 1)[self.shift]
         sets = 2 if self.block_size == 16 else 1
         record_bytes = GROUP * sets * (scale_bytes + shift_bytes + self.block_size * self.bits // 8)
-        return Format(self.bits, self.block_size, self.scale_type, self.shift, self.zero, record_bytes, self.outer)
+        return Format(
+            self.bits,
+            self.block_size,
+            self.scale_type,
+            self.shift,
+            self.zero,
+            record_bytes,
+            self.outer,
+        )
 
     def num_bytes(self, columns: int) -> int:
         group_bytes = columns // max(self.block_size, 32) * self.format().record_bytes
@@ -77,7 +97,8 @@ class Run(NamedTuple):
 
 
 class NativeBlockWeight(PackedWeight):
-    """See `pegboard.ops.blocks.BlockWeight`. A weight whose columns are in another order is not kept in the cache."""
+    """See `pegboard.ops.blocks.BlockWeight`. A weight whose columns are in another order is not
+    kept in the cache."""
 
     LAYOUT = "cpu blocks 4"
     RUN = Run
@@ -96,18 +117,36 @@ class NativeBlockWeight(PackedWeight):
     def write(self, start: int, rows: Blocks) -> None:
         if not self.run_of(start, rows).is_computable(self.shape[1]):
             raise ModelError(
-                f"blocks of {rows.block_size} columns with {rows.bits} bits are not computed for {self.shape[1]} columns"
+                f"blocks of {rows.block_size} columns with {rows.bits} bits are not computed for "
+                f"{self.shape[1]} columns"
             )
         super().write(start, rows)
 
     def run_of(self, start: int, rows: Blocks) -> Run:
         """The order of columns is noted."""
         has_zeros = isinstance(rows.zero, Tensor)
-        scale_type, zero = SCALE_TYPES[rows.scale.dtype], 0 if isinstance(rows.zero, Tensor) else rows.zero
-        shift = ZEROS if has_zeros else NO_SHIFT if rows.minimum is None and scale_type != PAIRS else MINIMUMS
+        scale_type = SCALE_TYPES[rows.scale.dtype]
+        zero = 0 if isinstance(rows.zero, Tensor) else rows.zero
+        shift = (
+            ZEROS
+            if has_zeros
+            else NO_SHIFT
+            if rows.minimum is None and scale_type != PAIRS
+            else MINIMUMS
+        )
         order = -1 if rows.order is None else self._number_of(rows.order)
         outer = 0 if rows.outer is None else rows.codes.shape[1] // rows.outer.shape[2]
-        return Run(start, start + rows.codes.shape[0], rows.bits, rows.block_size, scale_type, shift, zero, order, outer)
+        return Run(
+            start,
+            start + rows.codes.shape[0],
+            rows.bits,
+            rows.block_size,
+            scale_type,
+            shift,
+            zero,
+            order,
+            outer,
+        )
 
     def segment_of(self, run: Run, packed: Tensor) -> Segment:
         order = self._orders[run.order] if run.order >= 0 else None
@@ -118,14 +157,21 @@ class NativeBlockWeight(PackedWeight):
             minimum = None if rows.minimum is None else rows.minimum.float()
             rows = replace(rows, scale=rows.scale.float(), minimum=minimum)
         if bytes(self.run_of(start, rows).format()) != bytes(segment.format):
-            raise ModelError("a reload must not change the format of integers or scales: load the checkpoint in a new engine")
+            raise ModelError(
+                "a reload must not change the format of integers or scales: load the checkpoint "
+                "in a new engine"
+            )
         shift = rows.zero if isinstance(rows.zero, Tensor) else rows.minimum
         stored = (rows.codes, rows.scale, shift, rows.outer)
         held = [None if part is None else part.contiguous() for part in stored]
         library().pack_blocks(
             *(None if part is None else part.data_ptr() for part in held),
-            start - segment.start, rows.codes.shape[0], self.shape[1], byref(segment.format), segment.packed.data_ptr(),
-        )  # fmt: skip
+            start - segment.start,
+            rows.codes.shape[0],
+            self.shape[1],
+            byref(segment.format),
+            segment.packed.data_ptr(),
+        )
 
     def can_keep(self) -> bool:
         return not self._orders
@@ -135,12 +181,17 @@ class NativeBlockWeight(PackedWeight):
         return None if runs is None or any(run.order >= 0 for run in runs) else runs
 
     def _number_of(self, order: Tensor) -> int:
-        """Return the number of this order of columns. Equal orders, for example of merged parts, have the same number."""
-        found = next((number for number, known in enumerate(self._orders) if torch.equal(known, order)), None)
+        """Return the number of this order of columns. Equal orders, for example of merged parts,
+        have the same number."""
+        found = next(
+            (number for number, known in enumerate(self._orders) if torch.equal(known, order)), None
+        )
         if found is not None:
             return found
         if self.segments:
-            raise ModelError("a reload must not change the order of columns: load the checkpoint in a new engine")
+            raise ModelError(
+                "a reload must not change the order of columns: load the checkpoint in a new engine"
+            )
         self._orders.append(order.contiguous())
         return len(self._orders) - 1
 
@@ -148,15 +199,23 @@ class NativeBlockWeight(PackedWeight):
         return NativeBlockLinear(self.segments, self.shape)
 
     def group_bytes(self, segment: Segment) -> int:
-        form, columns = segment.format, self.shape[1]
+        form = segment.format
+        columns = self.shape[1]
         size = columns // max(form.block_size, 32) * form.record_bytes
-        return size + (columns // form.outer * GROUP * (4 if form.shift == MINIMUMS else 2) if form.outer else 0)
+        return size + (
+            columns // form.outer * GROUP * (4 if form.shift == MINIMUMS else 2)
+            if form.outer
+            else 0
+        )
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> "NativeBlockLinear":
         return NativeBlockLinear(segments, shape)
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
-        kinds = {tuple((s.start, s.stop, s.order is None, bytes(s.format)) for s in own) for own in experts}
+        kinds = {
+            tuple((s.start, s.stop, s.order is None, bytes(s.format)) for s in own)
+            for own in experts
+        }
         if len(kinds) > 1 or any(segment.order is not None for segment in experts[0]):
             return None
         slices = []
@@ -169,7 +228,9 @@ class NativeBlockWeight(PackedWeight):
 
     def bind_lookup(self) -> "NativeBlockLookup":
         if len(self.segments) != 1 or self._orders:
-            raise ModelError("an embedding table must be stored in a single format, with its columns in order")
+            raise ModelError(
+                "an embedding table must be stored in a single format, with its columns in order"
+            )
         return NativeBlockLookup(self.segments[0], self.shape)
 
     def dense(self) -> Tensor:
@@ -183,16 +244,18 @@ class NativeBlockWeight(PackedWeight):
 
 
 class NativeBlockLinear:
-    """[T, in] → [T, out]. Quantizes the activations once for each order of columns, and then multiplies them with every
-    segment."""
+    """[T, in] → [T, out]. Quantizes the activations once for each order of columns, and then
+    multiplies them with every segment."""
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
-        self.segments, self.shape = list(segments), shape
+        self.segments = list(segments)
+        self.shape = shape
         self.orders = list({id(segment.order): segment.order for segment in segments}.values())
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        x, calls = rows_of(x), []
+        x = rows_of(x)
+        calls = []
         if type(x) is Value and self.is_padded:
             raise refusal("has rows without weights (a padded vocabulary)")
         reads: dict[int, dict[str, Tensor]] = {}
@@ -205,14 +268,24 @@ class NativeBlockLinear:
         for segment in self.segments:
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
             arguments = _arguments(segment, self.shape[1])
-            calls.append(Call("linear_blocks", arguments, reads[id(segment.order)], {"out": columns}, segment.packed))
+            calls.append(
+                Call(
+                    "linear_blocks",
+                    arguments,
+                    reads[id(segment.order)],
+                    {"out": columns},
+                    segment.packed,
+                )
+            )
         submit(x, *calls)
         return out
 
 
 def _arguments(segment: Segment, columns: int) -> LinearBlocks:
     rows = segment.stop - segment.start
-    return LinearBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format)
+    return LinearBlocks(
+        weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format
+    )
 
 
 def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor], list[Call]]:
@@ -221,20 +294,33 @@ def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor
     if type(x) is Value:
         quantized = x.recorder.quantized(x, order)
     else:
-        quantized = new(x, x.shape[1], torch.int8), new(x, x.shape[1] // 32), new(x, x.shape[1] // 16)
-        calls.append(quantize_call(x, order, dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))))
+        quantized = (
+            new(x, x.shape[1], torch.int8),
+            new(x, x.shape[1] // 32),
+            new(x, x.shape[1] // 16),
+        )
+        calls.append(
+            quantize_call(
+                x, order, dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))
+            )
+        )
     return dict(zip(("x", "x_scales", "x_sums"), quantized, strict=True)), calls
 
 
 class NativeBlockLookup:
-    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give zeros."""
+    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give
+    zeros."""
 
     def __init__(self, segment: Segment, shape: tuple[int, int]) -> None:
-        self.segment, self.columns = segment, shape[1]
+        self.segment = segment
+        self.columns = shape[1]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        out, segment = new(ids, self.columns), self.segment
+        out = new(ids, self.columns)
+        segment = self.segment
         rows = segment.stop - segment.start
-        arguments = LookupBlocks(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
+        arguments = LookupBlocks(
+            weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format
+        )
         submit(ids, Call("lookup_blocks", arguments, {"ids": ids}, {"out": out}, segment.packed))
         return out

@@ -1,11 +1,13 @@
 """Compiles the C sources for one level of CPU features, once, into the cache.
 
-A level is a set of compiler switches. The whole library is compiled for one level, so the C code never chooses an instruction set
-at run time. `python -m pegboard_kernel_cpu.build` compiles for this machine ahead of time.
+A level is a set of compiler switches. The whole library is compiled for one level, so the C code
+never chooses an instruction set at run time. `python -m pegboard_kernel_cpu.build` compiles for
+this machine ahead of time.
 
-A library is sealed with a checksum, which is compared before the library is loaded. A damaged one is compiled again. If the cache
-cannot be written or is not trusted (see cache_files), a folder of this user in memory or on a temporary disk takes its place.
-Several processes may compile at the same time: each writes a file of its own and then renames it.
+A library is sealed with a checksum, which is compared before the library is loaded. A damaged one
+is compiled again. If the cache cannot be written or is not trusted (see cache_files), a folder of
+this user in memory or on a temporary disk takes its place. Several processes may compile at the
+same time: each writes a file of its own and then renames it.
 """
 
 from __future__ import annotations
@@ -43,7 +45,14 @@ log = get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 
-SWITCHES = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+SWITCHES = (
+    "-O3",
+    "-std=gnu11",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-Wno-psabi",
+)
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _VNNI = (*_AVX512, "-mavx512vnni")
@@ -59,14 +68,15 @@ LEVELS: dict[str, tuple[str, ...]] = {
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
 FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 WRONG = 3
-"""A trial proves that a library is unusable in two ways: one of the signals FAULTS kills it, or it exits with status WRONG and
-prints the reason on stdout."""
+"""A trial proves that a library is unusable in two ways: one of the signals FAULTS kills it, or it
+exits with status WRONG and prints the reason on stdout."""
 
 NOT_LOADED = 4
-"""The exit status of a trial that could not load the library, for example because its folder does not allow programs (noexec).
-The reason is on stdout."""
+"""The exit status of a trial that could not load the library, for example because its folder does
+not allow programs (noexec). The reason is on stdout."""
 
-COMPILE_S, TRIAL_S = 600, 120
+COMPILE_S = 600
+TRIAL_S = 120
 """How many seconds the compiler and a trial may take."""
 
 MAX_COMPILERS = 8
@@ -95,12 +105,15 @@ def usable_levels(cpu_flags: Collection[str]) -> list[str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU flags that the operating system lists. On a system that lists none, the set is empty."""
+    """Return the CPU flags that the operating system lists. On a system that lists none, the set is
+    empty."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+    return frozenset(
+        next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    )
 
 
 def compiler() -> str | None:
@@ -110,26 +123,36 @@ def compiler() -> str | None:
 
 @functools.lru_cache
 def _digest(switches: tuple[str, ...]) -> str:
-    """Return a digest of everything that determines a library: sources, switches, machine type, C library, form of the file. A
-    library is valid only for the digest in its name."""
-    digest = hashlib.sha256(repr((SWITCHES, switches, platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"), SEAL)).encode())
+    """Return a digest of everything that determines a library: sources, switches, machine type, C
+    library, form of the file. A library is valid only for the digest in its name."""
+    digest = hashlib.sha256(
+        repr(
+            (SWITCHES, switches, platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"), SEAL)
+        ).encode()
+    )
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def folders() -> list[Path]:
-    """Return the folders that may hold compiled libraries, best first: the cache, and two that only this user uses."""
-    return [cache_dir() / "kernels", *(Path(place) / f"pegboard-kernels-{os.geteuid()}" for place in ("/tmp", "/dev/shm"))]
+    """Return the folders that may hold compiled libraries, best first: the cache, and two that only
+    this user uses."""
+    return [
+        cache_dir() / "kernels",
+        *(Path(place) / f"pegboard-kernels-{os.geteuid()}" for place in ("/tmp", "/dev/shm")),
+    ]
 
 
 def library_path(level: str) -> Path:
-    """Return the path of a level's library in the cache, whether or not it has been compiled yet."""
+    """Return the path of a level's library in the cache, whether or not it has been compiled
+    yet."""
     return folders()[0] / f"pegboard_cpu-{level}-{_digest(LEVELS[level])}.so"
 
 
 def _sealed(name: str, avoided: Collection[Path] = ()) -> Iterator[tuple[Path, bytes]]:
-    """Yield path and content of the files of this name that are whole and trusted. The log tells about all others."""
+    """Yield path and content of the files of this name that are whole and trusted. The log tells
+    about all others."""
     for folder in folders():
         path = folder / name
         if folder in avoided:
@@ -145,12 +168,14 @@ def _sealed(name: str, avoided: Collection[Path] = ()) -> Iterator[tuple[Path, b
 
 
 def find(level: str, avoided: Collection[Path] = ()) -> Path | None:
-    """Return the path of a level's compiled library, or None if there is none that is whole and trusted."""
+    """Return the path of a level's compiled library, or None if there is none that is whole and
+    trusted."""
     return next((path for path, _ in _sealed(library_path(level).name, avoided)), None)
 
 
 def failure(level: str) -> str | None:
-    """Return why the library of a level does not work on this machine, or None if it works or was never tried."""
+    """Return why the library of a level does not work on this machine, or None if it works or was
+    never tried."""
     name = library_path(level).with_suffix(".failed").name
     return next((content.decode(errors="replace") for _, content in _sealed(name)), None)
 
@@ -168,15 +193,18 @@ def obstacle() -> str | None:
 
 
 def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
-    """Return the path of a level's library. If necessary, compile and try it first. avoided: folders not to use. Raises
-    ConfigError with the compiler's output, or with the reason why the trial failed or why no folder can take the library."""
+    """Return the path of a level's library. If necessary, compile and try it first. avoided:
+    folders not to use. Raises ConfigError with the compiler's output, or with the reason why the
+    trial failed or why no folder can take the library."""
     if (found := find(level, avoided)) is not None:
         return found
     if (reason := failure(level)) is not None:
         raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
     command = compiler()
     if command is None:
-        raise ConfigError("no C compiler was found (cc, gcc or clang): install one, or choose reference kernels")
+        raise ConfigError(
+            "no C compiler was found (cc, gcc or clang): install one, or choose reference kernels"
+        )
     reasons = []
     for folder in folders():
         if folder in avoided:
@@ -189,17 +217,21 @@ def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
             reasons.append(f"{folder}: {explain(error)}")
             continue
         if reasons:
-            warn_once(f"the compiled CPU kernels are kept in {folder}, because the cache cannot take them ({'; '.join(reasons)})")
+            warn_once(
+                f"the compiled CPU kernels are kept in {folder}, because the cache cannot take "
+                f"them ({'; '.join(reasons)})"
+            )
         return path
     told = "; ".join(reasons) or "libraries cannot be loaded from any"
     raise ConfigError(
-        f"no folder can take the compiled CPU kernels ({told}): free some space, set PEGBOARD_CACHE to another "
-        "folder, or choose reference kernels"
+        f"no folder can take the compiled CPU kernels ({told}): free some space, set "
+        "PEGBOARD_CACHE to another folder, or choose reference kernels"
     )
 
 
 def _compile(command: str, level: str, folder: Path) -> Path:
-    """Compile a level's library into a folder. Raises OSError if the folder is the problem, and ConfigError if the library is."""
+    """Compile a level's library into a folder. Raises OSError if the folder is the problem, and
+    ConfigError if the library is."""
     log.info("compiling CPU kernels for %s (only once)", level)
     path = folder / library_path(level).name
     sweep(folder, ".*")
@@ -214,19 +246,30 @@ def _compile(command: str, level: str, folder: Path) -> Path:
 
 
 def _make(command: str, level: str, library: Path) -> None:
-    """Compile the sources side by side, the largest first, and link them. Files are written next to `library` only."""
+    """Compile the sources side by side, the largest first, and link them. Files are written next to
+    `library` only."""
     compiling = [command, *SWITCHES, *LEVELS[level], "-fPIC", "-fvisibility=hidden", "-c"]
     sources = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
     objects = [library.with_name(f"{source.stem}.o") for source in sources]
-    steps = [[*compiling, str(source), "-o", str(to)] for source, to in zip(sources, objects, strict=True)]
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    steps = [
+        [*compiling, str(source), "-o", str(to)]
+        for source, to in zip(sources, objects, strict=True)
+    ]
+    num_cpus = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with ThreadPoolExecutor(min(num_cpus, MAX_COMPILERS)) as pool:
         list(pool.map(lambda step: _compiler_step(step, level, library.parent), steps))
-    _compiler_step([command, "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-lm"], level, library.parent)
+    _compiler_step(
+        [command, "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-lm"],
+        level,
+        library.parent,
+    )
 
 
 def _compiler_step(step: list[str], level: str, folder: Path) -> None:
-    """Run a step of the compiler. Raises OSError if the disk is the problem, and otherwise ConfigError, if it fails."""
+    """Run a step of the compiler. Raises OSError if the disk is the problem, and otherwise
+    ConfigError, if it fails."""
     done = _run(step, COMPILE_S, {"TMPDIR": str(folder), "LC_ALL": "C"})
     if not done.returncode:
         return
@@ -235,23 +278,39 @@ def _compiler_step(step: list[str], level: str, folder: Path) -> None:
         if os.strerror(number) in told:
             raise OSError(number, os.strerror(number), str(folder.parent))
     cure = "repair the compiler, or choose reference kernels"
-    raise ConfigError(f"{step[0]} could not compile the CPU kernels for {level} ({cure}):\n{told[-2000:]}")
+    raise ConfigError(
+        f"{step[0]} could not compile the CPU kernels for {level} ({cure}):\n{told[-2000:]}"
+    )
 
 
-def _run(command: list[str], limit_s: float, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its output. Raises ConfigError if it takes longer than `limit_s` seconds."""
+def _run(
+    command: list[str], limit_s: float, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program and return its output. Raises ConfigError if it takes longer than `limit_s`
+    seconds."""
     try:
         environment = {**os.environ, **environment}
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, timeout=limit_s)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=limit_s,
+        )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{Path(command[0]).name} did not end within {limit_s} s while the CPU kernels were made") from error
+        raise ConfigError(
+            f"{Path(command[0]).name} did not end within {limit_s} s while the CPU kernels were "
+            "made"
+        ) from error
 
 
 def _trial(path: str) -> str | None:
-    """Use a library in a separate process and return what went wrong, or None. The process is needed because an instruction that
-    the CPU lists, but that the system or the host of a virtual machine forbids, kills the process. If a trial fails for any other
-    reason, nothing is known about the library, and the result is None. Raises OSError if the library cannot be loaded from its
-    folder."""
+    """Use a library in a separate process and return what went wrong, or None. The process is
+    needed because an instruction that the CPU lists, but that the system or the host of a virtual
+    machine forbids, kills the process. If a trial fails for any other reason, nothing is known
+    about the library, and the result is None. Raises OSError if the library cannot be loaded from
+    its folder."""
     command = [sys.executable, "-m", "pegboard_kernel_cpu.trial", path]
     done = _run(command, TRIAL_S, {"PYTHONPATH": os.pathsep.join(sys.path)})
     if -done.returncode in FAULTS:
@@ -259,15 +318,23 @@ def _trial(path: str) -> str | None:
     if done.returncode == WRONG:
         return done.stdout.strip()
     if done.returncode == NOT_LOADED:
-        raise OSError(errno.ENOEXEC, f"libraries cannot be loaded from there ({done.stdout.strip()})", path)
+        raise OSError(
+            errno.ENOEXEC, f"libraries cannot be loaded from there ({done.stdout.strip()})", path
+        )
     if done.returncode:
-        log.warning("a compiled library could not be tried: %s", done.stderr.strip()[-500:] or f"exit status {done.returncode}")
+        log.warning(
+            "a compiled library could not be tried: %s",
+            done.stderr.strip()[-500:] or f"exit status {done.returncode}",
+        )
     return None
 
 
-def best_compiled(refused: Collection[str] = (), avoided: Collection[Path] = ()) -> tuple[str, Path]:
-    """Return the best level that works on this machine and the path of its library, which is compiled first if necessary.
-    refused: levels to skip. avoided: folders not to use. Raises ConfigError if no level works."""
+def best_compiled(
+    refused: Collection[str] = (), avoided: Collection[Path] = ()
+) -> tuple[str, Path]:
+    """Return the best level that works on this machine and the path of its library, which is
+    compiled first if necessary. refused: levels to skip. avoided: folders not to use. Raises
+    ConfigError if no level works."""
     levels = [level for level in usable_levels(cpu_flags()) if level not in refused] or ["plain"]
     for level in levels[:-1]:
         try:

@@ -1,8 +1,8 @@
-"""The files of a cache that later starts and other users read: they appear complete or not at all, and they are used only if no
-other user can have changed them.
+"""The files of a cache that later starts and other users read: they appear complete or not at all,
+and they are used only if no other user can have changed them.
 
-A file or folder is trusted if it belongs to this user or to root and only its owner may write to it. A library of another user
-would run with the rights of this one.
+A file or folder is trusted if it belongs to this user or to root and only its owner may write to
+it. A library of another user would run with the rights of this one.
 """
 
 from __future__ import annotations
@@ -53,18 +53,25 @@ def warn_once(message: str) -> None:
 
 
 def check_owner(found: os.stat_result, path: Path) -> None:
-    """Raises PermissionError if another user may have changed what is at `path`. found: its stat."""
+    """Raises PermissionError if another user may have changed what is at `path`. found: its
+    stat."""
     if found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{path} belongs to another user (number {found.st_uid}), so its content is not trusted")
+        raise PermissionError(
+            f"{path} belongs to another user (number {found.st_uid}), so its content is not trusted"
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
-        raise PermissionError(f"other users may change {path} (mode {mode:o}), so it is not trusted: run chmod go-w {path}")
+        raise PermissionError(
+            f"other users may change {path} (mode {mode:o}), so it is not trusted: run chmod go-w "
+            f"{path}"
+        )
 
 
 def open_trusted(path: Path) -> int:
-    """Open a file for reading and return its descriptor. Raises OSError if it cannot be opened or is no plain file, and
-    PermissionError if the file or its folder is not trusted."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would otherwise wait for its writer
+    """Open a file for reading and return its descriptor. Raises OSError if it cannot be opened or
+    is no plain file, and PermissionError if the file or its folder is not trusted."""
+    # a pipe would otherwise wait for its writer
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
@@ -78,8 +85,8 @@ def open_trusted(path: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, readable by everybody whatever the umask is. Raises OSError if that fails, and
-    PermissionError if a folder exists that is not trusted."""
+    """Create a folder and its parents, readable by everybody whatever the umask is. Raises OSError
+    if that fails, and PermissionError if a folder exists that is not trusted."""
     missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was faster
@@ -91,7 +98,8 @@ def make_folder(folder: Path) -> None:
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """Raises OSError if files of this size can obviously not be written to the folder. Changes nothing."""
+    """Raises OSError if files of this size can obviously not be written to the folder. Changes
+    nothing."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if there == folder:
         check_owner(folder.stat(), folder)
@@ -107,8 +115,9 @@ def check_room(folder: Path, num_bytes: int) -> None:
 
 
 def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that appears under `path` only when it is complete and on the disk. Everybody can read it. The folder itself
-    is not flushed: after a power failure the file may be missing, but it is never half there. Raises OSError."""
+    """Write a file that appears under `path` only when it is complete and on the disk. Everybody
+    can read it. The folder itself is not flushed: after a power failure the file may be missing,
+    but it is never half there. Raises OSError."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
     try:
         with os.fdopen(number, "wb") as file:
@@ -125,16 +134,18 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def write_sealed(path: Path, content: bytes) -> None:
-    """Write a file that ends with a checksum of its content. A shared library with such an end can be loaded as it is."""
+    """Write a file that ends with a checksum of its content. A shared library with such an end can
+    be loaded as it is."""
     write_file(path, (content, SEAL, hashlib.sha256(content).hexdigest().encode()))
 
 
 def read_sealed(path: Path) -> bytes:
-    """Return the content of a file that `write_sealed` wrote. Raises Damaged if it is not that content, and OSError as
-    `open_trusted` does."""
+    """Return the content of a file that `write_sealed` wrote. Raises Damaged if it is not that
+    content, and OSError as `open_trusted` does."""
     with os.fdopen(open_trusted(path), "rb") as file:
         whole = file.read()
-    content, seal = whole[:-_SEALED_BYTES], whole[-_SEALED_BYTES:]
+    content = whole[:-_SEALED_BYTES]
+    seal = whole[-_SEALED_BYTES:]
     if seal != SEAL + hashlib.sha256(content).hexdigest().encode():
         raise Damaged(f"{path} is damaged: its checksum does not match its content")
     return content

@@ -15,15 +15,33 @@ from pegboard.ops.float_codes import FloatCodes, ScaleCodes, float8_values
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
-from pegboard_kernel_cpu.structures import E4M3_UNIT, CodeFormat, ExpertsCodes, LinearCodes, LookupCodes
+from pegboard_kernel_cpu.structures import (
+    E4M3_UNIT,
+    CodeFormat,
+    ExpertsCodes,
+    LinearCodes,
+    LookupCodes,
+)
 from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
 
 TABLE, E4M3, E5M2 = range(3)
-"""How codes are decoded: by a lookup, or by shifting them into a half, as in csrc/linear_codes.c."""
+"""How codes are decoded: by a lookup, or by shifting them into a half, as in
+csrc/linear_codes.c."""
 FLOAT_SCALES, HALF_SCALES, STEP_SCALES, TABLE_SCALES, E4M3_SCALES, E8M0_SCALES = range(6)
-SCALE_KINDS = {torch.float16: HALF_SCALES, torch.float8_e4m3fn: E4M3_SCALES, torch.float8_e8m0fnu: E8M0_SCALES}
+SCALE_KINDS = {
+    torch.float16: HALF_SCALES,
+    torch.float8_e4m3fn: E4M3_SCALES,
+    torch.float8_e8m0fnu: E8M0_SCALES,
+}
 """Scales that stay as they are stored. All others but codes become float32."""
-SCALE_BYTES = {FLOAT_SCALES: 4, HALF_SCALES: 2, STEP_SCALES: 1, TABLE_SCALES: 1, E4M3_SCALES: 1, E8M0_SCALES: 1}
+SCALE_BYTES = {
+    FLOAT_SCALES: 4,
+    HALF_SCALES: 2,
+    STEP_SCALES: 1,
+    TABLE_SCALES: 1,
+    E4M3_SCALES: 1,
+    E8M0_SCALES: 1,
+}
 TABLE_SIZES = {STEP_SCALES: 2, TABLE_SCALES: 256}
 """How many numbers say what the codes of scales stand for: the first and the step, or all."""
 
@@ -40,9 +58,10 @@ MOST_NAN = 6
 
 
 class Run(NamedTuple):
-    """See `packed_weight.Run`. outer: how many blocks share a scale of the second level; 0 = there is none. part: the first row
-    if the rows have a factor and an offset of their own, which a reload may change, else -1. values, scales: the tables of codes
-    and of scales that have one, else ()."""
+    """See `packed_weight.Run`. outer: how many blocks share a scale of the second level; 0 = there
+    is none. part: the first row if the rows have a factor and an offset of their own, which a
+    reload may change, else -1. values, scales: the tables of codes and of scales that have one,
+    else ()."""
 
     start: int
     stop: int
@@ -62,10 +81,17 @@ class Run(NamedTuple):
             return False
         if not all(isinstance(table, list | tuple) for table in self[10:]):
             return False
-        if not all(isinstance(value, int | float) for value in (self.factor, self.offset, *self.values, *self.scales)):
+        if not all(
+            isinstance(value, int | float)
+            for value in (self.factor, self.offset, *self.values, *self.scales)
+        ):
             return False
-        size = {(4, TABLE): 16, (8, TABLE): 256, (8, E4M3): 0, (8, E5M2): 0}.get((self.bits, self.kind))
-        is_whole = 0 < self.block_size <= columns and (self.block_size % 16 == 0 or self.block_size == columns)
+        size = {(4, TABLE): 16, (8, TABLE): 256, (8, E4M3): 0, (8, E5M2): 0}.get(
+            (self.bits, self.kind)
+        )
+        is_whole = 0 < self.block_size <= columns and (
+            self.block_size % 16 == 0 or self.block_size == columns
+        )
         if len(self.values) != size or not is_whole or self.scale_kind not in SCALE_BYTES:
             return False
         if self.scale_kind not in TABLE_SIZES:
@@ -80,8 +106,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive packed rows of the matrix, [start, stop), all in the same format. factor, values, scales: see
-    csrc/linear_codes.c."""
+    """Consecutive packed rows of the matrix, [start, stop), all in the same format. factor, values,
+    scales: see csrc/linear_codes.c."""
 
     start: int
     stop: int
@@ -93,8 +119,8 @@ class Segment:
 
 
 class Prepared(NamedTuple):
-    """Rows as csrc/linear_codes.c packs them. scales: [rows, blocks], float32, float16 or one byte each. outer: float32 [rows,
-    blocks / run.outer], or empty."""
+    """Rows as csrc/linear_codes.c packs them. scales: [rows, blocks], float32, float16 or one byte
+    each. outer: float32 [rows, blocks / run.outer], or empty."""
 
     run: Run
     codes: Tensor
@@ -111,7 +137,9 @@ class NativeCodeWeight(PackedWeight):
     def write(self, start: int, rows: FloatCodes) -> None:
         prepared = _prepare(start, rows, self.shape[1])
         if not prepared.run.is_computable(self.shape[1]):
-            raise ModelError(f"scales of {rows.block[1]} columns are not computed for {self.shape[1]} columns")
+            raise ModelError(
+                f"scales of {rows.block[1]} columns are not computed for {self.shape[1]} columns"
+            )
         super().write(start, prepared)
 
     def run_of(self, start: int, rows: Prepared) -> Run:
@@ -125,25 +153,42 @@ class NativeCodeWeight(PackedWeight):
         return Segment(run.start, run.stop, form, packed, factor, values, scales)
 
     def pack(self, segment: Segment, start: int, rows: Prepared) -> None:
-        run, form = rows.run, segment.format
+        run = rows.run
+        form = segment.format
         is_same = run[2:7] == (form.bits, form.kind, form.scale_kind, form.block_size, form.outer)
-        factor, scales = torch.tensor([run.factor, run.offset], dtype=torch.float32), torch.tensor(run.scales)
+        factor = torch.tensor([run.factor, run.offset], dtype=torch.float32)
+        scales = torch.tensor(run.scales)
         values = torch.tensor(run.values) if run.values else segment.values
-        same = [(values, segment.values), (scales, segment.scales)] + ([(factor, segment.factor)] if run.part < 0 else [])
-        if not is_same or not all(torch.equal(new.view(torch.int32), old.view(torch.int32)) for new, old in same):
-            raise ModelError("a reload must not change the format of codes and scales: load the checkpoint in a new engine")
+        same = [(values, segment.values), (scales, segment.scales)] + (
+            [(factor, segment.factor)] if run.part < 0 else []
+        )
+        if not is_same or not all(
+            torch.equal(new.view(torch.int32), old.view(torch.int32)) for new, old in same
+        ):
+            raise ModelError(
+                "a reload must not change the format of codes and scales: load the checkpoint in "
+                "a new engine"
+            )
         segment.factor.copy_(factor)
         library().pack_codes(
-            rows.codes.data_ptr(), rows.scales.data_ptr(), rows.outer.data_ptr(), start - segment.start, len(rows.codes),
-            self.shape[1], byref(form), segment.packed.data_ptr(),
-        )  # fmt: skip
+            rows.codes.data_ptr(),
+            rows.scales.data_ptr(),
+            rows.outer.data_ptr(),
+            start - segment.start,
+            len(rows.codes),
+            self.shape[1],
+            byref(form),
+            segment.packed.data_ptr(),
+        )
 
     def bind(self) -> NativeCodeLinear:
         return NativeCodeLinear(self.segments, self.shape)
 
     def group_bytes(self, segment: Segment) -> int:
         form = segment.format
-        return GROUP * _bytes_of_row(self.shape[1], form.bits, form.scale_kind, form.block_size, form.outer)
+        return GROUP * _bytes_of_row(
+            self.shape[1], form.bits, form.scale_kind, form.block_size, form.outer
+        )
 
     def linear(self, segments: Sequence[Segment], shape: tuple[int, int]) -> NativeCodeLinear:
         return NativeCodeLinear(segments, shape)
@@ -157,7 +202,9 @@ class NativeCodeWeight(PackedWeight):
             for expert, product in enumerate(products):
                 product.bias = None if bias is None else bias[expert, own[0].start :].data_ptr()
             slices.append((own[0].stop - own[0].start, products))
-        return NativeExperts("experts_codes", ExpertsCodes, slices, lambda x: ({"x": x}, []), (experts, bias))
+        return NativeExperts(
+            "experts_codes", ExpertsCodes, slices, lambda x: ({"x": x}, []), (experts, bias)
+        )
 
     def bind_lookup(self) -> NativeCodeLookup:
         if len(self.segments) != 1:
@@ -175,34 +222,65 @@ class NativeCodeWeight(PackedWeight):
 def _prepare(start: int, rows: FloatCodes, columns: int) -> Prepared:
     kind, unit, codes = _decoding(rows)
     scale_kind, scales, outer, table, offset = _scales(rows)
-    factor = unit * (1.0 if scale_kind == FLOAT_SCALES else rows.factor) * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0)
-    is_shared = scale_kind == FLOAT_SCALES or (scale_kind < E4M3_SCALES and (rows.factor, offset) == (1.0, 0.0))
+    factor = (
+        unit
+        * (1.0 if scale_kind == FLOAT_SCALES else rows.factor)
+        * (E4M3_UNIT if scale_kind == E4M3_SCALES else 1.0)
+    )
+    is_shared = scale_kind == FLOAT_SCALES or (
+        scale_kind < E4M3_SCALES and (rows.factor, offset) == (1.0, 0.0)
+    )
     values = rows.values.tolist() if kind == TABLE else []
     bits = 4 if kind == TABLE and len(values) <= 16 else 8
     padded = _padded(values, 16 if bits == 4 else 256 if kind == TABLE else 0)
-    block, level = min(rows.block[1], columns), scales.shape[1] // outer.shape[1] if outer.numel() else 0
+    block = min(rows.block[1], columns)
+    level = scales.shape[1] // outer.shape[1] if outer.numel() else 0
     part = -1 if is_shared else start
-    run = Run(start, start + len(codes), bits, kind, scale_kind, block, level, part, factor, offset, padded, table)
+    run = Run(
+        start,
+        start + len(codes),
+        bits,
+        kind,
+        scale_kind,
+        block,
+        level,
+        part,
+        factor,
+        offset,
+        padded,
+        table,
+    )
     return Prepared(run, codes.contiguous(), scales.contiguous(), outer.contiguous())
 
 
 def _scales(rows: FloatCodes) -> tuple[int, Tensor, Tensor, Sequence[float], float]:
-    """Return the kind of scales, the scales of all rows, their second level, the table of scales, and what is added."""
+    """Return the kind of scales, the scales of all rows, their second level, the table of scales,
+    and what is added."""
 
     def repeated(scales: Tensor) -> Tensor:
         return scales.repeat_interleave(rows.block[0], 0)[: len(rows.codes)]
 
-    stored, nothing = rows.scale, torch.empty(0)
+    stored = rows.scale
+    nothing = torch.empty(0)
     if isinstance(stored, ScaleCodes):
         table: list[float] = stored.values.tolist()
-        first, step = table[0], table[-1] - table[-2]
+        first = table[0]
+        step = table[-1] - table[-2]
         has_steps = table == [first + step * place for place in range(len(table))]
-        kind, numbers = (STEP_SCALES, (first, step)) if has_steps else (TABLE_SCALES, _padded(table, 256))
+        kind, numbers = (
+            (STEP_SCALES, (first, step)) if has_steps else (TABLE_SCALES, _padded(table, 256))
+        )
         return kind, repeated(stored.codes), repeated(stored.outer.float()), numbers, stored.offset
     kind = SCALE_KINDS.get(stored.dtype, FLOAT_SCALES)
     if kind == FLOAT_SCALES or bool(stored.float().isnan().any()):
         return FLOAT_SCALES, rows.scales(), nothing, (), 0.0
-    return kind, repeated(stored if kind == HALF_SCALES else stored.view(torch.uint8)), nothing, (), 0.0
+    return (
+        kind,
+        repeated(stored if kind == HALF_SCALES else stored.view(torch.uint8)),
+        nothing,
+        (),
+        0.0,
+    )
 
 
 def _padded(table: list[float], size: int) -> tuple[float, ...]:
@@ -211,7 +289,11 @@ def _padded(table: list[float], size: int) -> tuple[float, ...]:
 
 def _bytes_of_row(columns: int, bits: int, scale_kind: int, block_size: int, outer: int) -> int:
     num_blocks = _num_blocks(columns, block_size)
-    return num_blocks * SCALE_BYTES[scale_kind] + columns * bits // 8 + (num_blocks // outer * 4 if outer else 0)
+    return (
+        num_blocks * SCALE_BYTES[scale_kind]
+        + columns * bits // 8
+        + (num_blocks // outer * 4 if outer else 0)
+    )
 
 
 def _num_blocks(columns: int, block_size: int) -> int:
@@ -219,18 +301,26 @@ def _num_blocks(columns: int, block_size: int) -> int:
 
 
 def _decoding(rows: FloatCodes) -> tuple[int, float, Tensor]:
-    """Return how the codes are decoded, what the results are to be multiplied with, and the codes, which may be other codes for
-    the same values. Shifting cannot give e4m3's NaN, so a matrix that contains it has a table."""
-    values, codes = rows.values, rows.codes
+    """Return how the codes are decoded, what the results are to be multiplied with, and the codes,
+    which may be other codes for the same values. Shifting cannot give e4m3's NaN, so a matrix that
+    contains it has a table."""
+    values = rows.values
+    codes = rows.codes
     if len(values) <= 16:
         return TABLE, 1.0, codes
     if len(values) < 256:  # 6 bits, all of whose values e4m3 has
         same = values.unsqueeze(1) == SHIFTED[E4M3] * E4M3_UNIT
-        return (E4M3, E4M3_UNIT, same.int().argmax(1).byte()[codes.int()]) if bool(same.any(1).all()) else (TABLE, 1.0, codes)
+        return (
+            (E4M3, E4M3_UNIT, same.int().argmax(1).byte()[codes.int()])
+            if bool(same.any(1).all())
+            else (TABLE, 1.0, codes)
+        )
     for kind, shifted in SHIFTED.items():
         unit = (values[ONE[kind]] / shifted[ONE[kind]]).item()
         different = (shifted * unit != values).nonzero().flatten().tolist()
-        if len(different) <= MOST_NAN and not any(bool((codes == code).any()) for code in different):
+        if len(different) <= MOST_NAN and not any(
+            bool((codes == code).any()) for code in different
+        ):
             return kind, unit, codes
     return TABLE, 1.0, codes
 
@@ -243,21 +333,25 @@ def _kind(segment: Segment) -> tuple[int, ...]:
 
 def _arguments(segment: Segment, columns: int) -> LinearCodes:
     rows = segment.stop - segment.start
-    return LinearCodes(weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format)
+    return LinearCodes(
+        weight=segment.packed.data_ptr(), rows=rows, columns=columns, format=segment.format
+    )
 
 
 class NativeCodeLinear:
     """[T, in] → [T, out]."""
 
     def __init__(self, segments: Sequence[Segment], shape: tuple[int, int]) -> None:
-        self.segments, self.shape = list(segments), shape
+        self.segments = list(segments)
+        self.shape = shape
         self.is_padded = sum(segment.stop - segment.start for segment in segments) != shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         x = rows_of(x)
         if type(x) is Value and self.is_padded:
             raise refusal("has rows without weights (a padded vocabulary)")
-        out, calls = new(x, self.shape[0]), []
+        out = new(x, self.shape[0])
+        calls = []
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
@@ -269,14 +363,19 @@ class NativeCodeLinear:
 
 
 class NativeCodeLookup:
-    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give zeros."""
+    """[T] row indices → [T, width], from a table with one segment. Indices beyond the table give
+    zeros."""
 
     def __init__(self, segment: Segment, shape: tuple[int, int]) -> None:
-        self.segment, self.columns = segment, shape[1]
+        self.segment = segment
+        self.columns = shape[1]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        out, segment = new(ids, self.columns), self.segment
+        out = new(ids, self.columns)
+        segment = self.segment
         rows = segment.stop - segment.start
-        arguments = LookupCodes(weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format)
+        arguments = LookupCodes(
+            weight=segment.packed.data_ptr(), rows=rows, columns=self.columns, format=segment.format
+        )
         submit(ids, Call("lookup_codes", arguments, {"ids": ids}, {"out": out}, segment))
         return out

@@ -21,36 +21,53 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Return (normalized sum, sum). The sum is written to the residual's memory."""
     rows = rows_of(x)
     out = new(x, rows.shape[1])
-    reads, writes = {"x": rows, "residual": residual}, {"out": out, "residual": residual}
+    reads = {"x": rows, "residual": residual}
+    writes = {"out": out, "residual": residual}
     submit(x, Call("rms_norm", _norm(weight, eps, rows), reads, writes, weight))
     return out, residual
 
 
 def _norm(weight: Tensor, eps: float, rows: Tensor) -> RMSNorm:
     columns = weight.shape[0]
-    return RMSNorm(weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps)
+    return RMSNorm(
+        weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps
+    )
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Normalize over the last dimension. Adjacent heads are normalized one by one."""
     rows = rows_of(x)
     out = new(x, rows.shape[1])
-    submit(x, Call("layer_norm", _centred(weight, bias, eps, rows), {"x": rows}, {"out": out}, (weight, bias)))
+    submit(
+        x,
+        Call(
+            "layer_norm",
+            _centred(weight, bias, eps, rows),
+            {"x": rows},
+            {"out": out},
+            (weight, bias),
+        ),
+    )
     return out if x.dim() == 2 else out.view(x.shape)
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return (normalized sum, sum). The sum is written to the residual's memory."""
     rows = rows_of(x)
     out = new(x, rows.shape[1])
-    reads, writes = {"x": rows, "residual": residual}, {"out": out, "residual": residual}
+    reads = {"x": rows, "residual": residual}
+    writes = {"out": out, "residual": residual}
     submit(x, Call("layer_norm", _centred(weight, bias, eps, rows), reads, writes, (weight, bias)))
     return out, residual
 
 
 def _centred(weight: Tensor, bias: Tensor | None, eps: float, rows: Tensor) -> LayerNorm:
     columns = weight.shape[0]
-    made = LayerNorm(weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps)
+    made = LayerNorm(
+        weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps
+    )
     made.bias = None if bias is None else bias.data_ptr()
     return made
 
@@ -69,10 +86,21 @@ def _gated(x: Tensor, is_gelu: bool) -> Tensor:
     rows = rows_of(x)
     columns = rows.shape[1] // 2
     out = new(x, columns)
-    submit(x, Call("gated_activation", GatedActivation(columns=columns, is_gelu=is_gelu), {"x": rows}, {"out": out}))
+    submit(
+        x,
+        Call(
+            "gated_activation",
+            GatedActivation(columns=columns, is_gelu=is_gelu),
+            {"x": rows},
+            {"out": out},
+        ),
+    )
     return out
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
-    """The same as the reference. When recorded, the rotation becomes a part of the attention that takes the result."""
-    return x.recorder.turned(x, cos, sin, pairs) if type(x) is Value else ops.rope(x, cos, sin, pairs)
+    """The same as the reference. When recorded, the rotation becomes a part of the attention that
+    takes the result."""
+    return (
+        x.recorder.turned(x, cos, sin, pairs) if type(x) is Value else ops.rope(x, cos, sin, pairs)
+    )

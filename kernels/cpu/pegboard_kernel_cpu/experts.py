@@ -1,4 +1,5 @@
-"""Experts: routing, sorted rows and their sums, and the products of a weight that consists of the matrices of all experts."""
+"""Experts: routing, sorted rows and their sums, and the products of a weight that consists of the
+matrices of all experts."""
 
 from __future__ import annotations
 
@@ -10,17 +11,26 @@ import torch
 from torch import Tensor
 
 from pegboard.ops.experts import RouterRule
-from pegboard_kernel_cpu.structures import ClampedSwiglu, Route, SortByExpert, SpreadRows, SumExperts
+from pegboard_kernel_cpu.structures import (
+    ClampedSwiglu,
+    Route,
+    SortByExpert,
+    SpreadRows,
+    SumExperts,
+)
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 """In the order of the enumeration in csrc/experts.c."""
 
 
-def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, rule: RouterRule, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, E] → weights [T, k], experts int32 [T, k]."""
     rows = rows_of(logits)
-    weights, ids = new(rows, rule.top_k), new(rows, rule.top_k, torch.int32)
+    weights = new(rows, rule.top_k)
+    ids = new(rows, rule.top_k, torch.int32)
     arguments = Route(
         correction=None if correction is None else correction.data_ptr(),
         num_experts=rows.shape[1],
@@ -33,34 +43,61 @@ def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) ->
         scale=rule.scale,
         spread=2 * rule.jitter,
     )
-    submit(rows, Call("route", arguments, {"logits": rows}, {"weights": weights, "ids": ids}, correction))
+    submit(
+        rows,
+        Call("route", arguments, {"logits": rows}, {"weights": weights, "ids": ids}, correction),
+    )
     return weights, ids
 
 
-def sort_by_expert(x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, in], ids [T, k] → rows [T·k, in], places [T, k], starts [E + 1]. A recording keeps `starts` at one address."""
-    x, top_k = rows_of(x), ids.shape[1]
+def sort_by_expert(
+    x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, in], ids [T, k] → rows [T·k, in], places [T, k], starts [E + 1]. A recording keeps
+    `starts` at one address."""
+    x = rows_of(x)
+    top_k = ids.shape[1]
     starts = torch.zeros(num_experts + 1, dtype=torch.int32)
     if type(x) is Value:
         starts = x.recorder.input(starts)
-    places, rows = new(ids, top_k, torch.int32), new(x, x.shape[1], copies=top_k)
+    places = new(ids, top_k, torch.int32)
+    rows = new(x, x.shape[1], copies=top_k)
     sort = Call(
-        "sort_by_expert", SortByExpert(num_experts=num_experts, top_k=top_k), {"ids": ids}, {"places": places, "starts": starts}
+        "sort_by_expert",
+        SortByExpert(num_experts=num_experts, top_k=top_k),
+        {"ids": ids},
+        {"places": places, "starts": starts},
     )
-    reads = {"x": x, "places": places} if factors is None else {"x": x, "places": places, "factors": factors}
+    reads = (
+        {"x": x, "places": places}
+        if factors is None
+        else {"x": x, "places": places, "factors": factors}
+    )
     spread = Call("spread_rows", SpreadRows(columns=x.shape[1], top_k=top_k), reads, {"out": rows})
     submit(x, sort, spread)
     return rows, places, starts
 
 
 def sum_experts(
-    rows: Tensor, places: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor | None,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """rows [T·k, out] → [T, out]."""
     out = new(places, rows.shape[1])
     given = {"rows": rows, "places": places, "weights": weights, "shared": shared, "gate": gate}
     reads = {name: rows_of(value) for name, value in given.items() if value is not None}
-    submit(places, Call("sum_experts", SumExperts(columns=rows.shape[1], top_k=places.shape[1]), reads, {"out": out}))
+    submit(
+        places,
+        Call(
+            "sum_experts",
+            SumExperts(columns=rows.shape[1], top_k=places.shape[1]),
+            reads,
+            {"out": out},
+        ),
+    )
     return out
 
 
@@ -68,16 +105,20 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float, interleaved: bool) -> 
     """[T, 2F] → [T, F]."""
     rows = rows_of(x)
     out = new(rows, rows.shape[1] // 2)
-    arguments = ClampedSwiglu(columns=out.shape[1], interleaved=interleaved, alpha=alpha, limit=limit)
+    arguments = ClampedSwiglu(
+        columns=out.shape[1], interleaved=interleaved, alpha=alpha, limit=limit
+    )
     submit(rows, Call("clamped_swiglu", arguments, {"x": rows}, {"out": out}))
     return out
 
 
 class NativeExperts:
-    """(x [N, in], starts [E + 1]) → [N, out / E]. Only the matrices of experts that have rows are read.
+    """(x [N, in], starts [E + 1]) → [N, out / E]. Only the matrices of experts that have rows are
+    read.
 
-    kernel: C name of the product. structure: of its arguments. slices: the rows of an expert's matrix in one format each: their
-    number, and the arguments of every expert's product. inputs: returns what a product reads of x, and calls to run before it.
+    kernel: C name of the product. structure: of its arguments. slices: the rows of an expert's
+    matrix in one format each: their number, and the arguments of every expert's product. inputs:
+    returns what a product reads of x, and calls to run before it.
     """
 
     def __init__(
@@ -88,17 +129,33 @@ class NativeExperts:
         inputs: Callable[[Tensor], tuple[dict[str, Tensor], list[Call]]],
         holds: Any,
     ) -> None:
-        self.kernel, self.structure, self.inputs, self.holds = kernel, structure, inputs, holds
-        self.slices = [(rows, (type(products[0]) * len(products))(*products)) for rows, products in slices]
+        self.kernel = kernel
+        self.structure = structure
+        self.inputs = inputs
+        self.holds = holds
+        self.slices = [
+            (rows, (type(products[0]) * len(products))(*products)) for rows, products in slices
+        ]
 
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
         x = rows_of(x)
         reads, calls = self.inputs(x)
         reads = {f"common.{name}": value for name, value in reads.items()} | {"starts": starts}
-        out, first = new(x, sum(rows for rows, _ in self.slices)), 0
+        out = new(x, sum(rows for rows, _ in self.slices))
+        first = 0
         for rows, products in self.slices:
-            arguments: Any = self.structure(common=products[0], experts=addressof(products), num_experts=len(products))
-            calls.append(Call(self.kernel, arguments, reads, {"common.out": out[:, first : first + rows]}, self))
+            arguments: Any = self.structure(
+                common=products[0], experts=addressof(products), num_experts=len(products)
+            )
+            calls.append(
+                Call(
+                    self.kernel,
+                    arguments,
+                    reads,
+                    {"common.out": out[:, first : first + rows]},
+                    self,
+                )
+            )
             first += rows
         submit(x, *calls)
         return out

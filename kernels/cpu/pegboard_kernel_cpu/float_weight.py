@@ -17,10 +17,16 @@ GROUP = 16
 
 
 class NativeFloatWeight(FloatWeight):
-    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one, unless the matrix is also a table whose
-    rows are looked up."""
+    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one, unless the
+    matrix is also a table whose rows are looked up."""
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        is_table: bool = False,
+    ) -> None:
         if dtype != torch.float32:
             raise ValueError(f"native float weights are float32 only, not {dtype}")
         super().__init__(shape, dtype, device, is_table)
@@ -49,9 +55,13 @@ class NativeFloatWeight(FloatWeight):
         assert self._packed is not None
         return NativeFloatLinear(self._packed, self.shape)
 
-    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """Matrices that are not whole groups of rows are computed one by one, from the plain matrix."""
-        rows, columns = self.shape[0] // num_experts, self.shape[1]
+    def bind_experts(
+        self, num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Matrices that are not whole groups of rows are computed one by one, from the plain
+        matrix."""
+        rows = self.shape[0] // num_experts
+        columns = self.shape[1]
         if rows % GROUP:
             return super().bind_experts(num_experts, bias)
         self.bind()
@@ -66,7 +76,13 @@ class NativeFloatWeight(FloatWeight):
             )
             for expert in range(num_experts)
         ]
-        return NativeExperts("experts_float", ExpertsFloat, [(rows, products)], lambda x: ({"x": x}, []), (packed, bias))
+        return NativeExperts(
+            "experts_float",
+            ExpertsFloat,
+            [(rows, products)],
+            lambda x: ({"x": x}, []),
+            (packed, bias),
+        )
 
     def bind_lookup(self) -> "NativeFloatLookup":
         """Return [T] row indices → [T, in]. Call it only for a table."""
@@ -81,11 +97,14 @@ class NativeFloatLinear:
     """[T, in] → [T, out]."""
 
     def __init__(self, packed: Tensor, shape: tuple[int, int]) -> None:
-        self.packed, self.shape = packed, shape
+        self.packed = packed
+        self.shape = shape
 
     def __call__(self, x: Tensor) -> Tensor:
-        (rows, columns), x = self.shape, rows_of(x)
-        out, arguments = new(x, rows), LinearFloat(weight=self.packed.data_ptr(), rows=rows, columns=columns)
+        (rows, columns) = self.shape
+        x = rows_of(x)
+        out = new(x, rows)
+        arguments = LinearFloat(weight=self.packed.data_ptr(), rows=rows, columns=columns)
         submit(x, Call("linear_float", arguments, {"x": x}, {"out": out}, self.packed))
         return out
 
@@ -98,6 +117,7 @@ class NativeFloatLookup:
 
     def __call__(self, ids: Tensor) -> Tensor:
         columns = self.table.shape[1]
-        out, arguments = new(ids, columns), LookupFloat(table=self.table.data_ptr(), columns=columns)
+        out = new(ids, columns)
+        arguments = LookupFloat(table=self.table.data_ptr(), columns=columns)
         submit(ids, Call("lookup_float", arguments, {"ids": ids}, {"out": out}, self.table))
         return out

@@ -17,15 +17,16 @@ log = get_logger(__name__)
 
 
 class NotLoadable(ConfigError):
-    """The system does not load a library, although it is whole: its folder allows no programs, or it is from another system."""
+    """The system does not load a library, although it is whole: its folder allows no programs, or
+    it is from another system."""
 
 
 class Library:
     """The kernels of one level. num_threads: size of the team, including the calling thread."""
 
     def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
-        """Load the library and start the team. Raises NotLoadable if the system does not load it, and ConfigError if the system
-        refuses a permission that this level needs."""
+        """Load the library and start the team. Raises NotLoadable if the system does not load it,
+        and ConfigError if the system refuses a permission that this level needs."""
         self.level = level
         try:
             self._functions = ctypes.CDLL(str(path))
@@ -34,18 +35,36 @@ class Library:
         self._addresses: dict[str, int] = {}
         functions = self._functions
         if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
-            raise ConfigError("the operating system does not let this process use matrix tiles: AMX needs Linux 5.16 or newer")
-        functions.team_create.restype, functions.team_create.argtypes = c_void_p, (c_int,)
-        functions.team_run.restype, functions.team_run.argtypes = None, (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
-        functions.team_stop.restype, functions.team_stop.argtypes = None, (c_void_p,)
-        functions.team_size.restype, functions.team_size.argtypes = c_int, (c_void_p,)
+            raise ConfigError(
+                "the operating system does not let this process use matrix tiles: AMX needs Linux "
+                "5.16 or newer"
+            )
+        functions.team_create.restype = c_void_p
+        functions.team_create.argtypes = (c_int,)
+        functions.team_run.restype = None
+        functions.team_run.argtypes = (c_void_p, InstructionList, c_int64, ctypes.POINTER(Step))
+        functions.team_stop.restype = None
+        functions.team_stop.argtypes = (c_void_p,)
+        functions.team_size.restype = c_int
+        functions.team_size.argtypes = (c_void_p,)
         sizes = (c_void_p, c_int64, c_int64, c_void_p)
         functions.pack_linear_float.argtypes = functions.unpack_linear_float.argtypes = sizes
-        functions.pack_blocks.argtypes = (*(c_void_p,) * 4, *(c_int64,) * 3, ctypes.POINTER(Format), c_void_p)
-        functions.pack_codes.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3, ctypes.POINTER(CodeFormat), c_void_p)
+        functions.pack_blocks.argtypes = (
+            *(c_void_p,) * 4,
+            *(c_int64,) * 3,
+            ctypes.POINTER(Format),
+            c_void_p,
+        )
+        functions.pack_codes.argtypes = (
+            *(c_void_p,) * 3,
+            *(c_int64,) * 3,
+            ctypes.POINTER(CodeFormat),
+            c_void_p,
+        )
         self.pack_linear_float = functions.pack_linear_float
         self.unpack_linear_float = functions.unpack_linear_float
-        self.pack_blocks, self.pack_codes = functions.pack_blocks, functions.pack_codes
+        self.pack_blocks = functions.pack_blocks
+        self.pack_codes = functions.pack_codes
         self._run = functions.team_run
         self._team = functions.team_create(num_threads)
         if not self._team:
@@ -55,16 +74,22 @@ class Library:
     def address(self, kernel: str) -> int:
         """Return the address of a kernel, given its C name."""
         if kernel not in self._addresses:
-            self._addresses[kernel] = ctypes.cast(getattr(self._functions, kernel), c_void_p).value or 0
+            self._addresses[kernel] = (
+                ctypes.cast(getattr(self._functions, kernel), c_void_p).value or 0
+            )
         return self._addresses[kernel]
 
-    def instructions(self, calls: Sequence[tuple[str, ctypes.Structure]]) -> ctypes.Array[Instruction]:
+    def instructions(
+        self, calls: Sequence[tuple[str, ctypes.Structure]]
+    ) -> ctypes.Array[Instruction]:
         """Return the calls as a list for `run`. The structures must outlive it."""
-        return (Instruction * len(calls))(*((self.address(kernel), ctypes.addressof(arguments)) for kernel, arguments in calls))
+        return (Instruction * len(calls))(
+            *((self.address(kernel), ctypes.addressof(arguments)) for kernel, arguments in calls)
+        )
 
     def run(self, instructions: ctypes.Array[Instruction], count: int, num_tokens: int) -> None:
-        """Run the first `count` instructions, each on all threads, for a step of `num_tokens` tokens. Other Python threads can
-        run in the meantime."""
+        """Run the first `count` instructions, each on all threads, for a step of `num_tokens`
+        tokens. Other Python threads can run in the meantime."""
         self._run(self._team, instructions, count, byref(Step(num_tokens)))
 
     def team_run(self, calls: Sequence[tuple[str, ctypes.Structure]], num_tokens: int) -> None:
@@ -80,8 +105,8 @@ _current: Library | None = None
 
 
 def library() -> Library:
-    """Return the library of this process. It is compiled and started at first use, with as many threads as the platform gave
-    torch."""
+    """Return the library of this process. It is compiled and started at first use, with as many
+    threads as the platform gave torch."""
     global _current
     if _current is None:
         import torch  # imported here, because a trial of the library does not need it
@@ -91,8 +116,8 @@ def library() -> Library:
 
 
 def _best(num_threads: int) -> Library:
-    """Load the best level that works in this process. A level may fail here after its trial, because this process may have fewer
-    permissions than the one that tried it."""
+    """Load the best level that works in this process. A level may fail here after its trial,
+    because this process may have fewer permissions than the one that tried it."""
     refused: list[str] = []
     avoided: list[Path] = []
     while True:
@@ -113,7 +138,8 @@ def _best(num_threads: int) -> Library:
 def using(level: str, num_threads: int) -> Iterator[Library]:
     """Compute with another level or team inside a `with` statement, for tests and measurements."""
     global _current
-    before, _current = _current, Library(level, compiled(level), num_threads)
+    before = _current
+    _current = Library(level, compiled(level), num_threads)
     try:
         yield _current
     finally:

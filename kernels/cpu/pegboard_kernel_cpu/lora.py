@@ -68,9 +68,10 @@ class ExpertAdapterRows(Structure):
 
 
 def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> AdapterRows:
-    """See `pegboard.ops.expert_adapter_rows`. When recorded, `rows` is read at every replay, and the results keep their
-    addresses."""
-    slots, num_experts = len(rows.starts) - 2, starts.shape[0] - 1
+    """See `pegboard.ops.expert_adapter_rows`. When recorded, `rows` is read at every replay, and
+    the results keep their addresses."""
+    slots = len(rows.starts) - 2
+    num_experts = starts.shape[0] - 1
     found = AdapterRows(
         torch.zeros(places.shape[0] * places.shape[1], dtype=torch.int32),
         torch.zeros(slots * num_experts + 3, dtype=torch.int32),
@@ -84,15 +85,36 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
         num_experts=num_experts,
         top_k=places.shape[1],
     )
-    submit(places, Call("expert_adapter_rows", arguments, {"places": places, "experts": starts}, {}, (rows, found)))
+    submit(
+        places,
+        Call(
+            "expert_adapter_rows",
+            arguments,
+            {"places": places, "experts": starts},
+            {},
+            (rows, found),
+        ),
+    )
     return found._replace(starts=found.starts[:-1])
 
 
-def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
+def lora_add(
+    y: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    bounds: Sequence[int],
+    rows: AdapterRows,
+) -> Tensor:
     """See `pegboard.ops.lora_add`. When recorded, `rows` is read at every replay."""
     parts = len(bounds) - 1
     width = a.shape[2] // parts
-    if width % RANKS or a.dtype not in KINDS or (type(y) is not Value and (y.dtype != torch.float32 or y.stride(1) != 1)):
+    if (
+        width % RANKS
+        or a.dtype not in KINDS
+        or (type(y) is not Value and (y.dtype != torch.float32 or y.stride(1) != 1))
+    ):
         return ops.lora_add(y, x, a, b, ranks, bounds, rows)
     is_lookup = x.dim() == 1
     source = x if is_lookup else rows_of(x)
@@ -101,7 +123,8 @@ def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: 
     sizes = {"adapters": adapters, "parts": parts, "width": width, "kind": KINDS[a.dtype]}
     shrink = LoRAShrink(a=a.data_ptr(), columns=a.shape[1], is_lookup=is_lookup, **sizes)
     expand = LoRAExpand(b=b.data_ptr(), bounds=starts.data_ptr(), max_rank=b.shape[1], **sizes)
-    shrunk, holds = new(y, SPLITS * parts * width), (a, b, ranks, rows, starts)
+    shrunk = new(y, SPLITS * parts * width)
+    holds = (a, b, ranks, rows, starts)
     submit(
         y,
         Call("lora_shrink", shrink, {"x": source}, {"out": shrunk}, holds, can_join=True),

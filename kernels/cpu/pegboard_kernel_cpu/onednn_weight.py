@@ -1,7 +1,8 @@
 """A float32 matrix in oneDNN's blocked layout, for x86 machines on which nothing can be compiled.
 
-Its products are faster than those of the plain matrix from one row to some hundred rows (see the table in
-docs/decisions/2026-11-21-float-linear.md). The blocked layout replaces the plain matrix, so it takes no additional memory.
+Its products are faster than those of the plain matrix from one row to some hundred rows (see the
+table in docs/decisions/2026-11-21-float-linear.md). The blocked layout replaces the plain matrix,
+so it takes no additional memory.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 
 COPY_LIMIT_BYTES = 256 * 1024**2
-"""Largest matrix of which a blocked copy is kept in addition to the plain one. Both are needed for an embedding that is also the
-head."""
+"""Largest matrix of which a blocked copy is kept in addition to the plain one. Both are needed for
+an embedding that is also the head."""
 
 UNPACK_ROWS = 1024
-"""From this number of rows on, it is faster to unpack the matrix and multiply with the plain one."""
+"""From this number of rows on, it is faster to unpack the matrix and multiply with the plain
+one."""
 
 
 class OneDNNFloatWeight(FloatWeight):
@@ -41,7 +43,8 @@ class OneDNNFloatWeight(FloatWeight):
             if self._blocked is not None:
                 self._blocked = _pack(self._plain)
         elif self._plain.numel():
-            self._blocked, self._plain = _pack(self._plain), None
+            self._blocked = _pack(self._plain)
+            self._plain = None
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         if self._blocked is None:
@@ -49,7 +52,8 @@ class OneDNNFloatWeight(FloatWeight):
             if not (self.is_table and plain.numel() and plain.nbytes <= COPY_LIMIT_BYTES):
                 return super().bind()
             self._blocked = _pack(plain)
-        multiply, linear = torch.ops.mkldnn._linear_pointwise.default, functional.linear
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        linear = functional.linear
 
         def forward(x: Tensor) -> Tensor:
             if x.shape[0] >= UNPACK_ROWS:
@@ -60,7 +64,11 @@ class OneDNNFloatWeight(FloatWeight):
 
     @property
     def nbytes(self) -> int:
-        return sum(form.element_size() * form.numel() for form in (self._plain, self._blocked) if form is not None)
+        return sum(
+            form.element_size() * form.numel()
+            for form in (self._plain, self._blocked)
+            if form is not None
+        )
 
 
 class OneDNNBlockWeight(BlockWeight):

@@ -1,4 +1,5 @@
-"""A matrix that is written as rows in one or more formats, each of which is packed into groups of 16 rows."""
+"""A matrix that is written as rows in one or more formats, each of which is packed into groups of
+16 rows."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CACHE_LINE = 64
 
 
 class Run(Protocol):
-    """Adjacent rows [start, stop) of the same format, before they are packed. It is a named tuple of JSON values."""
+    """Adjacent rows [start, stop) of the same format, before they are packed. It is a named tuple
+    of JSON values."""
 
     @property
     def start(self) -> int: ...
@@ -31,20 +33,24 @@ class Run(Protocol):
     def stop(self) -> int: ...
 
     def is_computable(self, columns: int) -> bool:
-        """True if the kernels compute with this format. The values may be of any type, because a file may have held them."""
+        """True if the kernels compute with this format. The values may be of any type, because a
+        file may have held them."""
 
     def num_bytes(self, columns: int) -> int:
         """Number of bytes of the packed rows."""
 
 
 class PackedWeight:
-    """The life of a weight (see `pegboard.ops.blocks.BlockWeight`). A subclass says how rows are packed.
+    """The life of a weight (see `pegboard.ops.blocks.BlockWeight`). A subclass says how rows are
+    packed.
 
-    Neighboring rows of the same format are packed as one segment: an object with `start`, `stop` and `packed`, its bytes.
+    Neighboring rows of the same format are packed as one segment: an object with `start`, `stop`
+    and `packed`, its bytes.
     """
 
     LAYOUT: ClassVar[str]
-    """Name of the packed layout in the repack cache. Change it whenever the C code reads another layout."""
+    """Name of the packed layout in the repack cache. Change it whenever the C code reads another
+    layout."""
     RUN: ClassVar[Any]
     """The named tuple that describes a run."""
 
@@ -60,7 +66,9 @@ class PackedWeight:
             raise ValueError(f"native packed weights compute in float32 only, not in {dtype}")
         if shape[1] % 32:
             raise ModelError(f"packed weights need a multiple of 32 columns, not {shape[1]}")
-        self.shape, self.is_table, self.cache = shape, is_table, cache
+        self.shape = shape
+        self.is_table = is_table
+        self.cache = cache
         self._written: list[tuple[int, Any]] = []
         self.segments: list[Any] = []
 
@@ -81,7 +89,8 @@ class PackedWeight:
         return True
 
     def restore(self) -> bool:
-        """Map the weight from the file that an earlier start packed. Returns False if there is none."""
+        """Map the weight from the file that an earlier start packed. Returns False if there is
+        none."""
         kept = open_packed(self.cache, self.LAYOUT) if self.cache is not None else None
         runs = self.checked(kept.facts.get("runs"), len(kept.memory)) if kept is not None else None
         if kept is None or runs is None:
@@ -101,11 +110,18 @@ class PackedWeight:
         if is_first:
             self.segments = self._segments(runs, memory)
         for start, rows in self._written:
-            segment = next(segment for segment in self.segments if segment.start <= start < segment.stop)
+            segment = next(
+                segment for segment in self.segments if segment.start <= start < segment.stop
+            )
             self.pack(segment, start, rows)
         self._written = []
         if is_first and self.cache is not None and runs and self.can_keep():
-            kept = store_packed(self.cache, self.LAYOUT, memoryview(memory.numpy()), {"runs": [list(run) for run in runs]})
+            kept = store_packed(
+                self.cache,
+                self.LAYOUT,
+                memoryview(memory.numpy()),
+                {"runs": [list(run) for run in runs]},
+            )
             self.segments = self._segments(runs, _tensor(kept.memory))
 
     def _runs(self) -> list[Any]:
@@ -121,24 +137,35 @@ class PackedWeight:
 
     def _segments(self, runs: Sequence[Any], memory: Tensor) -> list[Any]:
         offsets = self._offsets(runs)
-        return [self.segment_of(run, memory[first:last]) for run, first, last in zip(runs, offsets, offsets[1:], strict=False)]
+        return [
+            self.segment_of(run, memory[first:last])
+            for run, first, last in zip(runs, offsets, offsets[1:], strict=False)
+        ]
 
     def _offsets(self, runs: Sequence[Run]) -> list[int]:
-        """Return the offset of each run's first byte, followed by the end of the last run. Each begins at a cache line."""
+        """Return the offset of each run's first byte, followed by the end of the last run. Each
+        begins at a cache line."""
         offsets = [0]
         for run in runs:
-            offsets.append(offsets[-1] + -(-run.num_bytes(self.shape[1]) // CACHE_LINE) * CACHE_LINE)
+            offsets.append(
+                offsets[-1] + -(-run.num_bytes(self.shape[1]) // CACHE_LINE) * CACHE_LINE
+            )
         return offsets
 
     def checked(self, found: object, num_bytes: int) -> list[Any] | None:
-        """Return the runs that a file names, or None if they are not runs of a weight of this shape that fill `num_bytes` bytes.
-        The kernels would read beyond such a weight."""
-        runs, end = [], 0
+        """Return the runs that a file names, or None if they are not runs of a weight of this shape
+        that fill `num_bytes` bytes. The kernels would read beyond such a weight."""
+        runs = []
+        end = 0
         for values in found if isinstance(found, list) else ():
             if not isinstance(values, list) or len(values) != len(self.RUN._fields):
                 return None
             run = self.RUN(*values)
-            if type(run.start) is not int or type(run.stop) is not int or not run.is_computable(self.shape[1]):
+            if (
+                type(run.start) is not int
+                or type(run.stop) is not int
+                or not run.is_computable(self.shape[1])
+            ):
                 return None
             if not end <= run.start < run.stop <= self.shape[0]:
                 return None
@@ -154,24 +181,37 @@ class PackedWeight:
         """Return the callable [T, in] → [T, out] of some segments."""
         raise AssertionError("a subclass overrides linear")
 
-    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """Experts whose matrices consist of different formats are computed one by one. Matrices whose rows are not whole groups
-        are expanded to floats in every call, which is slow, but no real model has them."""
+    def bind_experts(
+        self, num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Experts whose matrices consist of different formats are computed one by one. Matrices
+        whose rows are not whole groups are expanded to floats in every call, which is slow, but no
+        real model has them."""
         rows = self.shape[0] // num_experts
-        experts = [own for expert in range(num_experts) if (own := self._of_expert(expert * rows, (expert + 1) * rows))]
+        experts = [
+            own
+            for expert in range(num_experts)
+            if (own := self._of_expert(expert * rows, (expert + 1) * rows))
+        ]
         if len(experts) < num_experts:
 
             def expanded(x: Tensor, expert: int) -> Tensor:
-                return torch.nn.functional.linear(x, self.dense()[expert * rows : (expert + 1) * rows])
+                return torch.nn.functional.linear(
+                    x, self.dense()[expert * rows : (expert + 1) * rows]
+                )
 
-            return one_by_one([partial(expanded, expert=expert) for expert in range(num_experts)], rows, bias)
+            return one_by_one(
+                [partial(expanded, expert=expert) for expert in range(num_experts)], rows, bias
+            )
         if (together := self.together(experts, bias)) is not None:
             return together
         return one_by_one([self.linear(own, (rows, self.shape[1])) for own in experts], rows, bias)
 
-    def together(self, experts: list[list[Any]], bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Return the product of all experts in one call for each segment, or None if their segments differ. experts: the segments
-        of each expert."""
+    def together(
+        self, experts: list[list[Any]], bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the product of all experts in one call for each segment, or None if their segments
+        differ. experts: the segments of each expert."""
         raise AssertionError("a subclass overrides together")
 
     def dense(self) -> Tensor:
@@ -179,16 +219,24 @@ class PackedWeight:
         raise AssertionError("a subclass overrides dense")
 
     def _of_expert(self, start: int, stop: int) -> list[Any] | None:
-        """Return the segments of the rows [start, stop), counted from `start`. None = a group of rows would have to be cut, or
-        rows are missing."""
-        found, at = [], start
+        """Return the segments of the rows [start, stop), counted from `start`. None = a group of
+        rows would have to be cut, or rows are missing."""
+        found = []
+        at = start
         for segment in self.segments:
-            first, last = max(start, segment.start), min(stop, segment.stop)
+            first = max(start, segment.start)
+            last = min(stop, segment.stop)
             if first >= last:
                 continue
-            if first != at or (first - segment.start) % GROUP or (last - segment.start) % GROUP and last != segment.stop:
+            if (
+                first != at
+                or (first - segment.start) % GROUP
+                or (last - segment.start) % GROUP
+                and last != segment.stop
+            ):
                 return None
-            size, at = self.group_bytes(segment), last
+            size = self.group_bytes(segment)
+            at = last
             packed = segment.packed[(first - segment.start) // GROUP * size :]
             found.append(replace(segment, start=first - start, stop=last - start, packed=packed))
         return found if at == stop else None

@@ -1,13 +1,15 @@
-"""The files of the repack cache: weights in a packed layout, which are packed once and mapped into memory at every later start.
+"""The files of the repack cache: weights in a packed layout, which are packed once and mapped into
+memory at every later start.
 
-A weight class calls `open_packed` before it reads or decodes anything, and `store_packed` after it has packed the weight. Both
-return the memory to compute with.
+A weight class calls `open_packed` before it reads or decodes anything, and `store_packed` after it
+has packed the weight. Both return the memory to compute with.
 
-Each weight has one file below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of everything that determines the
-bytes, so a file is never out of date. A file is written under another name and then moved into place. The checksums of its header
-and of its bytes show whether it is damaged; the weight is then packed again. Files that other users may have changed are not read
-(see cache_files). If the folder cannot be written, the engine runs without the files. When the limit is reached, the files that
-have been unused for longest are deleted first.
+Each weight has one file below `<model cache>/repacked/<checkpoint>/`. Its name is a digest of
+everything that determines the bytes, so a file is never out of date. A file is written under
+another name and then moved into place. The checksums of its header and of its bytes show whether it
+is damaged; the weight is then packed again. Files that other users may have changed are not read
+(see cache_files). If the folder cannot be written, the engine runs without the files. When the
+limit is reached, the files that have been unused for longest are deleted first.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ import numpy as np
 
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.log import get_logger
-from pegboard_kernel_cpu.cache_files import explain, make_folder, open_trusted, sweep, warn_once, write_file
+from pegboard_kernel_cpu.cache_files import (
+    explain,
+    make_folder,
+    open_trusted,
+    sweep,
+    warn_once,
+    write_file,
+)
 
 log = get_logger(__name__)
 
@@ -37,32 +46,38 @@ PAGE = 4096
 """The bytes begin at a multiple of this, and each sum covers this number of them."""
 
 _HEAD = struct.Struct(f"<{len(MAGIC)}sI32s")
-"""MAGIC, the number of bytes of the JSON text that follows, and the SHA-256 of that text. Damaged JSON is never parsed."""
+"""MAGIC, the number of bytes of the JSON text that follows, and the SHA-256 of that text. Damaged
+JSON is never parsed."""
 
 _MOST_HEADER_BYTES = 1 << 20
 
-_FACTORS = np.frombuffer(b"".join(hashlib.sha256(b"%d" % i).digest() for i in range(PAGE // 16)), "<u8") | np.uint64(1)
+_FACTORS = np.frombuffer(
+    b"".join(hashlib.sha256(b"%d" % i).digest() for i in range(PAGE // 16)), "<u8"
+) | np.uint64(1)
 """Fixed random odd numbers, one for each 32-bit word of a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """memory: the bytes of a weight. Writing to them changes no file. If they are mapped from a file, they begin at a page
-    border. facts: small JSON values that say how to read the bytes."""
+    """memory: the bytes of a weight. Writing to them changes no file. If they are mapped from a
+    file, they begin at a page border. facts: small JSON values that say how to read the bytes."""
 
     memory: memoryview
     facts: Mapping[str, Any]
 
 
 def open_packed(entry: RepackEntry, layout: str) -> Packed | None:
-    """Map the weight that `store_packed` kept under this layout. Returns None if there is none, or if its file is damaged.
-    layout: names the arrangement of the bytes and everything that it depends on."""
+    """Map the weight that `store_packed` kept under this layout. Returns None if there is none, or
+    if its file is damaged. layout: names the arrangement of the bytes and everything that it
+    depends on."""
     return _files_of(entry.cache).open(entry.key, layout)
 
 
-def store_packed(entry: RepackEntry, layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
-    """Keep the bytes in a file and return them mapped from it, so that the caller can free its copy. If the file cannot be
-    written, the returned memory is `memory` itself."""
+def store_packed(
+    entry: RepackEntry, layout: str, memory: memoryview, facts: Mapping[str, Any]
+) -> Packed:
+    """Keep the bytes in a file and return them mapped from it, so that the caller can free its
+    copy. If the file cannot be written, the returned memory is `memory` itself."""
     return _files_of(entry.cache).store(entry.key, layout, memory, facts)
 
 
@@ -74,11 +89,12 @@ def _files_of(cache: RepackCache) -> RepackFiles:
 
 
 class RepackFiles:
-    """root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes: of all files together,
-    including those of other engines."""
+    """root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes:
+    of all files together, including those of other engines."""
 
     def __init__(self, root: Path, digest: str, limit_bytes: int) -> None:
-        self.root, self.limit_bytes = root, limit_bytes
+        self.root = root
+        self.limit_bytes = limit_bytes
         self.folder = root / _name(digest)
         self.in_use: set[Path] = set()
         self._total: int | None = None
@@ -106,7 +122,9 @@ class RepackFiles:
             os.utime(path)
         return packed
 
-    def store(self, entry_key: Sequence[object], layout: str, memory: memoryview, facts: Mapping[str, Any]) -> Packed:
+    def store(
+        self, entry_key: Sequence[object], layout: str, memory: memoryview, facts: Mapping[str, Any]
+    ) -> Packed:
         key, path = self._place(entry_key, layout)
         memory = memory.cast("B")
         kept = Packed(memory, facts)
@@ -124,7 +142,8 @@ class RepackFiles:
         return key, self.folder / (_name(key) + SUFFIX)
 
     def _write(self, path: Path, header: bytes, memory: memoryview) -> bool:
-        """Write a file and move it into place. Returns False if that fails, and logs the reason once."""
+        """Write a file and move it into place. Returns False if that fails, and logs the reason
+        once."""
         size = len(header) + len(memory)
         if not self._can_write or not self._make_room(size):
             return False
@@ -136,15 +155,18 @@ class RepackFiles:
                 self._is_ready = True
             write_file(path, (header, memory))
         except OSError as error:
-            warn_once(f"packed weights are not kept in {self.root}, so the next start packs them again: {explain(error)}")
+            warn_once(
+                f"packed weights are not kept in {self.root}, so the next start packs them again: "
+                f"{explain(error)}"
+            )
             self._can_write = False
             return False
         self._total = (self._total or 0) + size
         return True
 
     def _make_room(self, size: int) -> bool:
-        """Delete the files that have been unused for longest until `size` more bytes are within the limit. Returns whether they
-        are."""
+        """Delete the files that have been unused for longest until `size` more bytes are within the
+        limit. Returns whether they are."""
         if self._total is not None and self._total + size <= self.limit_bytes:
             return True
         found = []
@@ -169,27 +191,36 @@ def _name(text: str) -> str:
 
 def _header(key: str, memory: memoryview, facts: Mapping[str, Any]) -> bytes:
     """Return what precedes the bytes: the head, a JSON text, and zeros up to the next page."""
-    text = json.dumps({"key": key, "size": len(memory), "facts": dict(facts), "sum": _sum(memory)}).encode()
+    text = json.dumps(
+        {"key": key, "size": len(memory), "facts": dict(facts), "sum": _sum(memory)}
+    ).encode()
     header = _HEAD.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text
     return header + bytes(-len(header) % PAGE)
 
 
 def _sum(memory: memoryview) -> str:
-    """Return a checksum of the bytes, in their order: for each page, the sum of its 32-bit words, each times a factor of its own,
-    modulo 2⁶⁴; then SHA-256 over these sums and the bytes after the last whole page.
+    """Return a checksum of the bytes, in their order: for each page, the sum of its 32-bit words,
+    each times a factor of its own, modulo 2⁶⁴; then SHA-256 over these sums and the bytes after the
+    last whole page.
 
-    A change of one word is always noticed, and any other change with a probability of at least 1 − 2⁻³² (multilinear hashing).
-    On one core it takes 34 ms for 100 MB, a third of the time of SHA-256 with hardware support. It need not resist an attacker,
-    because only files of trusted owners are read."""
+    A change of one word is always noticed, and any other change with a probability of at least 1 −
+    2⁻³² (multilinear hashing). On one core it takes 34 ms for 100 MB, a third of the time of
+    SHA-256 with hardware support. It need not resist an attacker, because only files of trusted
+    owners are read."""
     whole = len(memory) // PAGE * PAGE
     pages = np.frombuffer(memory[:whole], "<u4").reshape(-1, PAGE // 4)
-    digest = hashlib.sha256(np.einsum("ij,j->i", pages, _FACTORS, dtype=np.uint64, casting="safe").astype("<u8").tobytes())
+    digest = hashlib.sha256(
+        np.einsum("ij,j->i", pages, _FACTORS, dtype=np.uint64, casting="safe")
+        .astype("<u8")
+        .tobytes()
+    )
     digest.update(memory[whole:])
     return digest.hexdigest()
 
 
 def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
-    """Return the weight in a file, or None if the file does not hold the complete and unchanged bytes of this key."""
+    """Return the weight in a file, or None if the file does not hold the complete and unchanged
+    bytes of this key."""
     if len(mapped) < _HEAD.size:
         return None
     magic, size, digest = _HEAD.unpack_from(mapped)
@@ -198,19 +229,27 @@ def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
         return None
     try:
         content = json.loads(text)
-        found, num_bytes, facts, checksum = content["key"], content["size"], content["facts"], content["sum"]
+        found = content["key"]
+        num_bytes = content["size"]
+        facts = content["facts"]
+        checksum = content["sum"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     start = _HEAD.size + size + -(_HEAD.size + size) % PAGE
-    if found != key or not isinstance(facts, dict) or type(num_bytes) is not int or start + num_bytes != len(mapped):
+    if (
+        found != key
+        or not isinstance(facts, dict)
+        or type(num_bytes) is not int
+        or start + num_bytes != len(mapped)
+    ):
         return None
     memory = memoryview(mapped)[start:]
     return Packed(memory, facts) if _sum(memory) == checksum else None
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Map a file as private memory, so a reload of the weights can write over it without changing the file. Raises OSError, or
-    ValueError if the file is empty."""
+    """Map a file as private memory, so a reload of the weights can write over it without changing
+    the file. Raises OSError, or ValueError if the file is empty."""
     number = open_trusted(path)
     try:
         mapped = mmap.mmap(number, 0, access=mmap.ACCESS_COPY)

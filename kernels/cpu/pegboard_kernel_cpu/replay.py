@@ -1,9 +1,11 @@
-"""Records a forward as a program: a list of kernel calls on buffers with fixed addresses, which one C call replays.
+"""Records a forward as a program: a list of kernel calls on buffers with fixed addresses, which one
+C call replays.
 
-While a model is recorded, it is called with stand-ins instead of tensors (see `values`), and each kernel appends its calls to the
-list instead of computing. When the list is complete, every buffer gets memory. Buffers that are never needed at the same time
-share it. Then the addresses are written into the kernels' arguments. The number of tokens is read at each replay, so one program
-serves every step that fits its buffers.
+While a model is recorded, it is called with stand-ins instead of tensors (see `values`), and each
+kernel appends its calls to the list instead of computing. When the list is complete, every buffer
+gets memory. Buffers that are never needed at the same time share it. Then the addresses are written
+into the kernels' arguments. The number of tokens is read at each replay, so one program serves
+every step that fits its buffers.
 """
 
 from __future__ import annotations
@@ -17,14 +19,35 @@ import torch
 from torch import Tensor
 
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Beside, Instruction, LookupFloat, Pointwise, Repeated, TakeColumns
-from pegboard_kernel_cpu.values import Buffer, Call, Turn, Value, new, quantize_call, refusal, set_place, submit
+from pegboard_kernel_cpu.structures import (
+    Beside,
+    Instruction,
+    LookupFloat,
+    Pointwise,
+    Repeated,
+    TakeColumns,
+)
+from pegboard_kernel_cpu.values import (
+    Buffer,
+    Call,
+    Turn,
+    Value,
+    new,
+    quantize_call,
+    refusal,
+    set_place,
+    submit,
+)
 
 ALIGNMENT = 64
 POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "clamp")
 """Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
 
-PRODUCTS: dict[str, Callable[..., Any]] = {"clone": lambda x: 1.0, "div": lambda x, y: 1 / y, "square": lambda x: x}
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "clone": lambda x: 1.0,
+    "div": lambda x, y: 1 / y,
+    "square": lambda x: x,
+}
 """Functions of torch that are recorded as a product of their first argument and this."""
 
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
@@ -32,7 +55,8 @@ LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 
 
 class NativeReplay:
-    """See `pegboard.interfaces.platform.Replay`. Recordings share one memory, because only one runs at a time."""
+    """See `pegboard.interfaces.platform.Replay`. Recordings share one memory, because only one runs
+    at a time."""
 
     pads = False
 
@@ -61,8 +85,8 @@ class NativeReplay:
 
 
 class Recorder:
-    """The calls of a recording in progress. rows: number of rows of every buffer. keep: objects that own memory the calls point
-    to."""
+    """The calls of a recording in progress. rows: number of rows of every buffer. keep: objects
+    that own memory the calls point to."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -72,19 +96,27 @@ class Recorder:
         self._turned: dict[Buffer, list[Value]] = {}
 
     def input(self, tensor: Tensor) -> Value:
-        """Return the stand-in for a contiguous tensor [rows, …] whose contents change from step to step."""
+        """Return the stand-in for a contiguous tensor [rows, …] whose contents change from step to
+        step."""
         self.keep.append(tensor)
         buffer = Buffer(tensor[0].nbytes, is_input=True, address=tensor.data_ptr())
         return Value(self, buffer, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
 
     def value(self, width: int, dtype: torch.dtype = torch.float32) -> Value:
         """Return a stand-in for a new result [T, width]."""
-        return Value(self, Buffer(width * dtype.itemsize), torch.empty(self.rows, width, dtype=dtype, device="meta"))
+        return Value(
+            self,
+            Buffer(width * dtype.itemsize),
+            torch.empty(self.rows, width, dtype=dtype, device="meta"),
+        )
 
     def emit(self, call: Call) -> None:
-        """Append a call. Raises CannotRecord if it reads channels that are still to be rotated, or that were rotated in place."""
+        """Append a call. Raises CannotRecord if it reads channels that are still to be rotated, or
+        that were rotated in place."""
         for value in call.reads.values():
-            assert isinstance(value, Value), "a call needs stand-ins for all of its tensors or for none"
+            assert isinstance(value, Value), (
+                "a call needs stand-ins for all of its tensors or for none"
+            )
             if value.buffer.turn is not None:
                 raise refusal(f"passes rotated channels to {call.kernel}, which cannot rotate")
             if any(_overlap(value, spent) for spent in self._turned.get(value.buffer, ())):
@@ -95,10 +127,16 @@ class Recorder:
                 del self._quantized[key]
 
     def compute(self, name: str, args: tuple[Any, ...]) -> Value:
-        """Record a function of torch on stand-ins, if a kernel computes the same. Raises CannotRecord for all others."""
+        """Record a function of torch on stand-ins, if a kernel computes the same. Raises
+        CannotRecord for all others."""
         if name in ("__getitem__", "embedding"):
             table, index = args[:2] if name == "__getitem__" else (args[1], args[0])
-            is_plain = type(table) is not Value and table.dtype == torch.float32 and table.dim() == 2 and table.is_contiguous()
+            is_plain = (
+                type(table) is not Value
+                and table.dtype == torch.float32
+                and table.dim() == 2
+                and table.is_contiguous()
+            )
             if is_plain and type(index) is Value and index.dim() == 1:
                 return self._rows_of_table(table, index)
         if name == "index_select" and (taken := self._columns_of(*args)) is not None:
@@ -124,8 +162,15 @@ class Recorder:
         return out
 
     def _columns_of(self, x: Any, dim: Any, order: Any) -> Value | None:
-        """Record the choice of some columns [n] of a stand-in [T, m]. Returns None if it is something else."""
-        if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32 or dim not in (1, -1):
+        """Record the choice of some columns [n] of a stand-in [T, m]. Returns None if it is
+        something else."""
+        if (
+            type(x) is not Value
+            or x.dim() != 2
+            or x.stride(1) != 1
+            or x.dtype != torch.float32
+            or dim not in (1, -1)
+        ):
             return None
         if type(order) is Value or order.dtype != torch.int64 or not order.is_contiguous():
             return None
@@ -135,11 +180,13 @@ class Recorder:
         return out
 
     def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
-        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, x limited to ±y for a number y, or an
-        activation of x. Returns None for all others."""
+        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, x limited
+        to ±y for a number y, or an activation of x. Returns None for all others."""
         if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
             return None
-        arguments, reads, holds = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name)), {"x": x}, None
+        arguments = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name))
+        reads = {"x": x}
+        holds = None
         if type(y) is Value:
             if y.shape != x.shape or y.stride(1) != 1 or y.dtype != x.dtype:
                 return None
@@ -147,7 +194,8 @@ class Recorder:
         elif name == "mul" and isinstance(y, Tensor):
             if y.shape != x.shape[1:] or y.dtype != x.dtype or not y.is_contiguous():
                 return None
-            arguments.factors, holds = y.data_ptr(), y
+            arguments.factors = y.data_ptr()
+            holds = y
         elif name in ("mul", "clamp"):
             arguments.factor = y
         elif name == "add":
@@ -157,19 +205,28 @@ class Recorder:
         return out  # type: ignore[no-any-return]
 
     def _makers(self, y: Any) -> list[Call]:
-        """Return the linear kernels that wrote y, [] if others wrote it too or if it was read already."""
+        """Return the linear kernels that wrote y, [] if others wrote it too or if it was read
+        already."""
         if type(y) is not Value or not y.is_whole:
             return []
         if any(value.buffer is y.buffer for call in self.calls for value in call.reads.values()):
             return []
-        makers = [call for call in self.calls if any(value.buffer is y.buffer for value in call.writes.values())]
+        makers = [
+            call
+            for call in self.calls
+            if any(value.buffer is y.buffer for value in call.writes.values())
+        ]
         return [] if any(call.kernel not in LINEAR for call in makers) else makers
 
     def _joined(self, parts: Sequence[Any]) -> Value | None:
-        """Let the linear kernels that wrote the parts [T, width] write them next to each other. Returns None if a part was not
-        written by such kernels alone."""
+        """Let the linear kernels that wrote the parts [T, width] write them next to each other.
+        Returns None if a part was not written by such kernels alone."""
         makers = [self._makers(part) for part in parts]
-        if not all(makers) or any(part.dim() != 2 for part in parts) or len({id(part.buffer) for part in parts}) < len(parts):
+        if (
+            not all(makers)
+            or any(part.dim() != 2 for part in parts)
+            or len({id(part.buffer) for part in parts}) < len(parts)
+        ):
             return None
         joined: Value = self.value(sum(part.shape[1] for part in parts))
         start = 0
@@ -182,22 +239,34 @@ class Recorder:
         return joined
 
     def _copied(self, parts: Sequence[Any]) -> Value | None:
-        """Record copies of the parts [T, width] next to each other. Returns None if they are not such stand-ins of floats."""
-        if any(type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32 for x in parts):
+        """Record copies of the parts [T, width] next to each other. Returns None if they are not
+        such stand-ins of floats."""
+        if any(
+            type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32
+            for x in parts
+        ):
             return None
         joined: Value = self.value(sum(part.shape[1] for part in parts))
         start = 0
         for part in parts:
             width = part.shape[1]
             call = Pointwise(columns=width, kind=POINTWISE.index("mul"), factor=1.0)
-            self.emit(Call("pointwise", call, {"x": part}, {"out": joined[:, start : start + width]}))
+            self.emit(
+                Call("pointwise", call, {"x": part}, {"out": joined[:, start : start + width]})
+            )
             start += width
         return joined
 
     def _add_bias(self, y: Any, bias: Any) -> bool:
-        """Let the linear kernels that wrote y add the bias. Returns False if y was not written by such kernels alone."""
+        """Let the linear kernels that wrote y add the bias. Returns False if y was not written by
+        such kernels alone."""
         makers = self._makers(y)
-        if not makers or type(bias) is Value or bias.shape != y.shape[1:] or not bias.is_contiguous():
+        if (
+            not makers
+            or type(bias) is Value
+            or bias.shape != y.shape[1:]
+            or not bias.is_contiguous()
+        ):
             return False
         if any(call.arguments.bias for call in makers):
             return False
@@ -207,14 +276,16 @@ class Recorder:
         return True
 
     def turned(self, x: Value, cos: Tensor, sin: Tensor, pairs: bool) -> Value:
-        """Return a stand-in for x with its channels rotated. The kernel that takes it rotates them."""
+        """Return a stand-in for x with its channels rotated. The kernel that takes it rotates
+        them."""
         made = self.value(x.numel() // self.rows)
         made.buffer.turn = Turn(x, cos, sin, pairs)
         return made.view(x.shape)
 
     def take_turn(self, *values: Tensor | None) -> tuple[list[Tensor | None], Turn | None]:
-        """Return the values before their rotation, and the rotation, which must be the same for all. Values that are not to be
-        rotated are returned as they are, with None. Raises CannotRecord if the rotations differ."""
+        """Return the values before their rotation, and the rotation, which must be the same for
+        all. Values that are not to be rotated are returned as they are, with None. Raises
+        CannotRecord if the rotations differ."""
         turns = [value.buffer.turn if type(value) is Value else None for value in values]
         first = turns[0]
         ways = {
@@ -227,19 +298,23 @@ class Recorder:
         return [turn.source if turn else x for turn, x in zip(turns, values, strict=True)], first
 
     def spend(self, value: Value) -> None:
-        """Note that the value's channels have been rotated in place. No later call can read them unrotated."""
+        """Note that the value's channels have been rotated in place. No later call can read them
+        unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
     def quantized(self, value: Value, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `value` as int8 codes, scales and sums (csrc/quantize.h), with its columns in another order if one is given. If
-        the kernel that computes the value can quantize it, it does; otherwise a separate call is appended."""
+        """Return `value` as int8 codes, scales and sums (csrc/quantize.h), with its columns in
+        another order if one is given. If the kernel that computes the value can quantize it, it
+        does; otherwise a separate call is appended."""
         key = value.buffer, 0 if order is None else order.data_ptr()
         known = self._quantized.get(key)
         if known is not None and value.is_whole:
             return known
         width = value.shape[1]
         made = new(value, width, torch.int8), new(value, width // 32), new(value, width // 16)
-        fields: dict[str, Tensor] = dict(zip(("to.codes", "to.scales", "to.sums"), made, strict=True))
+        fields: dict[str, Tensor] = dict(
+            zip(("to.codes", "to.scales", "to.sums"), made, strict=True)
+        )
         producer = self._producer(value) if order is None else None
         if producer is not None and hasattr(producer.arguments, "to"):
             producer.writes.update(fields)
@@ -266,17 +341,21 @@ def _limited(x: Any, low: Any = None, high: Any = None) -> tuple[Any, float]:
 
 
 def _overlap(one: Value, other: Value) -> bool:
-    (_, first, width, _), (_, second, size, _) = one.place, other.place
+    (_, first, width, _) = one.place
+    (_, second, size, _) = other.place
     return first < second + 4 * size and second < first + 4 * width
 
 
 def _can_run_beside(other: Call | None, call: Call) -> bool:
-    """Return whether the tasks of `call` can run at the same time as those of the call before it."""
+    """Return whether the tasks of `call` can run at the same time as those of the call before
+    it."""
     if other is None or not call.can_join or other.can_join or call.copies > 1 or other.copies > 1:
         return False
     written = {value.buffer for value in other.writes.values()}
     used = {value.buffer for value in (*call.reads.values(), *call.writes.values())}
-    return not written & used and not {value.buffer for value in call.writes.values()} & {v.buffer for v in other.reads.values()}
+    return not written & used and not {value.buffer for value in call.writes.values()} & {
+        v.buffer for v in other.reads.values()
+    }
 
 
 class Program:
@@ -286,7 +365,9 @@ class Program:
         for output in outputs:
             if type(output) is not Value or output.dim() != 2 or output.buffer.turn is not None:
                 raise refusal("returns something that no kernel has computed")
-        self.size, self.calls, self._keep = recorder.rows, recorder.calls, recorder.keep
+        self.size = recorder.rows
+        self.calls = recorder.calls
+        self._keep = recorder.keep
         self.library = library()
         self._outputs: list[Any] = list(outputs)
         self._drop_unused()
@@ -301,7 +382,10 @@ class Program:
 
     def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
         if num_rows != self._num_rows:
-            self._num_rows, self._views = num_rows, tuple(tensor[:num_rows] for tensor in self._tensors)
+            self._num_rows, self._views = (
+                num_rows,
+                tuple(tensor[:num_rows] for tensor in self._tensors),
+            )
         self.library.run(self._instructions, len(self._due), num_rows)
         return self._views
 
@@ -311,25 +395,38 @@ class Program:
         for call in self.calls:
             for name, value in (*call.reads.items(), *call.writes.items()):
                 buffer, offset, _, stride = value.place
-                set_place(call.arguments, name, buffer.address + offset + (0 if buffer.is_input else base), stride)
+                set_place(
+                    call.arguments,
+                    name,
+                    buffer.address + offset + (0 if buffer.is_input else base),
+                    stride,
+                )
         self._due = []
         for call, joins in zip(self.calls, self._joins, strict=True):
             self._due.append(self._beside(self._due.pop(), call) if joins else self._due_call(call))
         self._instructions = self.library.instructions(self._due)
-        self._tensors = [self._tensor(value, arena, base - arena.data_ptr()) for value in self._outputs]
+        self._tensors = [
+            self._tensor(value, arena, base - arena.data_ptr()) for value in self._outputs
+        ]
         self._num_rows = -1
 
     def _due_call(self, call: Call) -> tuple[str, Structure]:
         """Return the kernel and the arguments that run a call."""
         if call.copies == 1:
             return call.kernel, call.arguments
-        return "repeated", Repeated(self.library.address(call.kernel), addressof(call.arguments), call.copies)
+        return "repeated", Repeated(
+            self.library.address(call.kernel), addressof(call.arguments), call.copies
+        )
 
     def _beside(self, other: tuple[str, Structure], call: Call) -> tuple[str, Structure]:
-        """Return the kernel and the arguments that run `other` and the tasks of a call at the same time."""
+        """Return the kernel and the arguments that run `other` and the tasks of a call at the same
+        time."""
         address = self.library.address
-        count, run = address(f"{call.kernel}_count"), address(f"{call.kernel}_task")
-        return "beside", Beside(address(other[0]), addressof(other[1]), count, run, addressof(call.arguments))
+        count = address(f"{call.kernel}_count")
+        run = address(f"{call.kernel}_task")
+        return "beside", Beside(
+            address(other[0]), addressof(other[1]), count, run, addressof(call.arguments)
+        )
 
     def _tensor(self, value: Value, arena: Tensor, start: int) -> Tensor:
         """Return the value's memory as a tensor [rows, width]."""
@@ -344,7 +441,11 @@ class Program:
         read = {value.buffer for call in self.calls for value in call.reads.values()}
         read |= {output.buffer for output in self._outputs}
         for call in self.calls:
-            if "to.codes" in call.writes and "out" in call.writes and call.writes["out"].buffer not in read:
+            if (
+                "to.codes" in call.writes
+                and "out" in call.writes
+                and call.writes["out"].buffer not in read
+            ):
                 del call.writes["out"]
 
     def _lifetimes(self) -> None:
@@ -358,15 +459,22 @@ class Program:
             output.buffer.last = len(self.calls)
 
     def _place(self) -> tuple[list[Buffer], int]:
-        """Place the buffers by first fit: each takes the lowest place that no buffer needed at the same time overlaps. Returns
-        the buffers and the number of bytes that they take together."""
-        used = [value.buffer for call in self.calls for value in (*call.reads.values(), *call.writes.values())]
+        """Place the buffers by first fit: each takes the lowest place that no buffer needed at the
+        same time overlaps. Returns the buffers and the number of bytes that they take together."""
+        used = [
+            value.buffer
+            for call in self.calls
+            for value in (*call.reads.values(), *call.writes.values())
+        ]
         buffers = [buffer for buffer in dict.fromkeys(used) if not buffer.is_input]
         alive: list[tuple[int, int, Buffer]] = []
         total = 0
         for buffer in sorted(buffers, key=lambda b: (b.first, -b.token_bytes)):
             size = -(-buffer.token_bytes * self.size // ALIGNMENT) * ALIGNMENT
-            alive = sorted((entry for entry in alive if entry[2].last >= buffer.first), key=lambda entry: entry[0])
+            alive = sorted(
+                (entry for entry in alive if entry[2].last >= buffer.first),
+                key=lambda entry: entry[0],
+            )
             start = 0
             for low, high, _ in alive:
                 if start + size <= low:

@@ -20,14 +20,20 @@ class _Calls(threading.local):
         self.library: Library | None = None
 
     def prepare(self, library: Library, vocabulary: int) -> SampleTokens:
-        """Return the arguments. Their scratch memory has room for a selection from `vocabulary` logits on each thread of the
-        library's team."""
+        """Return the arguments. Their scratch memory has room for a selection from `vocabulary`
+        logits on each thread of the library's team."""
         if library is not self.library:
-            self.library, self.instructions = library, library.instructions([("sample_tokens", self.arguments)])
+            self.library, self.instructions = (
+                library,
+                library.instructions([("sample_tokens", self.arguments)]),
+            )
         needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
         if self.scratch.shape[0] < library.num_threads or self.scratch.shape[1] < needed:
             self.scratch = torch.empty(library.num_threads, needed)
-            self.arguments.scratch, self.arguments.scratch_stride = self.scratch.data_ptr(), self.scratch.stride(0)
+            self.arguments.scratch, self.arguments.scratch_stride = (
+                self.scratch.data_ptr(),
+                self.scratch.stride(0),
+            )
         return self.arguments
 
 
@@ -43,12 +49,16 @@ def sample_tokens(
     top_p: Tensor | None = None,
 ) -> Tensor:
     """The same as the reference. Logits are float32."""
-    team, (rows, vocabulary) = library(), logits.shape
+    team = library()
+    (rows, vocabulary) = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     ids = torch.empty(rows, dtype=torch.int64)
     arguments = _calls.prepare(team, vocabulary)
-    arguments.logits, arguments.stride = logits.data_ptr(), logits.stride(0)
-    arguments.rows, arguments.vocabulary, arguments.ids = rows, vocabulary, ids.data_ptr()
+    arguments.logits = logits.data_ptr()
+    arguments.stride = logits.stride(0)
+    arguments.rows = rows
+    arguments.vocabulary = vocabulary
+    arguments.ids = ids.data_ptr()
     arguments.uniforms = None if uniforms is None else uniforms.data_ptr()
     arguments.temperature = None if temperature is None else temperature.data_ptr()
     arguments.min_p = None if min_p is None else min_p.data_ptr()

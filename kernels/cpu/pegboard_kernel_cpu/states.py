@@ -13,7 +13,12 @@ from pegboard_kernel_cpu.values import Call, new, rows_of, submit
 
 
 class Rows(Structure):
-    _fields_ = (("table", c_void_p), ("table_stride", c_int64), ("seq_lens", c_void_p), ("starts", c_void_p))
+    _fields_ = (
+        ("table", c_void_p),
+        ("table_stride", c_int64),
+        ("seq_lens", c_void_p),
+        ("starts", c_void_p),
+    )
 
 
 class CausalConv(Structure):
@@ -127,23 +132,44 @@ class GatedNorm(Structure):
     )
 
 
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool) -> Tensor:
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool
+) -> Tensor:
     """x [T, C] → [T, C]."""
     x = rows_of(x)
-    out, (channels, width) = new(x, x.shape[1]), weight.shape
-    arguments = CausalConv(**_memory(state, rows, weight=weight, bias=bias), channels=channels, width=width, activates=activates)
+    out = new(x, x.shape[1])
+    (channels, width) = weight.shape
+    arguments = CausalConv(
+        **_memory(state, rows, weight=weight, bias=bias),
+        channels=channels,
+        width=width,
+        activates=activates,
+    )
     submit(x, Call("causal_conv", arguments, {"x": x}, {"out": out}, (weight, bias, state, rows)))
     return out
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor, rows: StateRows
+    x: Tensor,
+    steps: Tensor,
+    a_log: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    rows: StateRows,
 ) -> Tensor:
     """x [T, D] → [T, D]."""
     reads = {"x": rows_of(x), "steps": rows_of(steps), "b": rows_of(b), "c": rows_of(c)}
-    out, (channels, size) = new(reads["x"], x.shape[1]), a_log.shape
-    arguments = SelectiveScan(**_memory(state, rows, a_log=a_log, skip=skip), channels=channels, size=size)
-    submit(reads["x"], Call("selective_scan", arguments, reads, {"out": out}, (a_log, skip, state, rows)))
+    out = new(reads["x"], x.shape[1])
+    (channels, size) = a_log.shape
+    arguments = SelectiveScan(
+        **_memory(state, rows, a_log=a_log, skip=skip), channels=channels, size=size
+    )
+    submit(
+        reads["x"],
+        Call("selective_scan", arguments, reads, {"out": out}, (a_log, skip, state, rows)),
+    )
     return out
 
 
@@ -161,7 +187,8 @@ def chunked_scan(
 ) -> Tensor:
     """x [T, H, P] → [T, H, P]."""
     reads = {"x": rows_of(x), "steps": rows_of(steps), "b": rows_of(b), "c": rows_of(c)}
-    out, (_, heads, head_dim, size) = new(reads["x"], reads["x"].shape[1]), state.shape
+    out = new(reads["x"], reads["x"].shape[1])
+    (_, heads, head_dim, size) = state.shape
     arguments = ChunkedScan(
         **_memory(state, rows, bias=bias, a_log=a_log, skip=skip),
         heads=heads,
@@ -171,17 +198,29 @@ def chunked_scan(
         least=limits[0],
         most=limits[1],
     )
-    submit(reads["x"], Call("chunked_scan", arguments, reads, {"out": out}, (bias, a_log, skip, state, rows)))
+    submit(
+        reads["x"],
+        Call("chunked_scan", arguments, reads, {"out": out}, (bias, a_log, skip, state, rows)),
+    )
     return out.view(x.shape)
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    bias: Tensor,
+    a_log: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: StateRows,
 ) -> Tensor:
     """v [T, H, P] → [T, H, P]."""
     given = {"q": q, "k": k, "v": v, "steps": steps, "beta": beta}
     reads = {name: rows_of(value) for name, value in given.items()}
-    out, (_, heads, head_dim, size) = new(reads["v"], reads["v"].shape[1]), state.shape
+    out = new(reads["v"], reads["v"].shape[1])
+    (_, heads, head_dim, size) = state.shape
     arguments = DeltaRule(
         **_memory(state, rows, bias=bias, a_log=a_log),
         heads=heads,
@@ -190,11 +229,16 @@ def gated_delta_rule(
         size=size,
         decays=bias.numel() // heads,
     )
-    submit(reads["v"], Call("gated_delta_rule", arguments, reads, {"out": out}, (bias, a_log, state, rows)))
+    submit(
+        reads["v"],
+        Call("gated_delta_rule", arguments, reads, {"out": out}, (bias, a_log, state, rows)),
+    )
     return out.view(v.shape)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool
+) -> Tensor:
     """x, gate [T, n] → [T, n]."""
     reads = {"x": rows_of(x), "gate": rows_of(gate)}
     out = new(reads["x"], x.shape[1])
@@ -211,7 +255,13 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size:
 
 
 def _memory(state: Tensor, rows: StateRows, **weights: Tensor | None) -> dict[str, Any]:
-    """Return the fields that point to memory outside the step's activations. Weights are contiguous."""
-    places = Rows(rows.table.data_ptr(), rows.table.stride(0), rows.seq_lens.data_ptr(), rows.query_start_loc.data_ptr())
+    """Return the fields that point to memory outside the step's activations. Weights are
+    contiguous."""
+    places = Rows(
+        rows.table.data_ptr(),
+        rows.table.stride(0),
+        rows.seq_lens.data_ptr(),
+        rows.query_start_loc.data_ptr(),
+    )
     own = {name: None if weight is None else weight.data_ptr() for name, weight in weights.items()}
     return {"rows": places, "state": state.data_ptr(), "state_stride": state.stride(0), **own}

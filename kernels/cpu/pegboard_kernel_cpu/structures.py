@@ -26,7 +26,13 @@ class Quantized(Structure):
 
 
 class Quantize(Structure):
-    _fields_ = (("x", c_void_p), ("x_stride", c_int64), ("to", Quantized), ("columns", c_int64), ("order", c_void_p))
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("order", c_void_p),
+    )
 
 
 class LinearFloat(Structure):
@@ -43,7 +49,12 @@ class LinearFloat(Structure):
 
 
 class ExpertsFloat(Structure):
-    _fields_ = (("common", LinearFloat), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
+    _fields_ = (
+        ("common", LinearFloat),
+        ("starts", c_void_p),
+        ("experts", c_void_p),
+        ("num_experts", c_int64),
+    )
 
 
 class Format(Structure):
@@ -74,7 +85,12 @@ class LinearBlocks(Structure):
 
 
 class ExpertsBlocks(Structure):
-    _fields_ = (("common", LinearBlocks), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
+    _fields_ = (
+        ("common", LinearBlocks),
+        ("starts", c_void_p),
+        ("experts", c_void_p),
+        ("num_experts", c_int64),
+    )
 
 
 class LookupBlocks(Structure):
@@ -117,7 +133,12 @@ class LinearCodes(Structure):
 
 
 class ExpertsCodes(Structure):
-    _fields_ = (("common", LinearCodes), ("starts", c_void_p), ("experts", c_void_p), ("num_experts", c_int64))
+    _fields_ = (
+        ("common", LinearCodes),
+        ("starts", c_void_p),
+        ("experts", c_void_p),
+        ("num_experts", c_int64),
+    )
 
 
 class LookupCodes(Structure):

@@ -1,5 +1,6 @@
-"""Multiplies a small matrix with a compiled library, and exits with an error if the result is wrong: `python -m
-pegboard_kernel_cpu.trial PATH`. build.py runs this once for every library that it compiles."""
+"""Multiplies a small matrix with a compiled library, and exits with an error if the result is
+wrong: `python -m pegboard_kernel_cpu.trial PATH`. build.py runs this once for every library that it
+compiles."""
 
 from __future__ import annotations
 
@@ -12,35 +13,54 @@ from pegboard_kernel_cpu.build import NOT_LOADED, WRONG
 from pegboard_kernel_cpu.library import Library, NotLoadable
 from pegboard_kernel_cpu.structures import Format, LinearBlocks, Quantize, Quantized
 
-TOKENS, ROWS, BLOCKS, BLOCK = 37, 16, 3, 32
+TOKENS = 37
+ROWS = 16
+BLOCKS = 3
+BLOCK = 32
 COLUMNS = BLOCKS * BLOCK
 
 
 def try_linear(library: Library, bits: int) -> None:
-    """Multiply blocks of `bits` bits with random activations and compare the results with plain sums. Raises AssertionError if
-    they differ."""
+    """Multiply blocks of `bits` bits with random activations and compare the results with plain
+    sums. Raises AssertionError if they differ."""
     rng = random.Random(bits)
     zero = 8 if bits == 4 else 0
-    codes = (c_uint8 * (ROWS * COLUMNS))(*(rng.randrange(16 if bits == 4 else 128) for _ in range(ROWS * COLUMNS)))
+    codes = (c_uint8 * (ROWS * COLUMNS))(
+        *(rng.randrange(16 if bits == 4 else 128) for _ in range(ROWS * COLUMNS))
+    )
     scales = (c_float * (ROWS * BLOCKS))(*(rng.random() for _ in range(ROWS * BLOCKS)))
     x = (c_float * (TOKENS * COLUMNS))(*(rng.uniform(-1, 1) for _ in range(TOKENS * COLUMNS)))
     form = Format(bits, BLOCK, 1, 0, zero, 4 * ROWS + BLOCK * bits * ROWS // 8, 0)
     packed = (c_uint8 * (BLOCKS * form.record_bytes))()
     library.pack_blocks(codes, scales, None, None, 0, ROWS, COLUMNS, byref(form), packed)
-    x_codes, x_scales, x_sums = (c_int8 * len(x))(), (c_float * (TOKENS * BLOCKS))(), (c_float * (TOKENS * BLOCKS * 2))()
-    to, out = Quantized(*map(addressof, (x_codes, x_scales, x_sums))), (c_float * (TOKENS * ROWS))()
+    x_codes = (c_int8 * len(x))()
+    x_scales = (c_float * (TOKENS * BLOCKS))()
+    x_sums = (c_float * (TOKENS * BLOCKS * 2))()
+    to = Quantized(*map(addressof, (x_codes, x_scales, x_sums)))
+    out = (c_float * (TOKENS * ROWS))()
     sizes = (addressof(out), ROWS, addressof(packed), None, ROWS, COLUMNS, form)
     linear = LinearBlocks(to.codes, to.scales, to.sums, *sizes)
-    library.team_run([("quantize", Quantize(addressof(x), COLUMNS, to, COLUMNS)), ("linear_blocks", linear)], TOKENS)
+    library.team_run(
+        [("quantize", Quantize(addressof(x), COLUMNS, to, COLUMNS)), ("linear_blocks", linear)],
+        TOKENS,
+    )
     for token in range(TOKENS):
         for row in range(ROWS):
             dots = [
-                sum(x_codes[token * COLUMNS + c] * (codes[row * COLUMNS + c] - zero) for c in range(b * BLOCK, b * BLOCK + BLOCK))
+                sum(
+                    x_codes[token * COLUMNS + c] * (codes[row * COLUMNS + c] - zero)
+                    for c in range(b * BLOCK, b * BLOCK + BLOCK)
+                )
                 for b in range(BLOCKS)
             ]
-            expected = sum(dots[b] * x_scales[token * BLOCKS + b] * scales[row * BLOCKS + b] for b in range(BLOCKS))
+            expected = sum(
+                dots[b] * x_scales[token * BLOCKS + b] * scales[row * BLOCKS + b]
+                for b in range(BLOCKS)
+            )
             found = out[token * ROWS + row]
-            assert abs(found - expected) < 1e-3 * BLOCK * 2**bits / 16, f"a {bits}-bit product is {found} instead of {expected}"
+            assert abs(found - expected) < 1e-3 * BLOCK * 2**bits / 16, (
+                f"a {bits}-bit product is {found} instead of {expected}"
+            )
 
 
 if __name__ == "__main__":

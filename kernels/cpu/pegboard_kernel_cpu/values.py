@@ -1,8 +1,9 @@
 """What kernels compute on: tensors, or stand-ins for tensors while a forward is recorded.
 
-Every kernel of this package describes its work as `Call`s on what it was given, and hands them to `submit`. Calls on tensors run
-at once. Calls on stand-ins are appended to the recording. A stand-in (`Value`) has a tensor's shape and strides but no memory. A
-model can take views of it as usual; every other operation raises CannotRecord, which names the operation.
+Every kernel of this package describes its work as `Call`s on what it was given, and hands them to
+`submit`. Calls on tensors run at once. Calls on stand-ins are appended to the recording. A stand-in
+(`Value`) has a tensor's shape and strides but no memory. A model can take views of it as usual;
+every other operation raises CannotRecord, which names the operation.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from pegboard_kernel_cpu.structures import Quantize
 
 @dataclass(slots=True)
 class Call:
-    """One kernel call: which tensor [T, width] each field of its arguments points to. Field names may be dotted ("to.codes").
-    `<name>_stride` is also set if the structure has it. A tensor that is both read and written is in `reads` and in `writes`.
-    holds: another object whose memory the arguments point to. copies: rows per token of the step, if it is recorded. can_join:
-    whether the C source has `<kernel>_count` and `<kernel>_task`, so that its tasks can run beside those of another kernel."""
+    """One kernel call: which tensor [T, width] each field of its arguments points to. Field names
+    may be dotted ("to.codes"). `<name>_stride` is also set if the structure has it. A tensor that
+    is both read and written is in `reads` and in `writes`. holds: another object whose memory the
+    arguments point to. copies: rows per token of the step, if it is recorded. can_join: whether the
+    C source has `<kernel>_count` and `<kernel>_task`, so that its tasks can run beside those of
+    another kernel."""
 
     kernel: str
     arguments: Structure
@@ -43,7 +46,8 @@ class Call:
 
 
 def set_place(arguments: Any, name: str, address: int, stride: int) -> None:
-    """Write an address into a field, and the number of elements from row to row into its stride field, if there is one."""
+    """Write an address into a field, and the number of elements from row to row into its stride
+    field, if there is one."""
     while "." in name:
         part, _, name = name.partition(".")
         arguments = getattr(arguments, part)
@@ -53,7 +57,8 @@ def set_place(arguments: Any, name: str, address: int, stride: int) -> None:
 
 
 def submit(x: Tensor, *calls: Call) -> None:
-    """Run the calls for as many tokens as x has rows. If x is a stand-in, append them to its recording instead."""
+    """Run the calls for as many tokens as x has rows. If x is a stand-in, append them to its
+    recording instead."""
     if type(x) is Value:
         for call in calls:
             call.copies = x.copies
@@ -65,7 +70,8 @@ def submit(x: Tensor, *calls: Call) -> None:
 
 
 def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int = 1) -> Tensor:
-    """Return memory for a result [T · copies, width], if x has T rows: a tensor, or a stand-in if x is one."""
+    """Return memory for a result [T · copies, width], if x has T rows: a tensor, or a stand-in if x
+    is one."""
     rows = x.shape[0] * copies
     if type(x) is not Value:
         return torch.empty(rows, width, dtype=dtype)
@@ -74,7 +80,8 @@ def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int =
 
 
 def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:
-    """Return the call that quantizes x (csrc/quantize.h). order: int64 [columns]; None = its own."""
+    """Return the call that quantizes x (csrc/quantize.h). order: int64 [columns]; None = its
+    own."""
     arguments = Quantize(columns=x.shape[1], order=None if order is None else order.data_ptr())
     return Call("quantize", arguments, {"x": x}, to, order)
 
@@ -87,9 +94,9 @@ def rows_of(x: Tensor) -> Tensor:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory with one row of token_bytes for each token. first, last: index of the first and the last call that use it. address:
-    the tensor's address for an input, else the offset in the memory that recordings share. turn: a rotation that is still to be
-    applied."""
+    """Memory with one row of token_bytes for each token. first, last: index of the first and the
+    last call that use it. address: the tensor's address for an input, else the offset in the memory
+    that recordings share. turn: a rotation that is still to be applied."""
 
     token_bytes: int
     is_input: bool = False
@@ -110,7 +117,18 @@ class Turn:
 
 
 HOST_READS = frozenset(
-    ("item", "tolist", "numpy", "cpu", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__")
+    (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "data_ptr",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+    )
 )
 UNKNOWN = ("alpha", "inplace", "out", "rounding_mode")
 """Arguments that change what a function of COMPUTED does."""
@@ -139,9 +157,9 @@ COMPUTED = frozenset(
 
 
 class Value(torch.Tensor):
-    """[T, …] of a buffer. meta: a tensor without memory that has the value's shape, strides and offset. place: the buffer, the
-    byte offset in its row, the number of elements of a row, and the number of elements from row to row. Stand-ins for the same
-    memory have equal places."""
+    """[T, …] of a buffer. meta: a tensor without memory that has the value's shape, strides and
+    offset. place: the buffer, the byte offset in its row, the number of elements of a row, and the
+    number of elements from row to row. Stand-ins for the same memory have equal places."""
 
     recorder: Any
     buffer: Buffer
@@ -153,18 +171,29 @@ class Value(torch.Tensor):
         make: Any = torch.Tensor._make_wrapper_subclass
         geometry = {"strides": meta.stride(), "storage_offset": meta.storage_offset()}
         value: Value = make(cls, meta.shape, **geometry, dtype=meta.dtype, device="cpu")
-        value.recorder, value.buffer, value.meta = recorder, buffer, meta
-        offset, width = meta.storage_offset() * meta.element_size(), meta.numel() // meta.shape[0]
+        value.recorder = recorder
+        value.buffer = buffer
+        value.meta = meta
+        offset = meta.storage_offset() * meta.element_size()
+        width = meta.numel() // meta.shape[0]
         value.place = buffer, offset, width, meta.stride(0)
         return value
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Take shapes and views from `meta`. A few other functions have a kernel. All others raise CannotRecord."""
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Take shapes and views from `meta`. A few other functions have a kernel. All others raise
+        CannotRecord."""
         name = function.__name__
         if name in HOST_READS:
             raise refusal("reads memory" if name == "data_ptr" else "reads values on the host")
-        if kwargs and (given := next((key for key in UNKNOWN if kwargs.get(key) and (key, kwargs[key]) != ("alpha", 1)), None)):
+        if kwargs and (
+            given := next(
+                (key for key in UNKNOWN if kwargs.get(key) and (key, kwargs[key]) != ("alpha", 1)),
+                None,
+            )
+        ):
             raise refusal(f"computes {name} with {given}={kwargs[given]!r}")
         if name == "gelu" and (kwargs or {}).get("approximate") == "tanh":
             name = "gelu_tanh"
@@ -182,13 +211,16 @@ class Value(torch.Tensor):
         return found
 
     def _view(self, view: Tensor, name: str) -> Value:
-        """Return the same buffer seen as `view`. Raises CannotRecord if that is not a view but a computed result."""
+        """Return the same buffer seen as `view`. Raises CannotRecord if that is not a view but a
+        computed result."""
         if view.untyped_storage()._cdata != self.meta.untyped_storage()._cdata:
             raise refusal(f"computes {name}")
         return self if view is self.meta else Value(self.recorder, self.buffer, view)
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise refusal(f"computes {operator}")
 
     @property
@@ -216,9 +248,12 @@ def _leaves(args: Any) -> Any:
 
 
 def refusal(what: str) -> CannotRecord:
-    """Return an error that says what cannot be recorded, and in which function: the innermost one outside torch and this
-    package."""
+    """Return an error that says what cannot be recorded, and in which function: the innermost one
+    outside torch and this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", __package__):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "torch",
+        __package__,
+    ):
         frame = frame.f_back
     return CannotRecord(f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname} {what}")

@@ -1,6 +1,7 @@
-"""Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that supports no higher level. It
-also runs on the levels above AVX2 that this CPU lacks, with their instructions emulated (see emulated/immintrin.h). Only the best
-level is compiled with full optimization, as it is for users: the others are compiled with -O1, in a quarter of the time."""
+"""Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that
+supports no higher level. It also runs on the levels above AVX2 that this CPU lacks, with their
+instructions emulated (see emulated/immintrin.h). Only the best level is compiled with full
+optimization, as it is for users: the others are compiled with -O1, in a quarter of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from pegboard_kernel_cpu.library import Library, using
 
 LEVELS = build.levels_of(build.cpu_flags())
 EMULATION = Path(__file__).parent / "emulated"
-EMULATED = {level: number for number, level in enumerate(("avx512", "avx512_vnni", "amx"), 1) if level not in LEVELS}
+EMULATED = {
+    level: number
+    for number, level in enumerate(("avx512", "avx512_vnni", "amx"), 1)
+    if level not in LEVELS
+}
 """Level → its number in emulated/immintrin.h."""
 
 if build.compiler() is None:
@@ -26,23 +31,32 @@ TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
 if "avx2" in LEVELS:
     TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
 SLOW = ("emulated_avx512", "emulated_avx512_vnni", *({"avx512"} - {LEVELS[0]}))
-"""`make nightly` runs them. Higher levels share their code, but for products of bytes without VNNI and, in the AMX level, of 16
-tokens or more."""
+"""`make nightly` runs them. Higher levels share their code, but for products of bytes without VNNI
+and, in the AMX level, of 16 tokens or more."""
 
 
 def parameter(team: tuple[str, int]) -> Any:
-    return pytest.param(team, id=f"{team[0]}-{team[1]}", marks=[pytest.mark.slow] if team[0] in SLOW else [])
+    return pytest.param(
+        team, id=f"{team[0]}-{team[1]}", marks=[pytest.mark.slow] if team[0] in SLOW else []
+    )
 
 
 @pytest.fixture(scope="module", params=map(parameter, TEAMS))
 def native(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Replaces the process's library by the library of one level, with its own team of threads."""
-    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]  # so that a change compiles again
+    # so that a change compiles again
+    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]
     with pytest.MonkeyPatch.context() as patch:
         for level in LEVELS[1:]:
             patch.setitem(build.LEVELS, level, (*build.LEVELS[level], "-O1"))
         for level, number in EMULATED.items():
-            switches = (f"-I{EMULATION}", f"-DEMULATE={number}", f"-DEMULATION=0x{digest}", *build.LEVELS["avx2"], "-O1")
+            switches = (
+                f"-I{EMULATION}",
+                f"-DEMULATE={number}",
+                f"-DEMULATION=0x{digest}",
+                *build.LEVELS["avx2"],
+                "-O1",
+            )
             patch.setitem(build.LEVELS, f"emulated_{level}", switches)
         with using(*request.param) as library:
             yield library

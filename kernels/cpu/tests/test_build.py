@@ -19,7 +19,8 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c", "avx2"}
 
 @pytest.fixture
 def quick_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own, for libraries that are compiled without optimization, in a fifth of the time."""
+    """A cache of its own, for libraries that are compiled without optimization, in a fifth of the
+    time."""
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "SWITCHES", ("-O0", *build.SWITCHES[1:]))
     build._digest.cache_clear()
@@ -55,8 +56,13 @@ def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
     assert build.levels_of(flags)[0] == level
 
 
-@pytest.mark.parametrize("level", [level for level in build.LEVELS if level not in build.levels_of(build.cpu_flags())][:1])
-def test_a_level_that_this_cpu_lacks_compiles_and_fails_its_trial(level: str, quick_cache: Path) -> None:
+@pytest.mark.parametrize(
+    "level",
+    [level for level in build.LEVELS if level not in build.levels_of(build.cpu_flags())][:1],
+)
+def test_a_level_that_this_cpu_lacks_compiles_and_fails_its_trial(
+    level: str, quick_cache: Path
+) -> None:
     """The other levels are compiled for the tests of the kernels."""
     with pytest.raises(ConfigError, match=f"{level} do not work on this machine: .*(SIGILL|tiles)"):
         build.compiled(level)
@@ -79,40 +85,59 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     fake.chmod(0o755)
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "which", lambda name: str(fake))
-    with pytest.raises(ConfigError, match="(?s)could not compile the CPU kernels for plain.*no such switch"):
+    with pytest.raises(
+        ConfigError, match="(?s)could not compile the CPU kernels for plain.*no such switch"
+    ):
         build.compiled("plain")
     assert not list((tmp_path / "cache" / "kernels").iterdir())
 
 
-def test_a_level_that_does_not_work_is_passed_over(empty_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_does_not_work_is_passed_over(
+    empty_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = build.cpu_flags()
     best, *others = build.levels_of(flags)
     if not others:
         pytest.skip("this CPU runs only the plain level")
     monkeypatch.setattr(build, "_trial", lambda path: "a trial was killed by SIGILL")
-    with pytest.raises(ConfigError, match=f"{best} do not work on this machine: a trial was killed by SIGILL"):
+    with pytest.raises(
+        ConfigError, match=f"{best} do not work on this machine: a trial was killed by SIGILL"
+    ):
         build.compiled(best)
     monkeypatch.setattr(build, "_trial", lambda path: None)
     level, path = build.best_compiled()
     assert level == others[0] and path == build.library_path(level)
     verdict = probe(ProbeFacts(machine="x86_64", cpu_flags=flags))
     assert isinstance(verdict, Ok)
-    assert verdict.facts == {"level": level, "library": "compiled", "passed over": f"{best}: a trial was killed by SIGILL"}
+    assert verdict.facts == {
+        "level": level,
+        "library": "compiled",
+        "passed over": f"{best}: a trial was killed by SIGILL",
+    }
 
 
-@pytest.mark.parametrize("end", ["import os; os.kill(os.getpid(), 9)", "raise SystemExit('no such module')"])
-def test_a_trial_that_ends_for_another_reason_is_no_verdict(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "end", ["import os; os.kill(os.getpid(), 9)", "raise SystemExit('no such module')"]
+)
+def test_a_trial_that_ends_for_another_reason_is_no_verdict(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **kwargs: run([command[0], "-c", end], **kwargs))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **kwargs: run([command[0], "-c", end], **kwargs)
+    )
     assert build._trial("any.so") is None
 
 
-def test_a_level_that_this_process_may_not_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_this_process_may_not_use_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     best, *others = build.levels_of(build.cpu_flags())
     if not others:
         pytest.skip("this CPU runs only the plain level")
 
-    monkeypatch.setitem(build.LEVELS, others[0], (*build.LEVELS[others[0]], "-O1"))  # as the tests of the kernels compile it
+    # as the tests of the kernels compile it
+    monkeypatch.setitem(build.LEVELS, others[0], (*build.LEVELS[others[0]], "-O1"))
 
     class Refusing(library.Library):
         def __init__(self, level: str, path: Path, num_threads: int) -> None:
@@ -134,7 +159,9 @@ def test_a_library_that_multiplies_wrong_fails_its_trial(
     products = sources / "linear_blocks.c"
     right = "sums[v] += scales->minimum[v] * splat(x_sum)"
     assert right in products.read_text()
-    products.write_text(products.read_text().replace(right, "sums[v] -= scales->minimum[v] * splat(x_sum)"))
+    products.write_text(
+        products.read_text().replace(right, "sums[v] -= scales->minimum[v] * splat(x_sum)")
+    )
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setitem(build.LEVELS, "plain", ("-DWRONG",))
     with pytest.raises(ConfigError, match="plain do not work on this machine: a 4-bit product is"):

@@ -1,4 +1,5 @@
-"""Cached files are used only if they are whole and nobody else can have changed them. The kernels always come up."""
+"""Cached files are used only if they are whole and nobody else can have changed them. The kernels
+always come up."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pegboard_kernel_cpu import build, cache_files, library, repack
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.cache_files import Damaged, make_folder, open_trusted, read_sealed, write_file, write_sealed
+from pegboard_kernel_cpu.cache_files import (
+    Damaged,
+    make_folder,
+    open_trusted,
+    read_sealed,
+    write_file,
+    write_sealed,
+)
 from pegboard_kernel_cpu.probe import probe
 from pegboard_kernel_cpu.repack import PAGE, _sum, store_packed
 
@@ -42,13 +50,17 @@ def made_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "answer.c").write_text("int answer(void) { return 42; }\n")
     made = folder / "answer.so"
-    subprocess.run([build.compiler() or "cc", "-shared", "-fPIC", str(folder / "answer.c"), "-o", str(made)], check=True)
+    subprocess.run(
+        [build.compiler() or "cc", "-shared", "-fPIC", str(folder / "answer.c"), "-o", str(made)],
+        check=True,
+    )
     return made
 
 
 @pytest.fixture
 def kernels(tmp_path: Path, made_library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three empty folders for compiled libraries, the cache among them, and a compiler that copies one library."""
+    """Three empty folders for compiled libraries, the cache among them, and a compiler that copies
+    one library."""
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     places = [tmp_path / "cache" / "kernels", tmp_path / "first", tmp_path / "second"]
     monkeypatch.setattr(build, "folders", lambda: places)
@@ -65,10 +77,11 @@ def works(path: Path) -> bool:
 
 
 def damages(data: bytes, seed: int) -> bytes:
-    """Return the bytes damaged at random: truncated, emptied, with a flipped bit, exchanged parts, a block of zeros, or more
-    bytes at the end."""
+    """Return the bytes damaged at random: truncated, emptied, with a flipped bit, exchanged parts,
+    a block of zeros, or more bytes at the end."""
     rng = random.Random(seed)
-    where, size = rng.randrange(len(data)), rng.randrange(1, 5000)
+    where = rng.randrange(len(data))
+    size = rng.randrange(1, 5000)
     half = len(data) // 2
     flipped = bytearray(data)
     flipped[where] ^= 1 << rng.randrange(8)
@@ -84,7 +97,7 @@ def damages(data: bytes, seed: int) -> bytes:
     ][seed % 8]()
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_files_are_readable_for_everybody_and_writable_for_nobody_else(tmp_path: Path) -> None:
@@ -94,7 +107,10 @@ def test_files_are_readable_for_everybody_and_writable_for_nobody_else(tmp_path:
         write_file(tmp_path / "a" / "b" / "file", [b"x"])
     finally:
         os.umask(before)
-    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "file")]
+    modes = [
+        path.stat().st_mode & 0o777
+        for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "file")
+    ]
     assert modes == [0o755, 0o755, 0o644]
 
 
@@ -112,7 +128,9 @@ def test_what_others_may_change_is_not_opened(tmp_path: Path, what: str, mode: i
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_belongs_to_others_is_not_opened(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_others_is_not_opened(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "folder"
     make_folder(folder)
     write_sealed(folder / "file", b"content")
@@ -134,7 +152,9 @@ def test_a_pipe_or_a_folder_is_no_file(tmp_path: Path) -> None:
 
 
 @given(content=st.binary(max_size=200), seed=st.integers(0, 999))
-def test_a_sealed_file_is_whole_or_damaged(tmp_path_factory: pytest.TempPathFactory, content: bytes, seed: int) -> None:
+def test_a_sealed_file_is_whole_or_damaged(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, seed: int
+) -> None:
     path = tmp_path_factory.mktemp("sealed") / "file"
     write_sealed(path, content)
     assert read_sealed(path) == content
@@ -156,11 +176,15 @@ def test_a_sealed_file_is_whole_or_damaged(tmp_path_factory: pytest.TempPathFact
 def test_the_sum_of_packed_weights_sees_flips_and_exchanges(
     words: tuple[int, int, int], bits: tuple[int, int], seed: int
 ) -> None:
-    """One flipped bit, two flipped bits, and two exchanged words, which a sum without factors does not see."""
+    """One flipped bit, two flipped bits, and two exchanged words, which a sum without factors does
+    not see."""
     count, first, second = words
-    data = np.random.default_rng(seed).integers(0, 4, count, np.uint32) << np.uint32(30)  # words that differ in few bits
+    # words that differ in few bits
+    data = np.random.default_rng(seed).integers(0, 4, count, np.uint32) << np.uint32(30)
     before = _sum(memoryview(data.tobytes()))
-    one, two, exchanged = data.copy(), data.copy(), data.copy()
+    one = data.copy()
+    two = data.copy()
+    exchanged = data.copy()
     one[first] ^= np.uint32(1 << bits[0])
     two[first] ^= np.uint32(1 << bits[0])
     two[second] ^= np.uint32(1 << bits[1])
@@ -170,7 +194,7 @@ def test_the_sum_of_packed_weights_sees_flips_and_exchanges(
         assert (_sum(memoryview(changed.tobytes())) == before) == np.array_equal(changed, data)
 
 
-# --- compiled libraries ------------------------------------------------------------------------------------------------------
+# --- compiled libraries ---------------------------------------------------------------------------
 
 
 def test_a_library_is_compiled_once_and_readable_for_others(kernels: Path) -> None:
@@ -182,7 +206,9 @@ def test_a_library_is_compiled_once_and_readable_for_others(kernels: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_damaged_library_is_compiled_again(kernels: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_library_is_compiled_again(
+    kernels: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = build.compiled("plain")
     whole = path.read_bytes()
     path.write_bytes(damages(whole, seed))
@@ -195,7 +221,9 @@ def test_a_damaged_library_is_compiled_again(kernels: Path, seed: int, caplog: p
     assert ("damaged" in caplog.text) == changed
 
 
-def test_a_damaged_library_without_a_compiler(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_without_a_compiler(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = build.compiled("plain")
     path.write_bytes(path.read_bytes()[:1000])
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -213,11 +241,14 @@ def test_a_damaged_note_of_a_failure_counts_for_nothing(kernels: Path, content: 
     assert build.failure("plain")
 
 
-FULL, READ_ONLY, QUOTA = errno.ENOSPC, errno.EROFS, errno.EDQUOT
+FULL = errno.ENOSPC
+READ_ONLY = errno.EROFS
+QUOTA = errno.EDQUOT
 
 
 def break_cache(how: str | int, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the cache unusable in one way: its folder is wrong, or a file there cannot be written."""
+    """Make the cache unusable in one way: its folder is wrong, or a file there cannot be
+    written."""
 
     def refuse(path: Path, content: bytes) -> None:
         if path.parent == kernels:
@@ -245,30 +276,50 @@ WAYS = [
 
 @pytest.mark.parametrize(("how", "told"), WAYS)
 def test_without_the_cache_another_folder_takes_the_library(
-    kernels: Path, how: str | int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernels: Path,
+    how: str | int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     break_cache(how, kernels, monkeypatch)
     path = build.compiled("plain")
     assert path.parent == build.folders()[1] and works(path)
     assert told in caplog.text and str(path.parent) in caplog.text
     before = path.stat().st_mtime_ns
-    assert build.compiled("plain") == path and path.stat().st_mtime_ns == before, "it is found there again"
+    assert build.compiled("plain") == path and path.stat().st_mtime_ns == before, (
+        "it is found there again"
+    )
 
 
-def test_if_no_folder_can_take_the_library_the_probe_says_why(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_folder_can_take_the_library_the_probe_says_why(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then core's own operators serve."""
     monkeypatch.setattr(build, "ROOM", 1 << 62)
     verdict = probe(FACTS)
-    assert isinstance(verdict, Absent) and verdict.reason.count("the disk is full") == 3 and "PEGBOARD_CACHE" in verdict.reason
-    with pytest.raises(ConfigError, match="no folder can take the compiled CPU kernels .*the disk is full"):
+    assert (
+        isinstance(verdict, Absent)
+        and verdict.reason.count("the disk is full") == 3
+        and "PEGBOARD_CACHE" in verdict.reason
+    )
+    with pytest.raises(
+        ConfigError, match="no folder can take the compiled CPU kernels .*the disk is full"
+    ):
         build.compiled("plain")
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("fatal error: error writing to /x/y.s: No space left on device", "no folder .*: the disk is full"),
-        ("as: /x/y.o: File too large", "no folder .*: the file would be larger than this process may write"),
+        (
+            "fatal error: error writing to /x/y.s: No space left on device",
+            "no folder .*: the disk is full",
+        ),
+        (
+            "as: /x/y.o: File too large",
+            "no folder .*: the file would be larger than this process may write",
+        ),
         ("cc: fatal error: cannot execute cc1", "repair the compiler, or choose reference kernels"),
     ],
 )
@@ -283,7 +334,9 @@ def test_what_the_compiler_says_is_told(
         build.compiled("plain")
 
 
-def test_a_folder_that_allows_no_programs_is_passed_over(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_allows_no_programs_is_passed_over(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Fake(library.Library):
         def __init__(self, level: str, path: Path, num_threads: int) -> None:
             if path.parent == kernels:
@@ -303,7 +356,9 @@ def test_a_folder_that_allows_no_programs_is_passed_over(kernels: Path, monkeypa
         library._best(1)
 
 
-def test_the_last_level_that_fails_ends_the_search(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_level_that_fails_ends_the_search(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(library.Library):
         def __init__(self, level: str, path: Path, num_threads: int) -> None:
             raise ConfigError("no permission")
@@ -319,7 +374,9 @@ def test_a_trial_of_what_cannot_be_loaded_blames_the_folder(tmp_path: Path) -> N
         build._trial(str(tmp_path / "none.so"))
 
 
-def test_a_compiler_without_end_is_stopped(kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_without_end_is_stopped(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = tmp_path / "slow"
     fake.write_text(f"#!{sys.executable}\nimport signal; signal.pause()\n")
     fake.chmod(0o755)
@@ -332,7 +389,9 @@ def test_a_compiler_without_end_is_stopped(kernels: Path, tmp_path: Path, monkey
 def test_several_processes_compile_at_once(kernels: Path) -> None:
     """Threads take their place: they share no state but the folder."""
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(build.compiled("plain"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(build.compiled("plain"))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -353,7 +412,7 @@ def test_rests_of_killed_processes_are_deleted_after_a_while(kernels: Path) -> N
     assert sorted(kernels.iterdir()) == sorted([path, kernels / ".fresh.new"])
 
 
-# --- packed weights -----------------------------------------------------------------------------------------------------------
+# --- packed weights -------------------------------------------------------------------------------
 
 
 def entry_in(root: Path) -> RepackEntry:  # as when the engine starts
@@ -398,7 +457,9 @@ def test_exchanged_files_are_not_taken_for_each_other(tmp_path: Path) -> None:
     other = tmp_path / "other"
     first.rename(other), second.rename(first), other.rename(second)
     again = RepackCache(tmp_path, "sha256:1", 1 << 30)
-    assert [repack.open_packed(again.entry(f"layers.{number}", {}), "tiles") for number in range(2)] == [None, None]
+    assert [
+        repack.open_packed(again.entry(f"layers.{number}", {}), "tiles") for number in range(2)
+    ] == [None, None]
 
 
 RIGHT = [[0, 64, 4, 32, 0, 0, 8, -1, 0]]
@@ -438,14 +499,17 @@ RIGHT = [[0, 64, 4, 32, 0, 0, 8, -1, 0]]
     ],
 )
 def test_a_hostile_header_is_packed_again(tmp_path: Path, facts: dict[str, object]) -> None:
-    """Such files have right checksums: only another program of the same user can have written them."""
+    """Such files have right checksums: only another program of the same user can have written
+    them."""
     blocks = some_blocks(64, 256)
     expected = loaded(entry_in(tmp_path / "right"), blocks, 64, 256).dense()
     (path,) = [file for file in (tmp_path / "right").rglob("*") if file.is_file()]
     memory = memoryview(path.read_bytes()[-64 * 256 // 2 - 64 * 8 * 2 :])
     weight = NativeBlockWeight((64, 256), torch.float32, "cpu", cache=entry_in(tmp_path))
     store_packed(entry_in(tmp_path), NativeBlockWeight.LAYOUT, memory, {"runs": RIGHT})
-    assert weight.restore() and torch.equal(weight.dense(), expected), "the test stores what the weight stores"
+    assert weight.restore() and torch.equal(weight.dense(), expected), (
+        "the test stores what the weight stores"
+    )
     store_packed(entry_in(tmp_path), NativeBlockWeight.LAYOUT, memory, facts)
     assert torch.equal(loaded(entry_in(tmp_path), blocks, 64, 256).dense(), expected)
 
@@ -466,7 +530,8 @@ def test_a_hostile_header_is_packed_again(tmp_path: Path, facts: dict[str, objec
     ],
 )
 def test_any_header_text_is_packed_again(tmp_path: Path, text: bytes) -> None:
-    entry, memory = entry_in(tmp_path), memoryview(b"x" * 300)
+    entry = entry_in(tmp_path)
+    memory = memoryview(b"x" * 300)
     store_packed(entry, "tiles", memory, {})
     (path,) = [file for file in tmp_path.rglob("*") if file.is_file()]
     header = repack._HEAD.pack(repack.MAGIC, len(text), repack.hashlib.sha256(text).digest()) + text
@@ -475,9 +540,15 @@ def test_any_header_text_is_packed_again(tmp_path: Path, text: bytes) -> None:
     assert bytes(store_packed(entry, "tiles", memory, {}).memory) == bytes(memory)
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only")])
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only")]
+)
 def test_a_disk_that_takes_nothing_is_told_once(
-    tmp_path: Path, number: int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    number: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(path: Path, *args: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
@@ -485,11 +556,18 @@ def test_a_disk_that_takes_nothing_is_told_once(
     monkeypatch.setattr(repack, "write_file", refuse)
     memory = memoryview(b"x" * 300)
     for layer in range(3):
-        assert store_packed(RepackCache(tmp_path, "1", 1 << 30).entry(f"{layer}", {}), "tiles", memory, {}).memory == memory
+        assert (
+            store_packed(
+                RepackCache(tmp_path, "1", 1 << 30).entry(f"{layer}", {}), "tiles", memory, {}
+            ).memory
+            == memory
+        )
     assert caplog.text.count(told) == 1
 
 
-def test_packed_weights_that_others_may_change_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_packed_weights_that_others_may_change_are_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocks = some_blocks(64, 256)
     expected = loaded(entry_in(tmp_path), blocks, 64, 256).dense()
     (folder,) = tmp_path.iterdir()

@@ -1,4 +1,5 @@
-"""Packed float codes, compared with their reference: all codes, kinds of scales and blocks, few and many tokens."""
+"""Packed float codes, compared with their reference: all codes, kinds of scales and blocks, few and
+many tokens."""
 
 from __future__ import annotations
 
@@ -16,21 +17,40 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
-from pegboard.ops.float_codes import E2M1, CodeWeight, FloatCodes, ScaleCodes, float8_values, minifloat_values
+from pegboard.ops.float_codes import (
+    E2M1,
+    CodeWeight,
+    FloatCodes,
+    ScaleCodes,
+    float8_values,
+    minifloat_values,
+)
 
 pytestmark = pytest.mark.usefixtures("native")
 
-VALUES = {name: float8_values(getattr(torch, f"float8_{name}")) for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
+VALUES = {
+    name: float8_values(getattr(torch, f"float8_{name}"))
+    for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
+}
 VALUES |= {"e2m1": E2M1, "e3m2": minifloat_values(3, 2), "e2m3": minifloat_values(2, 3)}
 VALUES |= {"nf4": torch.linspace(-1, 1, 16) ** 3 + 0.01, "table": torch.linspace(-3, 2, 256) ** 3}
 CODED = torch.uint8
 """Scales that are codes with a second level."""
-SCALES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, CODED]
+SCALES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e8m0fnu,
+    CODED,
+]
 BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
 TOKENS = [1, 2, 3, 4, 5, 11, 12, 13, 97]
 
 
-def codes_of(values: str, scale: torch.dtype, block: tuple[int, int], rows: int, columns: int, seed: int) -> FloatCodes:
+def codes_of(
+    values: str, scale: torch.dtype, block: tuple[int, int], rows: int, columns: int, seed: int
+) -> FloatCodes:
     """Return random rows. All finite codes occur, if there are enough places."""
     generator = torch.Generator().manual_seed(seed)
     finite = VALUES[values].isfinite().nonzero().flatten().to(torch.uint8)
@@ -42,8 +62,9 @@ def codes_of(values: str, scale: torch.dtype, block: tuple[int, int], rows: int,
 
 
 def coded(shape: tuple[int, int], generator: torch.Generator) -> ScaleCodes:
-    """Return scales of two levels. As many blocks as possible, up to 8, share a float of the second level. Scales with negative
-    parts have no offset: sums near zero would differ, because kernels round them once where the reference rounds twice."""
+    """Return scales of two levels. As many blocks as possible, up to 8, share a float of the second
+    level. Scales with negative parts have no offset: sums near zero would differ, because kernels
+    round them once where the reference rounds twice."""
     rows, blocks = shape
     share = max(size for size in range(1, 9) if blocks % size == 0)
     offset = 0.02 if share % 2 else 0.0
@@ -51,11 +72,16 @@ def coded(shape: tuple[int, int], generator: torch.Generator) -> ScaleCodes:
     if rows % 2:
         table = torch.arange(64) * 0.5 - (0.0 if offset else 16.0)
     codes = torch.randint(0, len(table), shape, generator=generator, dtype=torch.uint8)
-    return ScaleCodes(codes, table, torch.rand(rows, blocks // share, generator=generator) * 0.1, offset)
+    return ScaleCodes(
+        codes, table, torch.rand(rows, blocks // share, generator=generator) * 0.1, offset
+    )
 
 
-def filled(kind: type, shape: tuple[int, int], *parts: FloatCodes, **kwargs: object) -> NativeCodeWeight:
-    weight, start = kind(shape, torch.float32, "cpu", **kwargs), 0
+def filled(
+    kind: type, shape: tuple[int, int], *parts: FloatCodes, **kwargs: object
+) -> NativeCodeWeight:
+    weight = kind(shape, torch.float32, "cpu", **kwargs)
+    start = 0
     for part in parts:
         weight.write(start, part)
         start += len(part.codes)
@@ -93,9 +119,13 @@ def test_products_and_values(
     count: int,
     seed: int,
 ) -> None:
-    parts = [codes_of(first, scale, block, rows, columns, seed), codes_of(second, other, block, more, columns, seed + 1)]
+    parts = [
+        codes_of(first, scale, block, rows, columns, seed),
+        codes_of(second, other, block, more, columns, seed + 1),
+    ]
     shape = (rows + more + 3, columns)  # and some rows that are not written
-    native, reference = filled(NativeCodeWeight, shape, *parts), filled(CodeWeight, shape, *parts)
+    native = filled(NativeCodeWeight, shape, *parts)
+    reference = filled(CodeWeight, shape, *parts)
     matrix = reference.dense()
     torch.testing.assert_close(native.dense(), matrix, rtol=1e-6, atol=0)
     x = torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
@@ -131,10 +161,12 @@ def test_every_format_with_few_and_many_tokens(values: str) -> None:
 def test_products_of_many_tokens_use_every_bit_of_the_activations(
     values: str, scale: torch.dtype, block: tuple[int, int]
 ) -> None:
-    """Also where activations are split into numbers of 8 bits: a token with one activation gives a column of the matrix."""
+    """Also where activations are split into numbers of 8 bits: a token with one activation gives a
+    column of the matrix."""
     columns = 576
     codes = codes_of(values, scale, block, 50, columns, 3)
-    weight, matrix = filled(NativeCodeWeight, (50, columns), codes), codes.dense()
+    weight = filled(NativeCodeWeight, (50, columns), codes)
+    matrix = codes.dense()
     for count in (13, 32, 49, 115):
         x = torch.randn(count, columns, generator=torch.Generator().manual_seed(count))
         check(weight.bind()(x), x, matrix)
@@ -185,8 +217,13 @@ def test_a_table_is_looked_up_and_multiplied(values: str) -> None:
 )
 def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> None:
     """Also if the parts have other factors."""
-    weight = filled(NativeCodeWeight, (40, 64), *(codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (0, 1)))
-    bound, x = weight.bind(), torch.randn(4, 64)
+    weight = filled(
+        NativeCodeWeight,
+        (40, 64),
+        *(codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (0, 1)),
+    )
+    bound = weight.bind()
+    x = torch.randn(4, 64)
     new = [codes_of(values, scale, (1, 16), 20, 64, seed) for seed in (2, 3)]
     new[1] = FloatCodes(new[1].codes, new[1].values, new[1].scale, new[1].block, 0.2)
     for start, part in zip((0, 20), new, strict=True):
@@ -200,7 +237,11 @@ def test_a_reload_is_seen_by_what_was_bound(values: str, scale: torch.dtype) -> 
 
 def test_a_reload_as_another_float8_type_is_refused() -> None:
     """The rows share a factor with others."""
-    weight = filled(NativeCodeWeight, (40, 64), *(codes_of("e4m3fn", torch.float32, (1, 64), 20, 64, seed) for seed in (0, 1)))
+    weight = filled(
+        NativeCodeWeight,
+        (40, 64),
+        *(codes_of("e4m3fn", torch.float32, (1, 64), 20, 64, seed) for seed in (0, 1)),
+    )
     weight.write(20, codes_of("e4m3fnuz", torch.float32, (1, 64), 20, 64, 0))
     with pytest.raises(ModelError, match="a reload must not change the format"):
         weight.finish()
@@ -208,8 +249,12 @@ def test_a_reload_as_another_float8_type_is_refused() -> None:
 
 def test_a_recording_equals_the_eager_call() -> None:
     """Also with a bias, which the kernels add to parts in several formats."""
-    parts = [codes_of("e4m3fn", torch.float32, (1, 96), 33, 96, 0), codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 15, 96, 1)]
-    multiply, bias = filled(NativeCodeWeight, (48, 96), *parts).bind(), torch.randn(48)
+    parts = [
+        codes_of("e4m3fn", torch.float32, (1, 96), 33, 96, 0),
+        codes_of("e2m1", torch.float8_e4m3fn, (1, 16), 15, 96, 1),
+    ]
+    multiply = filled(NativeCodeWeight, (48, 96), *parts).bind()
+    bias = torch.randn(48)
     x = torch.randn(20, 96)
     program = NativeReplay().record(lambda hidden: (multiply(hidden).add_(bias),), [x])
     for count in (1, 2, 20):
@@ -220,8 +265,15 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     def entry() -> RepackEntry:  # as when the engine starts
         return RepackCache(tmp_path, "sha256:1", 1 << 20).entry("layers.0", {})
 
-    kinds: list[tuple[str, torch.dtype]] = [("nf4", torch.float32), ("e4m3fn", torch.float8_e8m0fnu), ("nf4", CODED)]
-    parts = [codes_of(values, scale, (1, 32), 15 + at, 96, at) for at, (values, scale) in enumerate(kinds)]
+    kinds: list[tuple[str, torch.dtype]] = [
+        ("nf4", torch.float32),
+        ("e4m3fn", torch.float8_e8m0fnu),
+        ("nf4", CODED),
+    ]
+    parts = [
+        codes_of(values, scale, (1, 32), 15 + at, 96, at)
+        for at, (values, scale) in enumerate(kinds)
+    ]
     first = filled(NativeCodeWeight, (48, 96), *parts, cache=entry())
     second = NativeCodeWeight((48, 96), torch.float32, "cpu", cache=entry())
     assert second.restore() and torch.equal(first.dense(), second.dense())
@@ -232,12 +284,27 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((0, -1), (1, 41), (2, 5), (2, "8"), (3, 3), (4, 6), (4, 2), (5, 0), (5, 24), (5, 128), (6, 1), (8, "1"), (9, "1")),
+        *(
+            (0, -1),
+            (1, 41),
+            (2, 5),
+            (2, "8"),
+            (3, 3),
+            (4, 6),
+            (4, 2),
+            (5, 0),
+            (5, 24),
+            (5, 128),
+            (6, 1),
+            (8, "1"),
+            (9, "1"),
+        ),
         *((10, [0.0] * 15), (10, "x" * 16), (11, [0.0]), (11, 7)),
     ],
 )
 def test_a_hostile_header_is_not_used(tmp_path: Path, field: int, value: object) -> None:
-    """Such a file has right checksums: only another program of the same user can have written it."""
+    """Such a file has right checksums: only another program of the same user can have written
+    it."""
     cache = RepackCache(tmp_path, "sha256:1", 1 << 20)
     run = [0, 40, 4, 0, 4, 16, 0, 0, 1.0, 0.0, [0.0] * 16, []]
     memory = memoryview(bytes(48 * 96 // 2 + 48 * 6 + 32))

@@ -19,9 +19,13 @@ widths = st.sampled_from([1, 5, 8, 17, 64, 576, 1000])
 @SOME
 @given(st.integers(1, 40), widths)
 def test_norms(count: int, width: int) -> None:
-    x, residual, weight = torch.randn(count, width) * 3, torch.randn(count, width), torch.randn(width)
+    x = torch.randn(count, width) * 3
+    residual = torch.randn(count, width)
+    weight = torch.randn(width)
     expected_sum = x + residual
-    assert torch.allclose(elementwise.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
+    assert torch.allclose(
+        elementwise.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5
+    )
     out, total = elementwise.add_rms_norm(x, residual, weight, 1e-5)
     assert total is residual and torch.equal(total, expected_sum)
     assert torch.allclose(out, ops.rms_norm(expected_sum, weight, 1e-5), atol=1e-5, rtol=1e-5)
@@ -31,10 +35,17 @@ def test_norms(count: int, width: int) -> None:
 @given(st.integers(1, 40), widths, st.booleans())
 def test_norms_that_subtract_the_mean(count: int, width: int, has_bias: bool) -> None:
     """Means far from 0 take no digits from the variance."""
-    x, residual, weight = torch.randn(count, width) + 50, torch.randn(count, width), torch.randn(width)
-    bias, expected_sum = torch.randn(width) if has_bias else None, x + residual
-    expected = [ops.layer_norm(each.double(), weight, bias, 1e-5).float() for each in (x, expected_sum)]
-    assert torch.allclose(elementwise.layer_norm(x, weight, bias, 1e-5), expected[0], atol=2e-4, rtol=1e-4)
+    x = torch.randn(count, width) + 50
+    residual = torch.randn(count, width)
+    weight = torch.randn(width)
+    bias = torch.randn(width) if has_bias else None
+    expected_sum = x + residual
+    expected = [
+        ops.layer_norm(each.double(), weight, bias, 1e-5).float() for each in (x, expected_sum)
+    ]
+    assert torch.allclose(
+        elementwise.layer_norm(x, weight, bias, 1e-5), expected[0], atol=2e-4, rtol=1e-4
+    )
     out, total = elementwise.add_layer_norm(x, residual, weight, bias, 1e-5)
     assert total is residual and torch.equal(total, expected_sum)
     assert torch.allclose(out, expected[1], atol=2e-4, rtol=1e-4)
@@ -43,8 +54,11 @@ def test_norms_that_subtract_the_mean(count: int, width: int, has_bias: bool) ->
 @SOME
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([4, 16, 64]))
 def test_norms_of_heads_inside_wider_rows(count: int, heads: int, width: int) -> None:
-    x, weight = torch.randn(count, heads + 3, width)[:, 1 : heads + 1], torch.randn(width)
-    assert torch.allclose(elementwise.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6), atol=1e-5)
+    x = torch.randn(count, heads + 3, width)[:, 1 : heads + 1]
+    weight = torch.randn(width)
+    assert torch.allclose(
+        elementwise.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6), atol=1e-5
+    )
     found = elementwise.layer_norm(x, weight, weight, 1e-5)
     assert torch.allclose(found, ops.layer_norm(x, weight, weight, 1e-5), atol=1e-4, rtol=1e-4)
 
@@ -54,4 +68,6 @@ def test_norms_of_heads_inside_wider_rows(count: int, heads: int, width: int) ->
 def test_gated_activations(count: int, width: int, size: float) -> None:
     x = torch.randn(count, 2 * width) * size
     assert torch.allclose(elementwise.silu_mul(x), ops.silu_mul(x), rtol=1e-4, atol=1e-5 * size)
-    assert torch.allclose(elementwise.gelu_tanh_mul(x), ops.gelu_tanh_mul(x), rtol=1e-4, atol=1e-5 * size**2)
+    assert torch.allclose(
+        elementwise.gelu_tanh_mul(x), ops.gelu_tanh_mul(x), rtol=1e-4, atol=1e-5 * size**2
+    )

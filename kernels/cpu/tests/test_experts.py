@@ -1,4 +1,5 @@
-"""Experts: routing, order and sums as the references compute them, products of all weight formats, and recordings."""
+"""Experts: routing, order and sums as the references compute them, products of all weight formats,
+and recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values
 
 pytestmark = pytest.mark.usefixtures("native")
 
-E, COLUMNS = 5, 64
+E = 5
+COLUMNS = 64
 
 
 def blocks_of(rows: int, bits: int = 4, seed: int = 0, order: bool = False) -> Blocks:
@@ -53,21 +55,43 @@ def weight_of(kind: str, rows: int) -> Any:
             weight.write(part * rows // 2, codes_of(rows // 2, 1.0 + part, part))
     elif kind == "fp8":
         weight = NativeCodeWeight(shape, torch.float32, "cpu")
-        codes = torch.randint(0, 120, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
-        weight.write(0, FloatCodes(codes, float8_values(torch.float8_e4m3fn), torch.rand(shape[0], 1) / 99, (1, COLUMNS)))
+        codes = torch.randint(
+            0, 120, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(4)
+        )
+        weight.write(
+            0,
+            FloatCodes(
+                codes,
+                float8_values(torch.float8_e4m3fn),
+                torch.rand(shape[0], 1) / 99,
+                (1, COLUMNS),
+            ),
+        )
     elif kind == "two levels":  # Q4_K of GGUF
         weight = NativeBlockWeight(shape, torch.float32, "cpu")
         scale = torch.randint(0, 64, (shape[0], COLUMNS // 32), dtype=torch.int8)
         codes = torch.randint(0, 16, shape, dtype=torch.uint8)
-        weight.write(0, Blocks(4, 32, codes, scale, scale.flip(0), outer=torch.rand(2, shape[0], 1).half() / 400))
+        weight.write(
+            0,
+            Blocks(
+                4, 32, codes, scale, scale.flip(0), outer=torch.rand(2, shape[0], 1).half() / 400
+            ),
+        )
     else:
         weight = NativeBlockWeight(shape, torch.float32, "cpu")
         if kind == "blocks":
             weight.write(0, blocks_of(E * rows))
         for expert in range(E) if kind != "blocks" else ():
             bits = 5 if kind == "other bits" and expert == 2 else 4
-            weight.write(expert * rows, blocks_of(rows // 2, 8 if kind == "two formats" else bits, expert, kind == "orders"))
-            weight.write(expert * rows + rows // 2, blocks_of(rows // 2, bits, 50 + expert, kind == "orders"))
+            weight.write(
+                expert * rows,
+                blocks_of(
+                    rows // 2, 8 if kind == "two formats" else bits, expert, kind == "orders"
+                ),
+            )
+            weight.write(
+                expert * rows + rows // 2, blocks_of(rows // 2, bits, 50 + expert, kind == "orders")
+            )
     weight.finish()
     return weight
 
@@ -79,7 +103,8 @@ TOGETHER = ["float", "blocks", "two formats", "two levels", "nvfp4", "fp8"]
 @pytest.mark.parametrize("kind", [*TOGETHER, "other bits", "orders"])
 def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> None:
     rows = 48 if kind in ("float", "blocks", "fp8", "two levels") else 32
-    weight, bias = weight_of(kind, rows), torch.randn(E, rows)
+    weight = weight_of(kind, rows)
+    bias = torch.randn(E, rows)
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32)
     x = torch.randn(int(starts[-1]), COLUMNS)
     dense = weight.dense().view(E, rows, COLUMNS)
@@ -87,7 +112,9 @@ def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> 
         call = weight.bind_experts(E, given_bias)
         assert isinstance(call, NativeExperts) == (kind in TOGETHER)
         owners = torch.repeat_interleave(torch.arange(E), torch.tensor(counts))
-        expected = torch.einsum("nc,nrc->nr", x, dense[owners]) + (0 if given_bias is None else given_bias[owners])
+        expected = torch.einsum("nc,nrc->nr", x, dense[owners]) + (
+            0 if given_bias is None else given_bias[owners]
+        )
         rounding = float(
             x.abs().max() / 127 * dense.norm(dim=-1).max()
         )  # activations become bytes; twice that is seven deviations
@@ -99,9 +126,12 @@ def test_matrices_of_odd_sizes_are_computed_too() -> None:
     weight = NativeBlockWeight((2 * 9, COLUMNS), torch.float32, "cpu")
     weight.write(0, blocks_of(18))
     weight.finish()
-    x, dense = torch.randn(3, COLUMNS), weight.dense().view(2, 9, COLUMNS)
+    x = torch.randn(3, COLUMNS)
+    dense = weight.dense().view(2, 9, COLUMNS)
     found = weight.bind_experts(2, None)(x, torch.tensor([0, 1, 3]))
-    torch.testing.assert_close(found, torch.cat((x[:1] @ dense[0].T, x[1:] @ dense[1].T)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        found, torch.cat((x[:1] @ dense[0].T, x[1:] @ dense[1].T)), atol=1e-4, rtol=1e-4
+    )
 
 
 RULES = [
@@ -115,34 +145,45 @@ RULES = [
 
 @settings(deadline=None, max_examples=8)
 @given(st.sampled_from(RULES), st.booleans(), st.integers(1, 40), st.integers(0, 99))
-def test_routing_and_order_are_those_of_the_references(rule: RouterRule, corrected: bool, tokens: int, seed: int) -> None:
+def test_routing_and_order_are_those_of_the_references(
+    rule: RouterRule, corrected: bool, tokens: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits, x = torch.randn(tokens, 16, generator=generator) * 2, torch.randn(tokens, 24, generator=generator)
+    logits = torch.randn(tokens, 16, generator=generator) * 2
+    x = torch.randn(tokens, 24, generator=generator)
     correction = torch.randn(16, generator=generator) if corrected else None
     weights, ids = experts.route(logits, rule, correction)
     expected, expected_ids = ops.route(logits, rule, correction)
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
     for factors in (None, weights):
-        found, wanted = experts.sort_by_expert(x, ids, 16, factors), ops.sort_by_expert(x, ids, 16, factors)
+        found = experts.sort_by_expert(x, ids, 16, factors)
+        wanted = ops.sort_by_expert(x, ids, 16, factors)
         assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2])
         torch.testing.assert_close(found[0], wanted[0])
     rows, places, _ = found
-    shared, gate = torch.randn(tokens, 24, generator=generator), torch.randn(tokens, 1, generator=generator)
+    shared = torch.randn(tokens, 24, generator=generator)
+    gate = torch.randn(tokens, 1, generator=generator)
     for more in ((None,), (weights, shared), (weights, shared, gate)):
-        torch.testing.assert_close(experts.sum_experts(rows, places, *more), ops.sum_experts(rows, places, *more))
+        torch.testing.assert_close(
+            experts.sum_experts(rows, places, *more), ops.sum_experts(rows, places, *more)
+        )
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_clamped_activation(interleaved: bool) -> None:
     x = torch.randn(7, 2 * 45) * 6
     found = experts.clamped_swiglu(x, 1.702, 7.0, interleaved)
-    torch.testing.assert_close(found, ops.clamped_swiglu(x, 1.702, 7.0, interleaved), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found, ops.clamped_swiglu(x, 1.702, 7.0, interleaved), atol=1e-5, rtol=1e-5
+    )
 
 
 def feed_forward(kind: str) -> Any:
     """A block of experts [T, 64] → [T, 64], as the layer composes it."""
-    norm, up, down = torch.rand(COLUMNS), weight_of(kind, 128).bind_experts(E, None), weight_of(kind, 64).bind_experts(E, None)
+    norm = torch.rand(COLUMNS)
+    up = weight_of(kind, 128).bind_experts(E, None)
+    down = weight_of(kind, 64).bind_experts(E, None)
     router = NativeFloatWeight((E, COLUMNS), torch.float32, "cpu")
     router.plain().copy_(torch.randn(E, COLUMNS, generator=torch.Generator().manual_seed(9)))
     router.finish()
@@ -152,18 +193,23 @@ def feed_forward(kind: str) -> Any:
         x = elementwise.rms_norm(hidden, norm, 1e-5)
         weights, ids = experts.route(choose(x), RouterRule(2, renormalize=True))
         rows, places, starts = experts.sort_by_expert(x, ids, E)
-        return experts.sum_experts(down(elementwise.silu_mul(up(rows, starts)), starts), places, weights, x)
+        return experts.sum_experts(
+            down(elementwise.silu_mul(up(rows, starts)), starts), places, weights, x
+        )
 
     return run
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_recorded_experts_compute_the_same(kind: str) -> None:
-    run, hidden = feed_forward(kind), torch.randn(40, COLUMNS)
+    run = feed_forward(kind)
+    hidden = torch.randn(40, COLUMNS)
     program = NativeReplay().record(lambda x: (run(run(x)),), [hidden])
     for tokens in (1, 3, 40, 17, 1):
         hidden.copy_(torch.randn(40, COLUMNS))
-        torch.testing.assert_close(program(tokens)[0], run(run(hidden[:tokens])), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            program(tokens)[0], run(run(hidden[:tokens])), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_experts_that_are_computed_one_by_one_are_not_recorded() -> None:

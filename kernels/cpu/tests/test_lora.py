@@ -12,7 +12,9 @@ from pegboard import ops
 from pegboard_testing.fake_build import adapter_rows
 
 RANKS = [20, 3, 0, 16, 17]
-COLUMNS, MAX_RANK, WIDTH = 70, 20, 32
+COLUMNS = 70
+MAX_RANK = 20
+WIDTH = 32
 
 
 @pytest.mark.parametrize("is_lookup", [False, True])
@@ -30,27 +32,53 @@ def test_any_mix_of_adapters(dtype: torch.dtype, bounds: tuple[int, ...], is_loo
     for num_rows in (1, 5, 33, 100):
         slots = torch.randint(0, len(RANKS) + 1, (num_rows,), generator=generator).tolist()
         rows = adapter_rows(slots, len(RANKS))
-        x = torch.randint(0, COLUMNS, (num_rows,)) if is_lookup else torch.randn(num_rows, COLUMNS, generator=generator)
+        x = (
+            torch.randint(0, COLUMNS, (num_rows,))
+            if is_lookup
+            else torch.randn(num_rows, COLUMNS, generator=generator)
+        )
         y = torch.randn(num_rows, bounds[-1], generator=generator)
         found = lora_add(y.clone(), x, *matrices, rows)
-        torch.testing.assert_close(found, ops.lora_add(y.clone(), x, *matrices, rows), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            found, ops.lora_add(y.clone(), x, *matrices, rows), atol=1e-4, rtol=1e-4
+        )
         for i in range(num_rows):
-            alone = lora_add(y[i : i + 1].clone(), x[i : i + 1], *matrices, adapter_rows(slots[i : i + 1], len(RANKS)))
+            alone = lora_add(
+                y[i : i + 1].clone(),
+                x[i : i + 1],
+                *matrices,
+                adapter_rows(slots[i : i + 1], len(RANKS)),
+            )
             assert torch.equal(found[i : i + 1], alone), "a row gets the same bits in every batch"
 
 
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 40), st.integers(0, 99))
-def test_rows_of_experts(num_slots: int, num_experts: int, top_k: int, num_tokens: int, seed: int) -> None:
+@given(
+    st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 40), st.integers(0, 99)
+)
+def test_rows_of_experts(
+    num_slots: int, num_experts: int, top_k: int, num_tokens: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows = adapter_rows(torch.randint(0, num_slots + 1, (num_tokens,), generator=generator).tolist(), num_slots)
+    rows = adapter_rows(
+        torch.randint(0, num_slots + 1, (num_tokens,), generator=generator).tolist(), num_slots
+    )
     ids = torch.randint(0, num_experts, (num_tokens, top_k), generator=generator, dtype=torch.int32)
     _, places, starts = ops.sort_by_expert(torch.zeros(num_tokens, 1), ids, num_experts)
-    found, expected = (op(rows, places, starts) for op in (expert_adapter_rows, ops.expert_adapter_rows))
+    found, expected = (
+        op(rows, places, starts) for op in (expert_adapter_rows, ops.expert_adapter_rows)
+    )
     assert torch.equal(found.starts, expected.starts)
     for first, last in zip(expected.starts, expected.starts[1:], strict=False):
         assert sorted(found.order[first:last].tolist()) == expected.order[first:last].tolist()
     for token in range(num_tokens):
         for choice in range(top_k):
-            slot = next(s for s in range(num_slots + 1) if token in rows.order[rows.starts[s] : rows.starts[s + 1]])
+            slot = next(
+                s
+                for s in range(num_slots + 1)
+                if token in rows.order[rows.starts[s] : rows.starts[s + 1]]
+            )
             own = 0 if slot == 0 else 1 + (slot - 1) * num_experts + int(ids[token, choice])
-            assert places[token, choice] in expected.order[expected.starts[own] : expected.starts[own + 1]]
+            assert (
+                places[token, choice]
+                in expected.order[expected.starts[own] : expected.starts[own + 1]]
+            )

@@ -1,4 +1,5 @@
-"""The native kernels hold weights in as many bytes as checkpoints do. The formats are those of all contract tests."""
+"""The native kernels hold weights in as many bytes as checkpoints do. The formats are those of all
+contract tests."""
 
 from __future__ import annotations
 
@@ -45,19 +46,24 @@ LARGER = {
 }
 """Why a weight takes more than the limit: how much more, and the contract tests."""
 
-FORMATS = [contract for method in methods() for contract in contracts(method) if not contract.only_experts]
+FORMATS = [
+    contract for method in methods() for contract in contracts(method) if not contract.only_experts
+]
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: f"{kind.__module__}-{kind.__name__}")
 def test_a_weight_takes_the_bytes_of_the_checkpoint(kind: type[QuantizationContract]) -> None:
     contract = kind()
-    rows, columns = 128 * contract.row_block, contract.block * -(-512 // contract.block)
+    rows = 128 * contract.row_block
+    columns = contract.block * -(-512 // contract.block)
     part = Part("model.part.weight", (0, rows))
     weight = contract.method(QuantizationSetup(contract.config, "float32", "cpu", KERNELS)).linear(
         LinearLayer("model.part", columns, rows, (part,))
     )
     assert weight is not None
-    pieces, _ = contract.stored(part, torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "float32")
+    pieces, _ = contract.stored(
+        part, torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "float32"
+    )
     index = tensor_index(pieces)
     stored = sum(index[wanted.name].num_bytes for wanted in weight.declare(index))
     load_pieces(weight, pieces)

@@ -16,7 +16,9 @@ from pegboard.ops.blocks import Blocks
 from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
-pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's layout is for x86")
+pytestmark = pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's layout is for x86"
+)
 
 
 class TestOneDNNFloatWeight(FloatWeightContract):
@@ -24,7 +26,8 @@ class TestOneDNNFloatWeight(FloatWeightContract):
 
     def test_one_copy_unless_the_plain_one_is_needed(self) -> None:
         values = torch.randn(64, 64)
-        alone, both = self.filled(values), self.filled(values, is_table=True)
+        alone = self.filled(values)
+        both = self.filled(values, is_table=True)
         alone.bind()
         assert alone.nbytes == values.nbytes
         assert both.nbytes == values.nbytes
@@ -35,15 +38,18 @@ class TestOneDNNFloatWeight(FloatWeightContract):
 
     def test_a_large_table_is_not_held_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onednn_weight, "COPY_LIMIT_BYTES", 100)
-        values, x = torch.randn(64, 64), torch.randn(2, 64)
+        values = torch.randn(64, 64)
+        x = torch.randn(2, 64)
         weight = self.filled(values, is_table=True)
         torch.testing.assert_close(weight.bind()(x), x @ values.T, rtol=1e-4, atol=1e-4)
         assert weight.nbytes == values.nbytes
 
 
 def test_blocks_are_held_the_same_way() -> None:
-    codes, scale = torch.randint(-127, 128, (48, 64)).to(torch.int8), torch.rand(48, 2)
-    weight, x = OneDNNBlockWeight((48, 64), torch.float32, "cpu"), torch.randn(3, 64)
+    codes = torch.randint(-127, 128, (48, 64)).to(torch.int8)
+    scale = torch.rand(48, 2)
+    weight = OneDNNBlockWeight((48, 64), torch.float32, "cpu")
+    x = torch.randn(3, 64)
     blocks = Blocks(8, 32, codes, scale)
     weight.write(0, blocks)
     weight.finish()

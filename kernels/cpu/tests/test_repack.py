@@ -38,8 +38,11 @@ def opened(entry: RepackEntry, layout: str = "tiles-1") -> Packed:
 
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 3 * PAGE), seed=st.integers(0, 9))
-def test_a_later_start_maps_what_was_stored(tmp_path_factory: pytest.TempPathFactory, size: int, seed: int) -> None:
-    root, memory = tmp_path_factory.mktemp("cache"), random_bytes(size, seed)
+def test_a_later_start_maps_what_was_stored(
+    tmp_path_factory: pytest.TempPathFactory, size: int, seed: int
+) -> None:
+    root = tmp_path_factory.mktemp("cache")
+    memory = random_bytes(size, seed)
     first = cache_in(root).entry("layers.0", {"bits": 4})
     assert open_packed(first, "tiles-1") is None
     stored = store_packed(first, "tiles-1", memory, FACTS)
@@ -67,21 +70,37 @@ def test_writing_into_mapped_memory_changes_no_file(tmp_path: Path) -> None:
         ("sha256:1", "layers.0", {"bits": 4}, "tiles-2"),
     ],
 )
-def test_nothing_is_taken_for_something_else(tmp_path: Path, digest: str, path: str, content: object, layout: str) -> None:
-    store_packed(cache_in(tmp_path).entry("layers.0", {"bits": 4}), "tiles-1", random_bytes(100), FACTS)
+def test_nothing_is_taken_for_something_else(
+    tmp_path: Path, digest: str, path: str, content: object, layout: str
+) -> None:
+    store_packed(
+        cache_in(tmp_path).entry("layers.0", {"bits": 4}), "tiles-1", random_bytes(100), FACTS
+    )
     assert open_packed(cache_in(tmp_path, digest).entry(path, content), layout) is None
 
 
 @pytest.mark.parametrize("place", ["magic", "header", "first", "middle", "last", "page"])
-def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture) -> None:
-    entry, memory = cache_in(tmp_path).entry("layers.0", {}), random_bytes(5 * PAGE + 9)
+def test_a_damaged_file_is_noticed_and_made_again(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = cache_in(tmp_path).entry("layers.0", {})
+    memory = random_bytes(5 * PAGE + 9)
     store_packed(entry, "tiles-1", memory, FACTS)
     (path,) = files(tmp_path)
     data = bytearray(path.read_bytes())
     if place == "page":  # the two pages are exchanged, which does not change their sums
-        data[PAGE : 2 * PAGE], data[2 * PAGE : 3 * PAGE] = data[2 * PAGE : 3 * PAGE], data[PAGE : 2 * PAGE]
+        data[PAGE : 2 * PAGE], data[2 * PAGE : 3 * PAGE] = (
+            data[2 * PAGE : 3 * PAGE],
+            data[PAGE : 2 * PAGE],
+        )
     else:
-        where = {"magic": 3, "header": data.index(b'"rows"') + 2, "first": PAGE, "middle": 3 * PAGE + 77, "last": len(data) - 1}
+        where = {
+            "magic": 3,
+            "header": data.index(b'"rows"') + 2,
+            "first": PAGE,
+            "middle": 3 * PAGE + 77,
+            "last": len(data) - 1,
+        }
         data[where[place]] ^= 1
     path.write_bytes(data)
     with caplog.at_level(logging.WARNING):
@@ -93,13 +112,17 @@ def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, place: str, ca
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_truncated_and_arbitrary_files_are_not_taken(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_truncated_and_arbitrary_files_are_not_taken(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     root = tmp_path_factory.mktemp("cache")
     entry = cache_in(root).entry("layers.0", {})
     store_packed(entry, "tiles-1", random_bytes(300), FACTS)
     (path,) = files(root)
     whole = path.read_bytes()
-    changed = data.draw(st.integers(0, len(whole) - 1).map(lambda end: whole[:end]) | st.binary(max_size=200))
+    changed = data.draw(
+        st.integers(0, len(whole) - 1).map(lambda end: whole[:end]) | st.binary(max_size=200)
+    )
     path.write_bytes(changed)
     assert open_packed(entry, "tiles-1") is None
 
@@ -113,27 +136,39 @@ def test_the_limit_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
         os.utime(path, (number, number))
     assert len(files(tmp_path)) == 3
     newer = cache_in(tmp_path, "sha256:2", limit_bytes=7 * PAGE)
-    assert opened(cache_in(tmp_path).entry("layers.0", {})) is not None  # now the most recently used
+    # now the most recently used
+    assert opened(cache_in(tmp_path).entry("layers.0", {})) is not None
     store_packed(newer.entry("layers.0", {}), "tiles-1", random_bytes(PAGE), FACTS)
-    held = [open_packed(cache_in(tmp_path).entry(f"layers.{number}", {}), "tiles-1") is not None for number in range(3)]
+    held = [
+        open_packed(cache_in(tmp_path).entry(f"layers.{number}", {}), "tiles-1") is not None
+        for number in range(3)
+    ]
     assert held == [True, False, True] and len(files(tmp_path)) == 3
 
 
 def test_what_is_in_use_stays_and_the_rest_is_not_kept(tmp_path: Path) -> None:
     cache = cache_in(tmp_path, limit_bytes=5 * PAGE)
     memories = [random_bytes(PAGE, seed) for seed in range(4)]
-    stored = [store_packed(cache.entry(f"layers.{n}", {}), "tiles-1", memory, FACTS) for n, memory in enumerate(memories)]
+    stored = [
+        store_packed(cache.entry(f"layers.{n}", {}), "tiles-1", memory, FACTS)
+        for n, memory in enumerate(memories)
+    ]
     assert [bytes(packed.memory) for packed in stored] == [bytes(memory) for memory in memories]
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 5 * PAGE
-    assert open_packed(cache.entry("layers.0", {}), "tiles-1") and not open_packed(cache.entry("layers.3", {}), "tiles-1")
+    assert open_packed(cache.entry("layers.0", {}), "tiles-1") and not open_packed(
+        cache.entry("layers.3", {}), "tiles-1"
+    )
     nothing = cache_in(tmp_path / "none", limit_bytes=0)
     store_packed(nothing.entry("layers.0", {}), "tiles-1", memories[0], FACTS)
     assert not files(tmp_path / "none")
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "repacked").write_text("there is a file in place of the folder")
-    cache, memory = cache_in(tmp_path / "repacked"), random_bytes(100)
+    cache = cache_in(tmp_path / "repacked")
+    memory = random_bytes(100)
     with caplog.at_level(logging.INFO):
         for number in range(3):
             packed = store_packed(cache.entry(f"layers.{number}", {}), "tiles-1", memory, FACTS)
@@ -147,7 +182,10 @@ def test_a_full_disk_leaves_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "replace", full)
     memory = random_bytes(100)
-    assert store_packed(cache_in(tmp_path).entry("layers.0", {}), "tiles-1", memory, FACTS).memory == memory
+    assert (
+        store_packed(cache_in(tmp_path).entry("layers.0", {}), "tiles-1", memory, FACTS).memory
+        == memory
+    )
     assert not files(tmp_path)
 
 
@@ -157,7 +195,13 @@ def test_several_writers_of_one_weight(tmp_path: Path) -> None:
 
     def write() -> None:
         for _ in range(5):
-            found.append(bytes(store_packed(cache_in(tmp_path).entry("layers.0", {}), "tiles-1", memory, FACTS).memory))
+            found.append(
+                bytes(
+                    store_packed(
+                        cache_in(tmp_path).entry("layers.0", {}), "tiles-1", memory, FACTS
+                    ).memory
+                )
+            )
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:

@@ -1,4 +1,5 @@
-"""Recorded forwards equal eager ones for any number of tokens. Buffers that share memory are never needed at the same time."""
+"""Recorded forwards equal eager ones for any number of tokens. Buffers that share memory are never
+needed at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from pegboard_testing.fake_build import adapter_rows
 pytestmark = pytest.mark.usefixtures("native")
 
 
-def _weight(rows: int, columns: int, in_blocks: bool, seed: int) -> NativeBlockWeight | NativeFloatWeight:
+def _weight(
+    rows: int, columns: int, in_blocks: bool, seed: int
+) -> NativeBlockWeight | NativeFloatWeight:
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(rows, columns, generator=generator) / columns**0.5
     if not in_blocks:
@@ -44,14 +47,20 @@ def _weight(rows: int, columns: int, in_blocks: bool, seed: int) -> NativeBlockW
 
 def _feed_forward(in_blocks: bool, layers: int, bias: torch.Tensor | None = None):
     """Return a function [T, 64] → [T, 64]: gated layers with a norm before each."""
-    weights = [(_weight(128, 64, in_blocks, 2 * i).bind(), _weight(64, 64, in_blocks, 2 * i + 1).bind()) for i in range(layers)]
+    weights = [
+        (_weight(128, 64, in_blocks, 2 * i).bind(), _weight(64, 64, in_blocks, 2 * i + 1).bind())
+        for i in range(layers)
+    ]
     scale = torch.rand(64) + 0.5
 
     def run(hidden: torch.Tensor) -> torch.Tensor:
-        residual, x = hidden, elementwise.rms_norm(hidden, scale, 1e-5)
+        residual = hidden
+        x = elementwise.rms_norm(hidden, scale, 1e-5)
         for up, down in weights:
             y = down(elementwise.silu_mul(up(x)))
-            x, residual = elementwise.add_rms_norm(y if bias is None else y.add_(bias), residual, scale, 1e-5)
+            x, residual = elementwise.add_rms_norm(
+                y if bias is None else y.add_(bias), residual, scale, 1e-5
+            )
         return x
 
     return run
@@ -59,8 +68,15 @@ def _feed_forward(in_blocks: bool, layers: int, bias: torch.Tensor | None = None
 
 def _table(in_blocks: bool) -> NativeBlockWeight | NativeFloatWeight:
     if in_blocks:
-        table: NativeBlockWeight | NativeFloatWeight = NativeBlockWeight((90, 64), torch.float32, "cpu", is_table=True)
-        table.write(0, Blocks(8, 32, torch.randint(-127, 128, (90, 64)).to(torch.int8), torch.rand(90, 2) * 0.02))
+        table: NativeBlockWeight | NativeFloatWeight = NativeBlockWeight(
+            (90, 64), torch.float32, "cpu", is_table=True
+        )
+        table.write(
+            0,
+            Blocks(
+                8, 32, torch.randint(-127, 128, (90, 64)).to(torch.int8), torch.rand(90, 2) * 0.02
+            ),
+        )
     else:
         table = NativeFloatWeight((90, 64), torch.float32, "cpu", is_table=True)
         table.plain().normal_()
@@ -74,8 +90,15 @@ def _record(run: Any, *inputs: torch.Tensor, replay: NativeReplay | None = None)
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.booleans(), st.integers(1, 5), st.booleans(), st.lists(st.integers(1, 50), min_size=1, max_size=4))
-def test_a_recording_equals_the_eager_calls(in_blocks: bool, layers: int, has_bias: bool, counts: list[int]) -> None:
+@given(
+    st.booleans(),
+    st.integers(1, 5),
+    st.booleans(),
+    st.lists(st.integers(1, 50), min_size=1, max_size=4),
+)
+def test_a_recording_equals_the_eager_calls(
+    in_blocks: bool, layers: int, has_bias: bool, counts: list[int]
+) -> None:
     run = _feed_forward(in_blocks, layers, torch.randn(64) if has_bias else None)
     x = torch.zeros(50, 64)
     recording = _record(run, x)
@@ -88,11 +111,23 @@ def test_a_recording_equals_the_eager_calls(in_blocks: bool, layers: int, has_bi
 @pytest.mark.parametrize("columns", [24, 4100])
 def test_functions_of_torch_are_recorded(columns: int) -> None:
     """4100 columns are two tasks per row."""
-    x, order = torch.zeros(9, columns), torch.arange(columns, 0, -1)
+    x = torch.zeros(9, columns)
+    order = torch.arange(columns, 0, -1)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        found = [functional.gelu(x), functional.gelu(x, approximate="tanh"), functional.silu(x), torch.tanh(x / 3) * 3]
-        found += [functional.relu(x).square(), x.clone(), x[:, 1:3] + x[:, 2:4], x.clamp(-0.5, 0.5), functional.elu(x)]
+        found = [
+            functional.gelu(x),
+            functional.gelu(x, approximate="tanh"),
+            functional.silu(x),
+            torch.tanh(x / 3) * 3,
+        ]
+        found += [
+            functional.relu(x).square(),
+            x.clone(),
+            x[:, 1:3] + x[:, 2:4],
+            x.clamp(-0.5, 0.5),
+            functional.elu(x),
+        ]
         return torch.cat([*found, torch.cat([x, x], 1).index_select(1, order)], -1)
 
     recording = _record(run, x)
@@ -121,8 +156,13 @@ def test_arguments_that_change_a_function_are_named(run: Any, words: str) -> Non
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_side_by_side_are_written_next_to_each_other(has_bias: bool) -> None:
     """Parts of a weight in different forms. No call copies them."""
-    parts = [_weight(rows, 64, in_blocks, rows).bind() for rows, in_blocks in ((32, True), (16, False), (24, True))]
-    down, bias, x = _weight(64, 72, False, 9).bind(), torch.randn(72), torch.zeros(20, 64)
+    parts = [
+        _weight(rows, 64, in_blocks, rows).bind()
+        for rows, in_blocks in ((32, True), (16, False), (24, True))
+    ]
+    down = _weight(64, 72, False, 9).bind()
+    bias = torch.randn(72)
+    x = torch.zeros(20, 64)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         y = torch.cat([part(x) for part in parts], -1)
@@ -143,10 +183,14 @@ def test_products_side_by_side_are_written_next_to_each_other(has_bias: bool) ->
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-@pytest.mark.parametrize("slots", [[0], [1], [2, 0, 1, 1, 2, 2, 0, 1, 2]], ids=["base model", "one adapter", "mixed"])
+@pytest.mark.parametrize(
+    "slots", [[0], [1], [2, 0, 1, 1, 2, 2, 0, 1, 2]], ids=["base model", "one adapter", "mixed"]
+)
 def test_adapters_are_multiplied_beside_the_layer(in_blocks: bool, slots: list[int]) -> None:
-    """A x is computed at the same time as W x, so it takes one instruction less, and no memory that W x reads."""
-    up, down = _weight(96, 64, in_blocks, 1).bind(), _weight(64, 96, in_blocks, 2).bind()
+    """A x is computed at the same time as W x, so it takes one instruction less, and no memory that
+    W x reads."""
+    up = _weight(96, 64, in_blocks, 1).bind()
+    down = _weight(64, 96, in_blocks, 2).bind()
     ranks = torch.tensor([16, 3], dtype=torch.int32)
     shapes = [((2, 64, 16), (2, 16, 96)), ((2, 96, 16), (2, 16, 64))]
     adapters = [tuple(torch.randn(shape) / 8 for shape in pair) for pair in shapes]
@@ -157,7 +201,8 @@ def test_adapters_are_multiplied_beside_the_layer(in_blocks: bool, slots: list[i
             x = lora_add(weight(x), x, a, b, ranks, (0, b.shape[2]), rows)
         return x
 
-    recording, x = _record(run, given := torch.zeros(len(slots), 64)), torch.randn(len(slots), 64)
+    recording = _record(run, given := torch.zeros(len(slots), 64))
+    x = torch.randn(len(slots), 64)
     assert len(recording.calls) - len(recording._due) == 2
     for _ in range(20):  # with different threads for each task
         given.copy_(x)
@@ -166,7 +211,8 @@ def test_adapters_are_multiplied_beside_the_layer(in_blocks: bool, slots: list[i
 
 
 def test_what_linear_kernels_cannot_write_next_to_each_other_is_copied() -> None:
-    weight, x = _weight(64, 64, False, 1).bind(), torch.zeros(4, 64)
+    weight = _weight(64, 64, False, 1).bind()
+    x = torch.zeros(4, 64)
 
     def of_an_input(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([weight(x), x], -1)
@@ -188,14 +234,19 @@ def test_what_linear_kernels_cannot_write_next_to_each_other_is_copied() -> None
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_from_token_ids_to_logits_in_one_call(in_blocks: bool) -> None:
-    run, look_up, head = _feed_forward(in_blocks, 2), _table(in_blocks).bind_lookup(), _weight(77, 64, in_blocks, 99).bind()
-    ids, rows, replay = torch.zeros(20, dtype=torch.int64), torch.zeros(9, 64), NativeReplay()
+    run = _feed_forward(in_blocks, 2)
+    look_up = _table(in_blocks).bind_lookup()
+    head = _weight(77, 64, in_blocks, 99).bind()
+    ids = torch.zeros(20, dtype=torch.int64)
+    rows = torch.zeros(9, 64)
+    replay = NativeReplay()
 
     def decode(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = run(look_up(ids))
         return hidden, head(hidden)
 
-    whole, alone = _record(decode, ids, replay=replay), _record(head, rows, replay=replay)
+    whole = _record(decode, ids, replay=replay)
+    alone = _record(head, rows, replay=replay)
     for count in (1, 7, 20):
         ids[:count] = torch.randint(0, 90, (count,))
         expected = run(look_up(ids[:count]))
@@ -207,16 +258,22 @@ def test_from_token_ids_to_logits_in_one_call(in_blocks: bool) -> None:
 
 
 def test_recordings_share_one_memory_and_a_larger_one_moves_them() -> None:
-    replay, small, large = NativeReplay(), torch.randn(4, 64), torch.randn(300, 64)
+    replay = NativeReplay()
+    small = torch.randn(4, 64)
+    large = torch.randn(300, 64)
     run = _feed_forward(True, 2)
     first = _record(run, small, replay=replay)
     before = replay.arena.numel()
-    expected, wanted = run(small.clone()), run(large.clone())
+    expected = run(small.clone())
+    wanted = run(large.clone())
     second = _record(run, large, replay=replay)
     assert replay.arena.numel() > before and replay.arena.numel() < before * 100
     assert torch.allclose(first(4)[0], expected, atol=1e-5)
     assert torch.allclose(second(300)[0], wanted, atol=1e-4)
-    assert first._tensors[0].untyped_storage().data_ptr() == second._tensors[0].untyped_storage().data_ptr()
+    assert (
+        first._tensors[0].untyped_storage().data_ptr()
+        == second._tensors[0].untyped_storage().data_ptr()
+    )
     replay.reset()
     assert replay.programs == []
 
@@ -227,12 +284,20 @@ def test_quantizing_is_left_to_the_kernel_that_computes() -> None:
 
 
 def test_rows_of_tables_at_the_positions() -> None:
-    table, positions, hidden = torch.randn(10, 8), torch.zeros(16, dtype=torch.int64), torch.zeros(16, 8)
-    recording = _record(lambda p, h: elementwise.add_rms_norm(table[p], h, torch.ones(8), 1e-5)[0], positions, hidden)
+    table = torch.randn(10, 8)
+    positions = torch.zeros(16, dtype=torch.int64)
+    hidden = torch.zeros(16, 8)
+    recording = _record(
+        lambda p, h: elementwise.add_rms_norm(table[p], h, torch.ones(8), 1e-5)[0],
+        positions,
+        hidden,
+    )
     for some in ([4, 0, 9, 2, 2], [1], [0, 2, 4]):
         positions[: len(some)] = torch.tensor(some)
         x = hidden[: len(some)].normal_().clone()
-        expected, _ = elementwise.add_rms_norm(table[positions[: len(some)]], x, torch.ones(8), 1e-5)
+        expected, _ = elementwise.add_rms_norm(
+            table[positions[: len(some)]], x, torch.ones(8), 1e-5
+        )
         assert torch.allclose(recording(len(some))[0], expected, atol=1e-6)
 
 
@@ -243,14 +308,17 @@ def test_buffers_alive_together_do_not_overlap() -> None:
         for other in buffers:
             if one is not other and one.first <= other.last and other.first <= one.last:
                 assert (
-                    one.address + one.token_bytes * 32 <= other.address or other.address + other.token_bytes * 32 <= one.address
+                    one.address + one.token_bytes * 32 <= other.address
+                    or other.address + other.token_bytes * 32 <= one.address
                 )
     assert recording.num_bytes < sum(buffer.token_bytes for buffer in buffers) * 32 / 3
 
 
 def test_recordings_of_several_threads_take_turns(native: Library) -> None:
-    run, x = _feed_forward(True, 3), torch.randn(20, 64)
-    expected, wrong = run(x.clone()), []
+    run = _feed_forward(True, 3)
+    x = torch.randn(20, 64)
+    expected = run(x.clone())
+    wrong = []
 
     def work() -> None:
         own = x.clone()
@@ -269,11 +337,13 @@ def test_recordings_of_several_threads_take_turns(native: Library) -> None:
 
 
 def test_rows_without_weights_are_not_recorded() -> None:
-    """A padded vocabulary has such rows. Their results must be zeros, but shared memory holds old values."""
+    """A padded vocabulary has such rows. Their results must be zeros, but shared memory holds old
+    values."""
     weight = NativeBlockWeight((48, 64), torch.float32, "cpu")
     weight.write(0, Blocks(8, 32, torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2)))
     weight.finish()
-    linear, x = weight.bind(), torch.randn(3, 64)
+    linear = weight.bind()
+    x = torch.randn(3, 64)
     assert (linear(x)[:, 32:] == 0).all()
     with pytest.raises(CannotRecord, match="padded vocabulary"):
         _record(linear, x)

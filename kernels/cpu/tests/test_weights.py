@@ -1,4 +1,5 @@
-"""Matrices in packed layouts, compared with their references, in shapes that do not fill tiles evenly."""
+"""Matrices in packed layouts, compared with their references, in shapes that do not fill tiles
+evenly."""
 
 from __future__ import annotations
 
@@ -18,8 +19,16 @@ from pegboard.ops.blocks import Blocks, BlockWeight
 
 pytestmark = pytest.mark.usefixtures("native")
 
-HALF, FLOAT, BYTES, PAIRS = torch.float16, torch.float32, torch.int8, torch.uint8
-FORMATS = [(bits, 32, dtype, shift) for bits in (4, 8) for dtype in (HALF, FLOAT) for shift in ("", "minimum", "zeros", "both")]
+HALF = torch.float16
+FLOAT = torch.float32
+BYTES = torch.int8
+PAIRS = torch.uint8
+FORMATS = [
+    (bits, 32, dtype, shift)
+    for bits in (4, 8)
+    for dtype in (HALF, FLOAT)
+    for shift in ("", "minimum", "zeros", "both")
+]
 FORMATS += [
     (4, 64, HALF, "zeros"),
     (4, 192, HALF, ""),
@@ -34,9 +43,21 @@ FORMATS += [
     (3, 32, HALF, "zeros"),
     (3, 192, FLOAT, "minimum"),
 ]
-FORMATS += [(5, 32, FLOAT, ""), (5, 32, HALF, "minimum"), (5, 96, HALF, "zeros"), (6, 32, FLOAT, "both"), (6, 192, HALF, "zeros")]
+FORMATS += [
+    (5, 32, FLOAT, ""),
+    (5, 32, HALF, "minimum"),
+    (5, 96, HALF, "zeros"),
+    (6, 32, FLOAT, "both"),
+    (6, 192, HALF, "zeros"),
+]
 FORMATS += [(7, 32, HALF, ""), (7, 64, FLOAT, "zeros")]
-FORMATS += [(2, 16, FLOAT, "minimum"), (3, 16, HALF, ""), (4, 16, HALF, "zeros"), (5, 16, FLOAT, "zeros"), (6, 16, FLOAT, "")]
+FORMATS += [
+    (2, 16, FLOAT, "minimum"),
+    (3, 16, HALF, ""),
+    (4, 16, HALF, "zeros"),
+    (5, 16, FLOAT, "zeros"),
+    (6, 16, FLOAT, ""),
+]
 FORMATS += [(8, 16, FLOAT, ""), (8, 16, HALF, "both")]
 FORMATS += [
     (4, 32, BYTES, "minimum"),
@@ -45,9 +66,14 @@ FORMATS += [
     (3, 16, BYTES, ""),
     (2, 16, PAIRS, "minimum"),
 ]
-FORMATS += [(4, 96, BYTES, "zeros"), (8, 32, BYTES, "both"), (8, 16, PAIRS, "minimum"), (3, 32, PAIRS, "minimum")]
-"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point, minimums, both, or zero points.
-Integer scales have a second level."""
+FORMATS += [
+    (4, 96, BYTES, "zeros"),
+    (8, 32, BYTES, "both"),
+    (8, 16, PAIRS, "minimum"),
+    (3, 32, PAIRS, "minimum"),
+]
+"""Bits, columns of a block, type of the scales, and what is added: nothing but one zero point,
+minimums, both, or zero points. Integer scales have a second level."""
 COLUMNS = 192
 """A multiple of every block size."""
 SOME = settings(max_examples=12, deadline=None)
@@ -61,14 +87,33 @@ def blocks_of(form: tuple, rows: int, columns: int, seed: int) -> Blocks:
     codes = torch.randint(low, high, (rows, columns), generator=generator).to(kind)
     shape = (rows, columns // block_size)
     scale = (torch.rand(shape, generator=generator) * 0.02).to(dtype)
-    minimum = (torch.randn(shape, generator=generator) * 0.05).to(dtype) if shift in ("minimum", "both") else None
+    minimum = (
+        (torch.randn(shape, generator=generator) * 0.05).to(dtype)
+        if shift in ("minimum", "both")
+        else None
+    )
     zeros = torch.randint(low, min(high, 127) + 1, shape, generator=generator).to(torch.int8)
-    zero = zeros if shift == "zeros" else 0 if shift == "minimum" or (bits == 8 and not shift) else (low + high) // 2 + 1
+    zero = (
+        zeros
+        if shift == "zeros"
+        else 0
+        if shift == "minimum" or (bits == 8 and not shift)
+        else (low + high) // 2 + 1
+    )
     if dtype in (HALF, FLOAT):
         return Blocks(bits, block_size, codes, scale, minimum, zero)
-    outer = torch.rand((1 if minimum is None else 2, rows, columns // 96), generator=generator).half() * 0.0005
-    scale = torch.randint(0 if dtype == PAIRS else -128, 256 if dtype == PAIRS else 128, shape, generator=generator).to(dtype)
-    minimum = None if minimum is None or dtype == PAIRS else torch.randint(-128, 128, shape, generator=generator).to(BYTES)
+    outer = (
+        torch.rand((1 if minimum is None else 2, rows, columns // 96), generator=generator).half()
+        * 0.0005
+    )
+    scale = torch.randint(
+        0 if dtype == PAIRS else -128, 256 if dtype == PAIRS else 128, shape, generator=generator
+    ).to(dtype)
+    minimum = (
+        None
+        if minimum is None or dtype == PAIRS
+        else torch.randint(-128, 128, shape, generator=generator).to(BYTES)
+    )
     return Blocks(bits, block_size, codes, scale, minimum, zero, outer=outer)
 
 
@@ -80,11 +125,15 @@ def quantized(x: torch.Tensor) -> torch.Tensor:
 
 
 def activations(count: int, columns: int, seed: int) -> torch.Tensor:
-    """Return random values with unambiguous int8 codes. None is near the middle between two codes, where rounding errors would
-    decide."""
+    """Return random values with unambiguous int8 codes. None is near the middle between two codes,
+    where rounding errors would decide."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, columns // 32, 32)
-    codes = torch.randint(-126, 127, shape, generator=generator) + torch.rand(shape, generator=generator) * 0.8 - 0.4
+    codes = (
+        torch.randint(-126, 127, shape, generator=generator)
+        + torch.rand(shape, generator=generator) * 0.8
+        - 0.4
+    )
     codes[..., seed % 32] = 127
     scale = torch.rand((*shape[:2], 1), generator=generator) * 0.02 + 0.001
     return (codes * scale).view(count, columns)
@@ -95,7 +144,15 @@ tokens = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 11, 13, 24, 97, 130])
 
 
 @SOME
-@given(formats, formats, st.integers(1, 70), st.integers(1, 40), st.integers(1, 3), tokens, st.integers(0, 999))
+@given(
+    formats,
+    formats,
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    tokens,
+    st.integers(0, 999),
+)
 def test_block_weights_multiply_what_the_blocks_mean(
     first: tuple, second: tuple, rows: int, more: int, width: int, count: int, seed: int
 ) -> None:
@@ -109,27 +166,44 @@ def test_block_weights_multiply_what_the_blocks_mean(
     assert torch.allclose(native.dense(), reference.dense(), atol=1e-6)
     x = activations(count, shape[1], seed)
     expected = quantized(x) @ reference.dense().T
-    assert torch.allclose(native.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert torch.allclose(
+        native.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_format_with_few_and_many_tokens(form: tuple) -> None:
     columns = 3 * COLUMNS  # more than the tiles take at a time
-    weight, blocks = NativeBlockWeight((40, columns), torch.float32, "cpu"), blocks_of(form, 40, columns, 3)
+    weight = NativeBlockWeight((40, columns), torch.float32, "cpu")
+    blocks = blocks_of(form, 40, columns, 3)
     weight.write(0, blocks)
     weight.finish()
     assert torch.allclose(weight.dense(), blocks.dense(), atol=1e-6)
     for count in (1, 16, 53, 130):
         x = activations(count, columns, 3)
         expected = quantized(x) @ blocks.dense().T
-        assert torch.allclose(weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    stored = [blocks.scale, blocks.minimum, blocks.zero if form[3] == "zeros" else None, blocks.outer]
+        assert torch.allclose(
+            weight.bind()(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+        )
+    stored = [
+        blocks.scale,
+        blocks.minimum,
+        blocks.zero if form[3] == "zeros" else None,
+        blocks.outer,
+    ]
     packed = 40 * columns * form[0] / 8 + sum(part.nbytes for part in stored if part is not None)
-    assert weight.nbytes <= 48 / 40 * packed + 64, "codes take their own bits, and scales are kept as they are stored"
+    assert weight.nbytes <= 48 / 40 * packed + 64, (
+        "codes take their own bits, and scales are kept as they are stored"
+    )
 
 
 @SOME
-@given(formats, st.integers(1, 60), st.integers(1, 2), st.lists(st.integers(0, 59), min_size=1, max_size=9))
+@given(
+    formats,
+    st.integers(1, 60),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 59), min_size=1, max_size=9),
+)
 def test_rows_of_a_table(form: tuple, rows: int, width: int, ids: list[int]) -> None:
     blocks = blocks_of(form, rows, COLUMNS * width, 5)
     table = NativeBlockWeight((60, COLUMNS * width), torch.float32, "cpu", is_table=True)
@@ -151,7 +225,8 @@ def test_columns_in_another_order(form: tuple, rows: int, more: int, count: int,
         replace(blocks_of(form, more, COLUMNS, 1), order=order.clone()),
     ]
     parts.append(blocks_of(form, 5, COLUMNS, 2))
-    weight, start = NativeBlockWeight((rows + more + 5, COLUMNS), torch.float32, "cpu"), 0
+    weight = NativeBlockWeight((rows + more + 5, COLUMNS), torch.float32, "cpu")
+    start = 0
     for part in parts:
         weight.write(start, part)
         start += part.codes.shape[0]
@@ -159,31 +234,49 @@ def test_columns_in_another_order(form: tuple, rows: int, more: int, count: int,
     expected = torch.cat([part.dense() for part in parts])
     assert torch.allclose(weight.dense(), expected, atol=1e-6)
     x = activations(count, COLUMNS, seed)
-    ordered, natural = x[:, order.argsort()], x  # each has unambiguous codes in the order that its part is quantized in
+    ordered = x[:, order.argsort()]
+    natural = x  # each has unambiguous codes in the order that its part is quantized in
     for given_x, used in ((ordered, slice(0, rows + more)), (natural, slice(rows + more, None))):
-        in_blocks = quantized(given_x[:, order])[:, order.argsort()] if used.start == 0 else quantized(given_x)
+        in_blocks = (
+            quantized(given_x[:, order])[:, order.argsort()]
+            if used.start == 0
+            else quantized(given_x)
+        )
         product = in_blocks @ expected[used].T
-        assert torch.allclose(weight.bind()(given_x)[:, used], product, rtol=1e-4, atol=1e-4 * float(product.abs().max()))
+        assert torch.allclose(
+            weight.bind()(given_x)[:, used],
+            product,
+            rtol=1e-4,
+            atol=1e-4 * float(product.abs().max()),
+        )
 
 
 def test_a_reload_keeps_the_order_of_columns() -> None:
-    order, blocks = torch.arange(COLUMNS).flip(0), blocks_of(FORMATS[0], 20, COLUMNS, 0)
+    order = torch.arange(COLUMNS).flip(0)
+    blocks = blocks_of(FORMATS[0], 20, COLUMNS, 0)
     weight = NativeBlockWeight((20, COLUMNS), torch.float32, "cpu")
     weight.write(0, replace(blocks, order=order))
     weight.finish()
     weight.write(0, replace(blocks_of(FORMATS[0], 20, COLUMNS, 1), order=order.clone()))
     weight.finish()
-    assert torch.allclose(weight.dense()[:, order], blocks_of(FORMATS[0], 20, COLUMNS, 1).dense(), atol=1e-6)
+    assert torch.allclose(
+        weight.dense()[:, order], blocks_of(FORMATS[0], 20, COLUMNS, 1).dense(), atol=1e-6
+    )
     with pytest.raises(ModelError, match="a reload must not change the order"):
         weight.write(0, replace(blocks, order=order.roll(1)))
 
 
 def test_a_reload_keeps_the_format() -> None:
-    """Scales in float16 fit where float32 was held. Anything else would be read as something else."""
+    """Scales in float16 fit where float32 was held. Anything else would be read as something
+    else."""
     narrow = blocks_of((4, 32, HALF, "minimum"), 20, 64, 0)
     assert narrow.minimum is not None
     wide = replace(narrow, scale=narrow.scale.float(), minimum=narrow.minimum.float())
-    for first, second in ((wide, narrow), (narrow, wide), (narrow, blocks_of((4, 32, HALF, "zeros"), 20, 64, 0))):
+    for first, second in (
+        (wide, narrow),
+        (narrow, wide),
+        (narrow, blocks_of((4, 32, HALF, "zeros"), 20, 64, 0)),
+    ):
         weight = NativeBlockWeight((20, 64), torch.float32, "cpu")
         weight.write(0, first)
         weight.finish()
@@ -211,7 +304,9 @@ def test_a_reload_is_seen_by_what_was_bound() -> None:
     bound = weight.bind()
     weight.write(0, blocks_of(FORMATS[1], 20, 64, 1))
     weight.finish()
-    assert torch.allclose(bound(x), quantized(x) @ blocks_of(FORMATS[1], 20, 64, 1).dense().T, atol=1e-4)
+    assert torch.allclose(
+        bound(x), quantized(x) @ blocks_of(FORMATS[1], 20, 64, 1).dense().T, atol=1e-4
+    )
 
 
 def test_columns_that_fill_no_block_are_refused() -> None:
@@ -247,7 +342,8 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
 @given(st.integers(1, 90), st.sampled_from([1, 7, 31, 64, 255, 256, 257, 600]), tokens)
 def test_float_weights_multiply(rows: int, columns: int, count: int) -> None:
     weight = NativeFloatWeight((rows, columns), torch.float32, "cpu")
-    matrix, x = torch.randn(rows, columns), torch.randn(count, columns)
+    matrix = torch.randn(rows, columns)
+    x = torch.randn(count, columns)
     weight.plain().copy_(matrix)
     weight.finish()
     assert torch.equal(weight.dense(), matrix)
@@ -256,7 +352,8 @@ def test_float_weights_multiply(rows: int, columns: int, count: int) -> None:
 
 def test_a_float_table_is_looked_up_and_multiplied() -> None:
     weight = NativeFloatWeight((30, 24), torch.float32, "cpu", is_table=True)
-    matrix, ids = torch.randn(30, 24), torch.tensor([3, 29, 3, 0])
+    matrix = torch.randn(30, 24)
+    ids = torch.tensor([3, 29, 3, 0])
     weight.plain().copy_(matrix)
     weight.finish()
     assert torch.equal(weight.bind_lookup()(ids), matrix[ids])

@@ -15,21 +15,37 @@ ELEMENTS = 2048
 
 @triton.jit
 def _rope(
-    x, cos, sin, out, heads, x_token, x_head, cos_token, sin_token,
-    D: tl.constexpr, R: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, TURNED: tl.constexpr, COPIED: tl.constexpr,
-):  # fmt: skip
+    x,
+    cos,
+    sin,
+    out,
+    heads,
+    x_token,
+    x_head,
+    cos_token,
+    sin_token,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEADS: tl.constexpr,
+    TURNED: tl.constexpr,
+    COPIED: tl.constexpr,
+):
     """One program for each token and HEADS heads. COPIED is 0 if all channels are rotated."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    source, target = x + token * x_token + head * x_head, out + (token * heads + head) * D
+    source = x + token * x_token + head * x_head
+    target = out + (token * heads + head) * D
     at = tl.arange(0, TURNED)[None, :]
     mask = (head < heads) & (at < R)
     c = tl.load(cos + token * cos_token + at, mask=at < R, other=0)
     s = tl.load(sin + token * sin_token + at, mask=at < R, other=0)
     if PAIRS:
-        first_at, second_at = 2 * at, 2 * at + 1
+        first_at = 2 * at
+        second_at = 2 * at + 1
     else:
-        first_at, second_at = at, at + R
+        first_at = at
+        second_at = at + R
     first = tl.load(source + first_at, mask=mask, other=0).to(tl.float32)
     second = tl.load(source + second_at, mask=mask, other=0).to(tl.float32)
     tl.store(target + first_at, (first * c - second * s).to(out.dtype.element_ty), mask=mask)
@@ -41,9 +57,11 @@ def _rope(
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
-    """See `pegboard.ops.rope`. The rotation is computed in float32. The last dimension of x, cos and sin is contiguous."""
+    """See `pegboard.ops.rope`. The rotation is computed in float32. The last dimension of x, cos
+    and sin is contiguous."""
     num_tokens, heads, width = x.shape
-    turned, copied = cos.shape[-1], width - 2 * cos.shape[-1]
+    turned = cos.shape[-1]
+    copied = width - 2 * cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     columns = triton.next_power_of_2(turned)
     together = min(triton.next_power_of_2(heads), max(1, ELEMENTS // (2 * columns)))
@@ -58,7 +76,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
 
 @triton.jit
 def _gated(x, out, x_token, size, SLOPE: tl.constexpr, CUBE: tl.constexpr, COLUMNS: tl.constexpr):
-    """gate * sigmoid(SLOPE * (gate + CUBE * gate³)) * up, one program for each token and COLUMNS columns."""
+    """gate * sigmoid(SLOPE * (gate + CUBE * gate³)) * up, one program for each token and COLUMNS
+    columns."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < size
@@ -74,7 +93,9 @@ def _launch_gated(x: Tensor, slope: float, cube: float) -> Tensor:
     out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
     columns = min(ELEMENTS, triton.next_power_of_2(size))
     if len(rows):
-        _gated[(len(rows), triton.cdiv(size, columns))](rows, out, rows.stride(0), size, SLOPE=slope, CUBE=cube, COLUMNS=columns)
+        _gated[(len(rows), triton.cdiv(size, columns))](
+            rows, out, rows.stride(0), size, SLOPE=slope, CUBE=cube, COLUMNS=columns
+        )
     return out
 
 

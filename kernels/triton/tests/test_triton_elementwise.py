@@ -1,4 +1,5 @@
-"""Norms, rotary embedding and gated activations under Triton's interpreter, compared with their references."""
+"""Norms, rotary embedding and gated activations under Triton's interpreter, compared with their
+references."""
 
 from __future__ import annotations
 
@@ -15,14 +16,19 @@ pytestmark = [
     pytest.mark.usefixtures("interpreted_triton"),
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # where sigmoid is 0
 ]
-SOME = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-widths, dtypes = st.sampled_from([1, 5, 64, 100]), st.sampled_from(list(TOLERANCES))
+widths = st.sampled_from([1, 5, 64, 100])
+dtypes = st.sampled_from(list(TOLERANCES))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, size: float = 1.0) -> bool:
     allowed = TOLERANCES[found.dtype]
-    return found.dtype == expected.dtype and torch.allclose(found.float(), expected.float(), rtol=allowed, atol=allowed * size)
+    return found.dtype == expected.dtype and torch.allclose(
+        found.float(), expected.float(), rtol=allowed, atol=allowed * size
+    )
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rope", "silu_mul", "gelu_tanh_mul"])
@@ -33,7 +39,9 @@ def test_contract(name: str) -> None:
 @SOME
 @given(st.integers(0, 5), widths, dtypes)
 def test_norms(count: int, width: int, dtype: torch.dtype) -> None:
-    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((count, width), (count, width), (width,)))
+    x, residual, weight = (
+        torch.randn(*shape).to(dtype) for shape in ((count, width), (count, width), (width,))
+    )
     assert close(norm.rms_norm(x, weight.float(), 1e-5), ops.rms_norm(x, weight.float(), 1e-5))
     expected, expected_sum = ops.add_rms_norm(x, residual.clone(), weight.float(), 1e-5)
     found, total = norm.add_rms_norm(x, residual, weight.float(), 1e-5)
@@ -42,24 +50,38 @@ def test_norms(count: int, width: int, dtype: torch.dtype) -> None:
 
 @SOME
 @given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([3, 16, 80]), dtypes)
-def test_norms_of_heads_inside_wider_rows(count: int, heads: int, width: int, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(count, heads + 3, width).to(dtype)[:, 1 : heads + 1], torch.randn(width)
+def test_norms_of_heads_inside_wider_rows(
+    count: int, heads: int, width: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(count, heads + 3, width).to(dtype)[:, 1 : heads + 1]
+    weight = torch.randn(width)
     assert close(norm.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6))
 
 
 @SOME
-@given(st.integers(0, 3), st.integers(1, 6), st.sampled_from([2, 3, 8]), st.sampled_from([0, 5]), st.booleans(), dtypes)
-def test_rope(count: int, heads: int, turned: int, copied: int, pairs: bool, dtype: torch.dtype) -> None:
+@given(
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.sampled_from([2, 3, 8]),
+    st.sampled_from([0, 5]),
+    st.booleans(),
+    dtypes,
+)
+def test_rope(
+    count: int, heads: int, turned: int, copied: int, pairs: bool, dtype: torch.dtype
+) -> None:
     x = torch.randn(count, heads + 2, 2 * turned + copied).to(dtype)[:, 1 : heads + 1]
     angles = torch.randn(count, turned)
-    cos, sin = 1.5 * angles.cos(), 1.5 * angles.sin()  # some scaling rules also enlarge
+    cos = 1.5 * angles.cos()
+    sin = 1.5 * angles.sin()  # some scaling rules also enlarge
     assert close(elementwise.rope(x, cos, sin, pairs), ops.rope(x.clone(), cos, sin, pairs), size=3)
 
 
 @SOME
 @given(st.integers(0, 3), widths, st.sampled_from([0.1, 1, 60]), dtypes)
 def test_gated_activations(count: int, width: int, size: float, dtype: torch.dtype) -> None:
-    x = (torch.randn(count + 1, 2 * width + 3) * size).to(dtype)[1:, : 2 * width]  # rows inside wider rows
+    # rows inside wider rows
+    x = (torch.randn(count + 1, 2 * width + 3) * size).to(dtype)[1:, : 2 * width]
     assert close(elementwise.silu_mul(x), ops.silu_mul(x), size**2)
     assert close(elementwise.gelu_tanh_mul(x), ops.gelu_tanh_mul(x), size**2)
 

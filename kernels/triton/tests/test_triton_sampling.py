@@ -13,7 +13,8 @@ from pegboard_testing.contract_sample_tokens import SampleTokensContract
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_triton", "_many_rows"),
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # infinities and NaN, as in torch
+    # infinities and NaN, as in torch
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
 ]
 
 
@@ -38,7 +39,9 @@ class TestTritonSampleTokens(SampleTokensContract):
 def test_a_token_without_weight_is_never_drawn() -> None:
     """Not even by the largest number below 1, and not if the weights before it are tiny."""
     logits = torch.full((3, 70), float("-inf"))
-    logits[0, 7], logits[1, 3], logits[1, 9] = 1.0, 0.0, -80.0
+    logits[0, 7] = 1.0
+    logits[1, 3] = 0.0
+    logits[1, 9] = -80.0
     logits[2, 11:13] = 5.0
     uniforms = torch.tensor([1 - 2**-53, 1 - 2**-53, 0.5], dtype=torch.float64)
     found = sampling.sample_tokens(logits, uniforms, torch.ones(3))

@@ -1,13 +1,25 @@
-"""The common parts of output parsers: reading streamed text, folding events into a message, and running one parser after another.
+"""The common parts of output parsers: reading streamed text, folding events into a message, and
+running one parser after another.
 
-Plugins of the kinds `reasoning_parser` and `tool_parser` may use it. It needs only the standard library. Parsing takes time
-linear in the length of the text. The result does not depend on how the text is cut into pieces.
+Plugins of the kinds `reasoning_parser` and `tool_parser` may use it. It needs only the standard
+library. Parsing takes time linear in the length of the text. The result does not depend on how the
+text is cut into pieces.
 """
 
-from pegboard_chat.parsing.call_constraint import call_bodies, call_list, constrained_calls, constrained_lists
+from pegboard_chat.parsing.call_constraint import (
+    call_bodies,
+    call_list,
+    constrained_calls,
+    constrained_lists,
+)
 from pegboard_chat.parsing.call_parsers import JSONToolParser, TaggedToolParser
 from pegboard_chat.parsing.coercion import coerce, parameter_types
-from pegboard_chat.parsing.json_calls import CallKeys, read_arguments, read_call_list, read_call_object
+from pegboard_chat.parsing.json_calls import (
+    CallKeys,
+    read_arguments,
+    read_call_list,
+    read_call_object,
+)
 from pegboard_chat.parsing.json_text import stream_json, take_json
 from pegboard_chat.parsing.literal_constraint import (
     Notation,

@@ -22,23 +22,33 @@ from pegboard_chat.parsing.structural_tag import (
 
 
 def call_list(tools: Sequence[Mapping[str, Any]], between: str = ", ") -> Format:
-    """Return a format for at least one call as JSON, {"name": …, "arguments": …}. The arguments of a tool that is `strict` must
-    follow its schema."""
-    call = either(*call_bodies(tools, lambda name: text(f'{{"name": {json.dumps(name)}, "arguments": '), "}"))
+    """Return a format for at least one call as JSON, {"name": …, "arguments": …}. The arguments of
+    a tool that is `strict` must follow its schema."""
+    call = either(
+        *call_bodies(tools, lambda name: text(f'{{"name": {json.dumps(name)}, "arguments": '), "}")
+    )
     return sequence(call, repeated(sequence(text(between), call)))
 
 
 def call_bodies(
-    tools: Sequence[Mapping[str, Any]], before: Callable[[str], Format], after: str = "", *, may_be_empty: bool = False
+    tools: Sequence[Mapping[str, Any]],
+    before: Callable[[str], Format],
+    after: str = "",
+    *,
+    may_be_empty: bool = False,
 ) -> list[Format]:
-    """Return one format per tool: its arguments as JSON, with the text before them, which depends on the tool's name, and the
-    text after them. may_be_empty: {} may be left out.
+    """Return one format per tool: its arguments as JSON, with the text before them, which depends
+    on the tool's name, and the text after them. may_be_empty: {} may be left out.
     """
     found = []
     for function in (tool["function"] for tool in tools):
         schema = _schema(function)
         arguments = json_value(schema)
-        if may_be_empty and not restrictions(schema) - {"type", "properties", "additionalProperties"}:
+        if may_be_empty and not restrictions(schema) - {
+            "type",
+            "properties",
+            "additionalProperties",
+        }:
             arguments = optional(arguments)
         found.append(sequence(before(function["name"]), arguments, text(after)))
     return found
@@ -51,16 +61,22 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def constrained_calls(
-    tools: Sequence[Mapping[str, Any]], begin: Callable[[str], str], end: str, triggers: Sequence[str]
+    tools: Sequence[Mapping[str, Any]],
+    begin: Callable[[str], str],
+    end: str,
+    triggers: Sequence[str],
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger. None: no tools were given. The arguments follow the
-    tool's schema if the tool is `strict`; otherwise they are any object. begin: given a function's name, all text before its
-    arguments, including the trigger. end: all text after them.
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. The
+    arguments follow the tool's schema if the tool is `strict`; otherwise they are any object.
+    begin: given a function's name, all text before its arguments, including the trigger. end: all
+    text after them.
     """
     structures = []
     for tool in tools:
         function = tool["function"]
-        structures.append({"begin": begin(function["name"]), "schema": _schema(function), "end": end})
+        structures.append(
+            {"begin": begin(function["name"]), "schema": _schema(function), "end": end}
+        )
     if not structures:
         return None
     tag = {"type": "structural_tag", "structures": structures, "triggers": list(triggers)}
@@ -73,9 +89,9 @@ def constrained_lists(
     brackets: tuple[str, str] = ("[", "]"),
     between: str = ", ",
 ) -> Constraint | None:
-    """Return a structural tag in which a JSON list of calls must follow a trigger. None: no tools were given. All other text
-    is free. marks: (trigger, its end marker). brackets, between: the beginning and end of the list, and the text between its
-    calls.
+    """Return a structural tag in which a JSON list of calls must follow a trigger. None: no tools
+    were given. All other text is free. marks: (trigger, its end marker). brackets, between: the
+    beginning and end of the list, and the text between its calls.
     """
     if not tools:
         return None

@@ -1,5 +1,5 @@
-"""Tool parsers for two common formats: calls written as tags, and JSON objects in an element. Only the model's markers are
-missing."""
+"""Tool parsers for two common formats: calls written as tags, and JSON objects in an element. Only
+the model's markers are missing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from pegboard_chat.parsing.tags import TagFormat, read_tagged_call
 
 
 class TaggedToolParser(StreamParser):
-    """Reads calls written as tags. A subclass sets the tags around a section of calls, the text that opens a call in it, and the
-    rest of a call's format. A section without its start tag is also read, because models sometimes omit it. An empty section is
-    dropped. is_quotable: a value may contain the tags of the section, because they are plain text to the model; they end it only
-    where a section's end and the next section's start, or the end of the text, follow one another."""
+    """Reads calls written as tags. A subclass sets the tags around a section of calls, the text
+    that opens a call in it, and the rest of a call's format. A section without its start tag is
+    also read, because models sometimes omit it. An empty section is dropped. is_quotable: a value
+    may contain the tags of the section, because they are plain text to the model; they end it only
+    where a section's end and the next section's start, or the end of the text, follow one
+    another."""
 
     section: ClassVar[str]
     section_end: ClassVar[str]
@@ -39,14 +41,21 @@ class TaggedToolParser(StreamParser):
             before = {cls.section_end: (cls.section, cls.opening), cls.section: (cls.opening,)}
             cls.tags = replace(cls.tags, around=around, value_stops_before=before)
         else:
-            cls.tags = replace(cls.tags, around=around, value_stops=(*cls.tags.value_stops, cls.section, cls.section_end))
+            cls.tags = replace(
+                cls.tags,
+                around=around,
+                value_stops=(*cls.tags.value_stops, cls.section, cls.section_end),
+            )
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(self._starts)):
             yield from self.attempt(self._call(marker))
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
-        openings = [(self.section, f"{self.section}{self.tags.line}{self.opening}"), (self.opening, self.opening)]
+        openings = [
+            (self.section, f"{self.section}{self.tags.line}{self.opening}"),
+            (self.opening, self.opening),
+        ]
         return constrained_tags(tools, self.tags, openings) if choice == "auto" else None
 
     def _call(self, marker: str) -> Steps[bool]:
@@ -63,10 +72,11 @@ class TaggedToolParser(StreamParser):
 
 
 class JSONToolParser(StreamParser):
-    """Reads calls that are JSON objects in an element. A subclass sets the element's tags, the objects' keys, whether one element
-    may contain a list of calls, and the text that the model writes between tags and object (`brackets`), which strict calls must
-    follow. An empty element is dropped. A string in a call may contain the tags; they end it only where an element's end and the
-    next element's start, or the end of the text, follow one another."""
+    """Reads calls that are JSON objects in an element. A subclass sets the element's tags, the
+    objects' keys, whether one element may contain a list of calls, and the text that the model
+    writes between tags and object (`brackets`), which strict calls must follow. An empty element is
+    dropped. A string in a call may contain the tags; they end it only where an element's end and
+    the next element's start, or the end of the text, follow one another."""
 
     start: ClassVar[str]
     end: ClassVar[str]
@@ -91,7 +101,11 @@ class JSONToolParser(StreamParser):
         def begin(name: str) -> str:
             return f'{self.start}{before}{{"name": {json.dumps(name)}, "arguments": '
 
-        return constrained_calls(tools, begin, f"}}{after}{self.end}", [self.start]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, begin, f"}}{after}{self.end}", [self.start])
+            if choice == "auto"
+            else None
+        )
 
     def _element(self) -> Steps[bool]:
         yield from self.text.space()

@@ -1,4 +1,5 @@
-"""Converts values that a format writes as plain text to the JSON that the tool's schema asks for."""
+"""Converts values that a format writes as plain text to the JSON that the tool's schema asks
+for."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ MAX_DEPTH = 16
 
 
 def parameter_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the JSON types that the schema of a tool's arguments allows for parameter `key`, or {"string"} if the schema does
-    not say."""
+    """Return the JSON types that the schema of a tool's arguments allows for parameter `key`, or
+    {"string"} if the schema does not say."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     return frozenset(_types(schema, parameters, 0)) or frozenset({"string"})
 
 
 def coerce(value: str, types: frozenset[str]) -> str:
-    """Return JSON text for a plain value. Its type is the first of null, integer, number, boolean, object, array, string that is
-    allowed and fits. If none fits, a value that is JSON is taken as JSON, and any other value as a string. Objects and arrays may
-    be written in Python's notation."""
+    """Return JSON text for a plain value. Its type is the first of null, integer, number, boolean,
+    object, array, string that is allowed and fits. If none fits, a value that is JSON is taken as
+    JSON, and any other value as a string. Objects and arrays may be written in Python's
+    notation."""
     bare = value.strip()
     if "null" in types and bare.lower() in ("null", "none"):
         return "null"
@@ -84,9 +86,18 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
         return set()
     found: set[str] = set()
     kind = schema.get("type")
-    found.update([kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)] if isinstance(kind, list) else [])
+    found.update(
+        [kind]
+        if isinstance(kind, str)
+        else [k for k in kind if isinstance(k, str)]
+        if isinstance(kind, list)
+        else []
+    )
     values = schema.get("enum")
-    for value in [*(values if isinstance(values, list) else ()), *([schema["const"]] if "const" in schema else ())]:
+    for value in [
+        *(values if isinstance(values, list) else ()),
+        *([schema["const"]] if "const" in schema else ()),
+    ]:
         found.add(_type_of(value))
     for word in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(word)
@@ -96,7 +107,11 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(reference, str) and reference.startswith("#/"):
         target: object = root
         for part in reference[2:].split("/"):
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+            target = (
+                target.get(part.replace("~1", "/").replace("~0", "~"))
+                if isinstance(target, Mapping)
+                else None
+            )
         found |= _types(target, root, depth + 1)
     return found
 

@@ -1,5 +1,5 @@
-"""Measures constraints, so that structured output backends can refuse those that would take too much time or memory. Each backend
-has its own limits; they hold before anything is compiled."""
+"""Measures constraints, so that structured output backends can refuse those that would take too
+much time or memory. Each backend has its own limits; they hold before anything is compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MAX_DEPTH = 50
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """properties: named properties of all objects together. optional: properties of one object that are not required. values: of
-    enum, or choices. branches: of one anyOf, oneOf or allOf. parts: values of all kinds in the JSON text. rules: of a grammar.
-    characters: of a grammar or a regular expression."""
+    """properties: named properties of all objects together. optional: properties of one object that
+    are not required. values: of enum, or choices. branches: of one anyOf, oneOf or allOf. parts:
+    values of all kinds in the JSON text. rules: of a grammar. characters: of a grammar or a regular
+    expression."""
 
     properties: int
     optional: int
@@ -33,7 +34,8 @@ class SizeLimits:
 
 
 def excess(constraint: Constraint, limits: SizeLimits) -> str | None:
-    """Return by what the constraint exceeds the limits, or None. The time grows with the length of its text."""
+    """Return by what the constraint exceeds the limits, or None. The time grows with the length of
+    its text."""
     text = constraint.text
     if constraint.kind in ("grammar", "regex"):
         if len(text) > limits.characters:
@@ -58,7 +60,9 @@ def _json_excess(root: Any, limits: SizeLimits) -> str | None:
         if not isinstance(part, dict):
             continue
         waiting += part.values()
-        named, required, listed = part.get("properties"), part.get("required"), part.get("enum")
+        named = part.get("properties")
+        required = part.get("required")
+        listed = part.get("enum")
         if isinstance(named, dict):
             num_properties += len(named)
             num_optional = len(named) - (len(required) if isinstance(required, list) else 0)
@@ -70,7 +74,14 @@ def _json_excess(root: Any, limits: SizeLimits) -> str | None:
             if isinstance(branches, list) and len(branches) > limits.branches:
                 return _over(f"branches in one {key}", len(branches), limits.branches)
     found = ("properties", num_properties), ("values", num_values), ("parts", num_parts)
-    return next((_over(name, size, getattr(limits, name)) for name, size in found if size > getattr(limits, name)), None)
+    return next(
+        (
+            _over(name, size, getattr(limits, name))
+            for name, size in found
+            if size > getattr(limits, name)
+        ),
+        None,
+    )
 
 
 def _over(what: str, size: int, limit: int) -> str:
@@ -78,28 +89,40 @@ def _over(what: str, size: int, limit: int) -> str:
 
 
 def too_many_states(pattern: str, limit: int) -> str | None:
-    """Return a reason against a pattern whose automaton would have more than `limit` states or take too long to count, or None.
-    Positions of the pattern are followed, as in Glushkov's construction. The pattern may have no look-around and no
-    backreference."""
+    """Return a reason against a pattern whose automaton would have more than `limit` states or take
+    too long to count, or None. Positions of the pattern are followed, as in Glushkov's
+    construction. The pattern may have no look-around and no backreference."""
     if len(pattern) > MAX_LENGTH:
         return f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are compiled"
     if (size := expanded_size(pattern)) > 10 * limit:
-        return f"the pattern is too large: {size} with its repeats written out, at most {10 * limit}"
+        return (
+            f"the pattern is too large: {size} with its repeats written out, at most {10 * limit}"
+        )
     try:
         follow, first, signs = _positions(pattern)
     except ValueError as error:
         return str(error)
-    probes = sorted({chr(code) for code in range(9, 127)} | {"é", "\u4e2d"} | {sign for sign in signs if len(sign) == 1})
+    probes = sorted(
+        {chr(code) for code in range(9, 127)}
+        | {"é", "\u4e2d"}
+        | {sign for sign in signs if len(sign) == 1}
+    )
     fits = {sign: [_fits(sign, probe) for probe in probes] for sign in set(signs)}
     columns = {tuple(fits[sign][i] for sign in fits) for i in range(len(probes))}
     order = {sign: i for i, sign in enumerate(fits)}
-    seen, waiting, work = {frozenset(first)}, [frozenset(first)], 0
+    seen = {frozenset(first)}
+    waiting = [frozenset(first)]
+    work = 0
     while waiting:
         state = waiting.pop()
         for column in columns:
             work += len(state) + 1
             taken = [position for position in state if column[order[signs[position]]]]
-            target = frozenset().union(*(follow[position] for position in taken)) if taken else frozenset()
+            target = (
+                frozenset().union(*(follow[position] for position in taken))
+                if taken
+                else frozenset()
+            )
             if target not in seen:
                 seen.add(target)
                 waiting.append(target)
@@ -118,18 +141,24 @@ def _fits(sign: str, character: str) -> bool:
 
 
 Place = tuple[set[int], set[int], bool]
-"""What a part of a pattern begins with, what it ends with, and whether it matches the empty text."""
+"""What a part of a pattern begins with, what it ends with, and whether it matches the empty
+text."""
 
 
 def _positions(pattern: str) -> tuple[list[set[int]], set[int], list[str]]:
-    """Return which positions may follow each position, the first ones, and the sign at each. Repeats are written out."""
+    """Return which positions may follow each position, the first ones, and the sign at each.
+    Repeats are written out."""
     follow: list[set[int]] = []
     signs: list[str] = []
 
     def joined(left: Place, right: Place) -> Place:
         for position in left[1]:
             follow[position] |= right[0]
-        return left[0] | (right[0] if left[2] else set()), right[1] | (left[1] if right[2] else set()), left[2] and right[2]
+        return (
+            left[0] | (right[0] if left[2] else set()),
+            right[1] | (left[1] if right[2] else set()),
+            left[2] and right[2],
+        )
 
     def built(node: Any) -> Place:
         if isinstance(node, str):
@@ -137,14 +166,24 @@ def _positions(pattern: str) -> tuple[list[set[int]], set[int], list[str]]:
             signs.append(node)
             return {len(signs) - 1}, {len(signs) - 1}, False
         if isinstance(node, _Repeat):
-            copies = [built(node.inner) for _ in range(max(node.least, 1) if node.most is None else node.most)]
+            copies = [
+                built(node.inner)
+                for _ in range(max(node.least, 1) if node.most is None else node.most)
+            ]
             if node.most is None:
                 for position in copies[-1][1]:
                     follow[position] |= copies[-1][0]
-            copies = [copy if i < node.least else (copy[0], copy[1], True) for i, copy in enumerate(copies)]
+            copies = [
+                copy if i < node.least else (copy[0], copy[1], True)
+                for i, copy in enumerate(copies)
+            ]
             return reduce(joined, copies, (set(), set(), True))
         ways = [reduce(joined, map(built, way), (set(), set(), True)) for way in node]
-        return set().union(*(way[0] for way in ways)), set().union(*(way[1] for way in ways)), any(way[2] for way in ways)
+        return (
+            set().union(*(way[0] for way in ways)),
+            set().union(*(way[1] for way in ways)),
+            any(way[2] for way in ways),
+        )
 
     first, _, _ = built(_tree(pattern))
     return follow, first, signs
@@ -158,7 +197,8 @@ class _Repeat:
 
 
 def _tree(pattern: str) -> list[list[Any]]:
-    """Return the pattern as a list of alternatives, each a list of signs, repeats and lists like this one."""
+    """Return the pattern as a list of alternatives, each a list of signs, repeats and lists like
+    this one."""
     stack: list[list[list[Any]]] = [[[]]]
     for part in pieces(pattern):
         if part.kind == "open":

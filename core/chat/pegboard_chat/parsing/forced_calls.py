@@ -1,6 +1,8 @@
-"""Calls that the request forces. The model does not use its own format but writes JSON that follows a schema made from the tools.
+"""Calls that the request forces. The model does not use its own format but writes JSON that follows
+a schema made from the tools.
 
-Required: [{"name": …, "parameters": {…}}, …]. Named: the arguments of the one function. Both are vLLM's forms.
+Required: [{"name": …, "parameters": {…}}, …]. Named: the arguments of the one function. Both are
+vLLM's forms.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from typing import Any
 from uuid import uuid4
 
 from pegboard.errors import RequestError
-from pegboard.interfaces.output_parser import Content, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from pegboard.interfaces.structured_output import Constraint
 
 SPACES = " \t\r\n"
@@ -23,28 +31,47 @@ VALUE = re.compile(r'[^"{}\[\]]*')
 
 
 def named_schema(tools: Sequence[Mapping[str, Any]], function: str) -> dict[str, Any]:
-    """Return the JSON schema of the arguments of `function`. Raises RequestError if it is not one of the tools."""
+    """Return the JSON schema of the arguments of `function`. Raises RequestError if it is not one
+    of the tools."""
     for tool in tools:
         if tool["function"]["name"] == function:
             return _parameters(tool)
     names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
-    raise RequestError(f"tool_choice names {function!r}, which is not among the tools ({names})", parameter="tool_choice")
+    raise RequestError(
+        f"tool_choice names {function!r}, which is not among the tools ({names})",
+        parameter="tool_choice",
+    )
 
 
-def required_schema(tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of a list of calls. The list has at least one call, and only one unless `is_parallel`."""
+def required_schema(
+    tools: Sequence[Mapping[str, Any]], *, is_parallel: bool = True
+) -> dict[str, Any]:
+    """Return the JSON schema of a list of calls. The list has at least one call, and only one
+    unless `is_parallel`."""
     definitions: dict[str, Any] = {}
     items = []
     for tool in tools:
-        name, parameters = tool["function"]["name"], dict(_parameters(tool))
+        name = tool["function"]["name"]
+        parameters = dict(_parameters(tool))
         own = parameters.pop("$defs", {})
         if not isinstance(own, Mapping):
-            raise RequestError(f"the parameters of {name!r} are not a JSON schema: $defs must be an object", parameter="tools")
+            raise RequestError(
+                f"the parameters of {name!r} are not a JSON schema: $defs must be an object",
+                parameter="tools",
+            )
         for key, definition in own.items():
             if definitions.setdefault(key, definition) != definition:
-                raise RequestError(f"two tools define '#/$defs/{key}' differently; rename one of them", parameter="tools")
+                raise RequestError(
+                    f"two tools define '#/$defs/{key}' differently; rename one of them",
+                    parameter="tools",
+                )
         properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
-        closed = {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
+        closed = {
+            "type": "object",
+            "properties": properties,
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
         items.append(closed)
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": items}}
     if not is_parallel:
@@ -107,9 +134,11 @@ class NamedCall:
 
 
 class RequiredCalls:
-    """Reads the list of calls. Arguments stream once the name is known. Text that is not such a list becomes content.
+    """Reads the list of calls. Arguments stream once the name is known. Text that is not such a
+    list becomes content.
 
-    It makes one pass over the text. `_depth` counts open brackets (1 = the list, 2 = a call, more = inside a value).
+    It makes one pass over the text. `_depth` counts open brackets (1 = the list, 2 = a call, more =
+    inside a value).
     """
 
     def __init__(self, make_id: MakeId = fresh_id) -> None:
@@ -142,8 +171,8 @@ class RequiredCalls:
         return _joined(events)
 
     def _plain(self, text: str, place: int) -> int:
-        """Return the end of the characters from `place` on that do not change the state, either inside a string, or inside a
-        value but outside strings."""
+        """Return the end of the characters from `place` on that do not change the state, either
+        inside a string, or inside a value but outside strings."""
         if self._is_escaped or not (self._in_string or self._depth > 2):
             return place
         found = (STRING if self._in_string else VALUE).match(text, place)
@@ -151,7 +180,8 @@ class RequiredCalls:
         return found.end()
 
     def finish(self) -> list[Event]:
-        """End the text. A call that is cut off stays open. A call without a name and a list without calls become content."""
+        """End the text. A call that is cut off stays open. A call without a name and a list without
+        calls become content."""
         unread = self._head if not self._count else []
         if self._depth >= 2:
             unread = [] if self._call.is_started else [*unread, *self._call.text]
@@ -179,14 +209,16 @@ class RequiredCalls:
         if character == "[" and self._depth == 0 and not self._is_done:
             self._depth = 1
         elif character == "]" and self._depth == 1:
-            self._depth, self._is_done = 0, True
+            self._depth = 0
+            self._is_done = True
         else:
             self._is_content = True
             events.append(Content(character if self._count else "".join(self._head)))
 
     def _inside(self, character: str, events: list[Event]) -> None:
         call = self._call
-        is_between = self._depth == 2 and not self._in_string  # directly in the call, not inside one of its values
+        # directly in the call, not inside one of its values
+        is_between = self._depth == 2 and not self._in_string
         if self._in_string:
             if self._is_escaped:
                 self._is_escaped = False
@@ -224,7 +256,8 @@ class RequiredCalls:
 
 
 class _Call:
-    """Reads one object of the list, whose members may be in any order. text: its whole text, until the call has started."""
+    """Reads one object of the list, whose members may be in any order. text: its whole text, until
+    the call has started."""
 
     def __init__(self, index: int, make_id: MakeId) -> None:
         self._make_id = make_id
@@ -257,7 +290,8 @@ class _Call:
         """Handle a colon, which ends a key, or a comma, which ends a value."""
         self.skip(character)
         if character == ":" and self._key is None:
-            self._key, self._part = str(_value(self._part)), []
+            self._key = str(_value(self._part))
+            self._part = []
         elif character == ",":
             self.close_value(events)
 
@@ -269,7 +303,8 @@ class _Call:
             events.append(ToolCallStart(self._index, self._make_id(self._index, name), name))
             if self._early_arguments:
                 events.append(ToolCallArguments(self._index, "".join(self._early_arguments)))
-        self._key, self._part = None, []
+        self._key = None
+        self._part = []
 
 
 def _value(characters: Sequence[str]) -> Any:
@@ -286,7 +321,9 @@ def _joined(events: list[Event]) -> list[Event]:
     for is_arguments, group in groupby(events, lambda event: isinstance(event, ToolCallArguments)):
         if is_arguments:
             pieces = list(group)
-            joined.append(ToolCallArguments(pieces[0].index, "".join(piece.text for piece in pieces)))  # type: ignore[union-attr]
+            joined.append(
+                ToolCallArguments(pieces[0].index, "".join(piece.text for piece in pieces))
+            )  # type: ignore[union-attr]
         else:
             joined += group
     return joined

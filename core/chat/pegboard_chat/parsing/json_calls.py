@@ -15,9 +15,9 @@ from pegboard_chat.parsing.stream_parser import Calls
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """The keys of a call object. ignored: keys that may occur and have no effect ("type" only with the value "function"). An
-    object with any other key is not a call. needs_arguments: an object without arguments is not a call; if False, it is a call
-    with {}."""
+    """The keys of a call object. ignored: keys that may occur and have no effect ("type" only with
+    the value "function"). An object with any other key is not a call. needs_arguments: an object
+    without arguments is not a call; if False, it is a call with {}."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -31,14 +31,21 @@ WORD_BEGUN = re.compile(r'"(?:[^"\\\n]|\\.)*(?:\\|"|)')
 
 
 def read_call_object(
-    text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, is_begun: bool = False, stops: Stops | None = None
+    text: TextReader,
+    calls: Calls,
+    keys: CallKeys = KEYS,
+    *,
+    is_begun: bool = False,
+    stops: Stops | None = None,
 ) -> Steps[bool]:
-    """Read one call object, with its keys in any order. Arguments stream when the name comes before them. is_begun: its opening
-    brace is consumed (it was the marker). stops: markers that end the object even where its JSON is not complete.
+    """Read one call object, with its keys in any order. Arguments stream when the name comes before
+    them. is_begun: its opening brace is consumed (it was the marker). stops: markers that end the
+    object even where its JSON is not complete.
 
-    Returns True for a complete call. Returns False if it is not a call; the text that was consumed but not turned into events is
-    then kept, to be given back. A call whose arguments are complete is ended in both cases, and arguments that break off are
-    completed to valid JSON, except at the end of the text. Arguments may be written as a string that contains a JSON object.
+    Returns True for a complete call. Returns False if it is not a call; the text that was consumed
+    but not turned into events is then kept, to be given back. A call whose arguments are complete
+    is ended in both cases, and arguments that break off are completed to valid JSON, except at the
+    end of the text. Arguments may be written as a string that contains a JSON object.
     """
     if not is_begun and not (yield from text.accept("{")):
         return False
@@ -91,16 +98,20 @@ def read_call_object(
     return is_started
 
 
-def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, stops: Stops | None = None) -> Steps[bool]:
-    """Read `[{…}, {…}]`, a list of call objects. Like `read_call_object` otherwise. With `stops`, an object that is not a call is
-    content up to the next object that is one, or to a stop; without them, a list without calls is not a list of calls."""
+def read_call_list(
+    text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, stops: Stops | None = None
+) -> Steps[bool]:
+    """Read `[{…}, {…}]`, a list of call objects. Like `read_call_object` otherwise. With `stops`,
+    an object that is not a call is content up to the next object that is one, or to a stop; without
+    them, a list without calls is not a list of calls."""
     if not (yield from text.accept("[")):
         return False
     yield from text.space()
     if stops is not None and (yield from text.accept("]")):
         return True
     next_objects = Markers("{", *stops.texts) if stops is not None else None
-    count, is_begun = calls.count, False
+    count = calls.count
+    is_begun = False
     while True:
         yield from text.space()
         if not (yield from read_call_object(text, calls, keys, is_begun=is_begun, stops=stops)):
@@ -114,7 +125,9 @@ def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, sto
                     text.put_back(marker)
                 return calls.count > count
             text.keep(marker)
-            is_begun, keys = True, replace(keys, needs_arguments=True)  # an object inside the broken one may have a name
+            is_begun = True
+            # an object inside the broken one may have a name
+            keys = replace(keys, needs_arguments=True)
             continue
         text.keep()
         yield from text.space()
@@ -127,8 +140,8 @@ def read_call_list(text: TextReader, calls: Calls, keys: CallKeys = KEYS, *, sto
 def read_arguments(
     text: TextReader, calls: Calls, name: str, id: str | None = None, *, stops: Stops | None = None
 ) -> Steps[bool]:
-    """Read a JSON object as the arguments of call `name`. The call begins with the first value that is certain, streams and ends
-    with the object. Returns False as in `read_call_object`."""
+    """Read a JSON object as the arguments of call `name`. The call begins with the first value that
+    is certain, streams and ends with the object. Returns False as in `read_call_object`."""
     if (yield from text.peek()) != "{":
         return False
     return (yield from _stream_arguments(text, calls, name, id, stops=stops))
@@ -138,7 +151,9 @@ def _stream_arguments(
     text: TextReader, calls: Calls, name: str, id: str | None = None, *, stops: Stops | None = None
 ) -> Steps[bool]:
     held: list[str] = []
-    closing = yield from calls.stream(text, stream_json_parts(text, Content, held, stops), held, name, id)
+    closing = yield from calls.stream(
+        text, stream_json_parts(text, Content, held, stops), held, name, id
+    )
     if closing is not None and text.is_at_end():
         return False
     is_ended = closing is None or (calls.is_open and (yield from text.stops(stops)))
@@ -151,10 +166,12 @@ def _stream_arguments(
 
 
 def _take_word(text: TextReader, stops: Stops | None) -> Steps[str | None]:
-    """Consume a string that is a key or a name, which is short and on one line. Returns None, and consumes nothing, if there is
-    none."""
+    """Consume a string that is a key or a name, which is short and on one line. Returns None, and
+    consumes nothing, if there is none."""
     found = yield from text.ahead_word(WORD_BEGUN)
-    if not WORD.fullmatch(found) or (stops is not None and any(marker in found for marker in stops.texts)):
+    if not WORD.fullmatch(found) or (
+        stops is not None and any(marker in found for marker in stops.texts)
+    ):
         return None
     try:
         word: str = json.loads(found)
@@ -165,8 +182,8 @@ def _take_word(text: TextReader, stops: Stops | None) -> Steps[str | None]:
 
 
 def _take_arguments(text: TextReader, stops: Stops | None) -> Steps[str | None]:
-    """Return the JSON text of an object, which may also be written as a string. Return {} for null, and None for anything
-    else."""
+    """Return the JSON text of an object, which may also be written as a string. Return {} for null,
+    and None for anything else."""
     found = yield from take_json(text, stops)
     if found is None or found == "null":
         return found and "{}"

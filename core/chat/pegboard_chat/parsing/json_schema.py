@@ -1,7 +1,7 @@
-"""Finds out which constraints a structured output backend fully enforces, above all JSON schemas. Backends silently ignore what
-they do not know. A `Dialect` describes as data what a backend can do. `problem` finds the first place where a schema asks for
-more. Keywords are those of the JSON Schema drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification
-says.
+"""Finds out which constraints a structured output backend fully enforces, above all JSON schemas.
+Backends silently ignore what they do not know. A `Dialect` describes as data what a backend can do.
+`problem` finds the first place where a schema asks for more. Keywords are those of the JSON Schema
+drafts 4 to 2020-12; others restrict nothing and are ignored, as the specification says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ Schema = Mapping[str, Any]
 
 KEYWORDS: Mapping[str, frozenset[str]] = {
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
-    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "number": frozenset(
+        ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+    ),
     "array": frozenset(
         [
             "items",
@@ -48,10 +50,25 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
         ]
     ),
     "any": frozenset(
-        ["type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "$recursiveRef"]
+        [
+            "type",
+            "enum",
+            "const",
+            "anyOf",
+            "oneOf",
+            "allOf",
+            "not",
+            "if",
+            "then",
+            "else",
+            "$ref",
+            "$dynamicRef",
+            "$recursiveRef",
+        ]
     ),
 }
-"""Keywords that restrict values, by the type of value that they apply to ("number" includes integers)."""
+"""Keywords that restrict values, by the type of value that they apply to ("number" includes
+integers)."""
 
 MAX_BRANCHES = 100
 """The maximum number of branches of oneOf."""
@@ -59,9 +76,18 @@ MAX_BRANCHES = 100
 TYPES = frozenset(["string", "number", "integer", "boolean", "null", "array", "object"])
 
 _RESTRICTING = frozenset().union(*KEYWORDS.values())
-_NO_EFFECT: Mapping[str, object] = {"uniqueItems": False, "additionalItems": True, "unevaluatedItems": True, "minLength": 0,
-                                    "minItems": 0, "minProperties": 0, "unevaluatedProperties": True}  # fmt: skip
-_BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
+_NO_EFFECT: Mapping[str, object] = {
+    "uniqueItems": False,
+    "additionalItems": True,
+    "unevaluatedItems": True,
+    "minLength": 0,
+    "minItems": 0,
+    "minProperties": 0,
+    "unevaluatedProperties": True,
+}
+_BY_NAME = frozenset(
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"]
+)
 _LISTS = frozenset(["anyOf", "oneOf", "allOf", "prefixItems", "items"])
 _ONE = frozenset(
     [
@@ -78,17 +104,26 @@ _ONE = frozenset(
         "unevaluatedItems",
     ]
 )
-_CLOSING = frozenset(["additionalProperties", "unevaluatedProperties", "additionalItems", "unevaluatedItems", "items"])
+_CLOSING = frozenset(
+    [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "additionalItems",
+        "unevaluatedItems",
+        "items",
+    ]
+)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """string … object: the keywords that a backend enforces on values of this type. All combinations are enforced unless `extra`
-    objects, except that of pattern, format and lengths only one may be used at a time.
-    formats: values of `format`. is_recursive: references may lead back to themselves. one_of: oneOf is enforced if the branches
-    visibly exclude each other. several_types: a list of types may have keywords of strings, arrays and objects. pattern(text),
-    extra(schema): they return the backend's own objection to the pattern of a string, and to one subschema, as text; None = no
-    objection."""
+    """string … object: the keywords that a backend enforces on values of this type. All
+    combinations are enforced unless `extra` objects, except that of pattern, format and lengths
+    only one may be used at a time. formats: values of `format`. is_recursive: references may lead
+    back to themselves. one_of: oneOf is enforced if the branches visibly exclude each other.
+    several_types: a list of types may have keywords of strings, arrays and objects. pattern(text),
+    extra(schema): they return the backend's own objection to the pattern of a string, and to one
+    subschema, as text; None = no objection."""
 
     string: frozenset[str]
     number: frozenset[str]
@@ -102,22 +137,27 @@ class Dialect:
     extra: Callable[[Schema], str | None] = lambda schema: None
 
 
-def suits_by(rejection: Callable[[Constraint], str | None]) -> Callable[[StructuredOutputNeed], list[str]]:
-    """The `suits` of a backend's spec, from its `reject`: the reason against a constraint that is given with its text."""
+def suits_by(
+    rejection: Callable[[Constraint], str | None],
+) -> Callable[[StructuredOutputNeed], list[str]]:
+    """The `suits` of a backend's spec, from its `reject`: the reason against a constraint that is
+    given with its text."""
 
     def suits(need: StructuredOutputNeed) -> list[str]:
         if need.constraint is None or need.text is None:
             return []
         text = need.text if isinstance(need.text, str) else json.dumps(need.text)
-        reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]  # unknown kinds stop at `supports`
+        # unknown kinds stop at `supports`
+        reason = rejection(Constraint(need.constraint, text))  # type: ignore[arg-type]
         return [] if reason is None else [reason]
 
     return suits
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
-    """Yield (JSON pointer, subschema) for the schema and everything inside it, parents first. Booleans are also schemas. Values
-    that are not schemas but are in the place of one are included."""
+    """Yield (JSON pointer, subschema) for the schema and everything inside it, parents first.
+    Booleans are also schemas. Values that are not schemas but are in the place of one are
+    included."""
     yield path, schema
     if not isinstance(schema, Mapping):
         return
@@ -135,28 +175,50 @@ def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Any]]:
 
 def restrictions(schema: Schema) -> set[str]:
     """Return the keywords of this one subschema that restrict values."""
-    return {key for key, value in schema.items() if key in _RESTRICTING and _NO_EFFECT.get(key, _RESTRICTING) != value}
+    return {
+        key
+        for key, value in schema.items()
+        if key in _RESTRICTING and _NO_EFFECT.get(key, _RESTRICTING) != value
+    }
 
 
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_COUNTS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _FORMS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(["pattern", "format", "$ref"], (str,)),
     **dict.fromkeys(
-        ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependentRequired"], (dict,)
+        [
+            "properties",
+            "patternProperties",
+            "$defs",
+            "definitions",
+            "dependentSchemas",
+            "dependentRequired",
+        ],
+        (dict,),
     ),
     **dict.fromkeys(["enum", "required", "anyOf", "oneOf", "allOf", "prefixItems"], (list,)),
     "type": (str, list),
 }
 LARGEST = 2**63 - 1
-"""Numbers beyond this, and counts beyond `LARGEST_COUNT`, are refused: libraries hold them in words and in floats."""
+"""Numbers beyond this, and counts beyond `LARGEST_COUNT`, are refused: libraries hold them in words
+and in floats."""
 LARGEST_COUNT = 2**31 - 1
 
 
 def mistake(schema: Any) -> str | None:
-    """Return what is wrong with a schema for every backend, and where: a value of the wrong type or size, or limits that
-    contradict each other. None = nothing was found. A contradiction is refused in a branch, too, although another
-    branch could be taken."""
+    """Return what is wrong with a schema for every backend, and where: a value of the wrong type or
+    size, or limits that contradict each other. None = nothing was found. A contradiction is refused
+    in a branch, too, although another branch could be taken."""
     for path, inner in subschemas(schema):
         if isinstance(inner, Mapping) and (reason := _mistake_here(inner)) is not None:
             return f"{reason} at {path}"
@@ -171,7 +233,9 @@ def _mistake_here(schema: Schema) -> str | None:
         if key in _NUMBERS and not (type(value) in (int, float) and abs(value) <= LARGEST):
             return f"{key} must be a number from {-LARGEST} to {LARGEST}, got {shown}"
         if key in _FORMS and not isinstance(value, _FORMS[key]):
-            return f"{key} must be {' or '.join(form.__name__ for form in _FORMS[key])}, got {shown}"
+            return (
+                f"{key} must be {' or '.join(form.__name__ for form in _FORMS[key])}, got {shown}"
+            )
     if not all(isinstance(name, str) for name in schema.get("required", ())):
         return "required must be a list of names"
     for low in ("minLength", "minItems", "minProperties", "minContains"):
@@ -193,7 +257,8 @@ def _empty_range(schema: Schema) -> str | None:
 
 
 def problem(schema: Any, dialect: Dialect) -> str | None:
-    """Return which part of the schema is not enforced, and where, or None if all of it is enforced."""
+    """Return which part of the schema is not enforced, and where, or None if all of it is
+    enforced."""
     if (reason := mistake(schema)) is not None:
         return reason
     for path, inner in subschemas(schema):
@@ -224,7 +289,8 @@ def _closes(path: str) -> bool:
 
 
 def resolve(root: Any, reference: str) -> Any:
-    """Return the target of a reference into the document itself. Raises KeyError, or another LookupError, if there is none."""
+    """Return the target of a reference into the document itself. Raises KeyError, or another
+    LookupError, if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         raise KeyError(reference)
     found = root
@@ -249,8 +315,13 @@ def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
 
 
 def _own(schema: Schema, dialect: Dialect) -> str | None:
-    """Return what is not enforced of the schema's combinations of keywords and its pattern, or the objection of `extra`."""
-    ways = [keys for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"}) if keys & schema.keys()]
+    """Return what is not enforced of the schema's combinations of keywords and its pattern, or the
+    objection of `extra`."""
+    ways = [
+        keys
+        for keys in ({"pattern"}, {"format"}, {"minLength", "maxLength"})
+        if keys & schema.keys()
+    ]
     if len(ways) > 1:
         return "pattern, format and lengths together are not enforced"
     has_keywords = bool(schema.keys() & (dialect.string | dialect.array | dialect.object))
@@ -289,7 +360,9 @@ def _listed(schema: Schema, used: set[str]) -> str | None:
     if "type" not in schema:
         return None
     wrong = [value for value in values if not _types_of(value) & set(_type_names(schema))]
-    return f"{wrong[0]!r} is not of type {schema['type']!r}, which is not enforced" if wrong else None
+    return (
+        f"{wrong[0]!r} is not of type {schema['type']!r}, which is not enforced" if wrong else None
+    )
 
 
 def _typed(schema: Schema, used: set[str], dialect: Dialect) -> str | None:
@@ -301,7 +374,12 @@ def _typed(schema: Schema, used: set[str], dialect: Dialect) -> str | None:
         if used and (len(implied) != 1 or used - KEYWORDS[implied[0]]):
             return f"{', '.join(sorted(used))} without type is not enforced"
         names = implied
-    able = {"string": dialect.string, "number": dialect.number, "array": dialect.array, "object": dialect.object}
+    able = {
+        "string": dialect.string,
+        "number": dialect.number,
+        "array": dialect.array,
+        "object": dialect.object,
+    }
     for kind, keywords in able.items():
         speaks = kind in names or kind == "number" and "integer" in names
         for keyword in sorted(used & KEYWORDS[kind] if speaks else ()):
@@ -315,11 +393,16 @@ def _typed(schema: Schema, used: set[str], dialect: Dialect) -> str | None:
 
 
 def _named(schema: Schema) -> str | None:
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return "properties is not an object, or required is not a list,"
     missing = [name for name in required if name not in properties]
-    return f"required {missing[0]!r} is not among the properties, which is not enforced" if missing else None
+    return (
+        f"required {missing[0]!r} is not among the properties, which is not enforced"
+        if missing
+        else None
+    )
 
 
 def _type_names(schema: Schema) -> list[str]:
@@ -339,7 +422,8 @@ def _types_of(value: object) -> set[str]:
 
 
 def _is_circular(root: Any, start: str) -> bool:
-    """Return whether references from the target of `start` lead back to a place that was already visited."""
+    """Return whether references from the target of `start` lead back to a place that was already
+    visited."""
 
     done: set[str] = set()
 
@@ -353,15 +437,19 @@ def _is_circular(root: Any, start: str) -> bool:
             target = resolve(root, reference)
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
-        inner = [item["$ref"] for _, item in subschemas(target) if isinstance(item, Mapping) and "$ref" in item]
+        inner = [
+            item["$ref"]
+            for _, item in subschemas(target)
+            if isinstance(item, Mapping) and "$ref" in item
+        ]
         return any(visit(name, (*above, reference)) for name in inner)
 
     return visit(start, ())
 
 
 def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
-    """Return whether no value can fit two of the schemas, as far as their types and constants show. They are compared in pairs,
-    so no more than `MAX_BRANCHES` are looked at."""
+    """Return whether no value can fit two of the schemas, as far as their types and constants show.
+    They are compared in pairs, so no more than `MAX_BRANCHES` are looked at."""
     if len(branches) > MAX_BRANCHES:
         return False
     found = [_follow(branch, root) for branch in branches]
@@ -380,8 +468,8 @@ def _follow(schema: Any, root: Any) -> Any:
 
 
 def _exclusive(a: Any, b: Any) -> bool:
-    """Return whether types or constants show that no value fits both: different types, different constants, or a property that
-    both require with different constants."""
+    """Return whether types or constants show that no value fits both: different types, different
+    constants, or a property that both require with different constants."""
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return False
     values = _values(a), _values(b)
@@ -393,7 +481,9 @@ def _exclusive(a: Any, b: Any) -> bool:
     if types != ({"object"}, {"object"}):
         return False
     shared = set(a.get("required", ())) & set(b.get("required", ()))
-    inner = [(a.get("properties", {}).get(name), b.get("properties", {}).get(name)) for name in shared]
+    inner = [
+        (a.get("properties", {}).get(name), b.get("properties", {}).get(name)) for name in shared
+    ]
     return any(_exclusive(left, right) for left, right in inner)
 
 

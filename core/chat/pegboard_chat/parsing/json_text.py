@@ -15,14 +15,19 @@ ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 SCALAR_CHARACTERS = re.compile(r"[-+.\w]*")
 SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
-SCALAR_BEGUN = re.compile(r"-?[0-9]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]*)?|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?")
+SCALAR_BEGUN = re.compile(
+    r"-?[0-9]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]*)?|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?"
+)
 
 
-def stream_json(text: TextReader, wrap: Callable[[str], Event], stops: Stops | None = None) -> Steps[bool]:
-    """Stream the JSON value that begins here as events made by `wrap`, each part as soon as it is certain. Return True when the
-    value is complete. Return False at the end of the text, or before the first character that cannot belong to the value;
-    everything before it is in the events. Control characters inside strings are escaped, because models write them although JSON
-    forbids them. All consumed text is streamed. stops: markers that also end the value inside a string.
+def stream_json(
+    text: TextReader, wrap: Callable[[str], Event], stops: Stops | None = None
+) -> Steps[bool]:
+    """Stream the JSON value that begins here as events made by `wrap`, each part as soon as it is
+    certain. Return True when the value is complete. Return False at the end of the text, or before
+    the first character that cannot belong to the value; everything before it is in the events.
+    Control characters inside strings are escaped, because models write them although JSON forbids
+    them. All consumed text is streamed. stops: markers that also end the value inside a string.
     """
     held: list[str] = []
     closing = yield from stream_json_parts(text, wrap, held, stops)
@@ -34,16 +39,19 @@ def stream_json(text: TextReader, wrap: Callable[[str], Event], stops: Stops | N
 def stream_json_parts(
     text: TextReader, wrap: Callable[[str], Event], held: list[str], stops: Stops | None = None
 ) -> Steps[str | None]:
-    """Like `stream_json`, but opening brackets, commas and keys are streamed together with the value after them. Return None when
-    the value is complete. Otherwise return the text that completes what was streamed ("" if nothing was); `held` then contains
-    what was consumed since the last event. stops: markers that also end the value inside a string.
+    """Like `stream_json`, but opening brackets, commas and keys are streamed together with the
+    value after them. Return None when the value is complete. Otherwise return the text that
+    completes what was streamed ("" if nothing was); `held` then contains what was consumed since
+    the last event. stops: markers that also end the value inside a string.
     """
     closers: list[str] = []
-    expected, num_certain = "value", 0
+    expected = "value"
+    num_certain = 0
 
     def certain(part: str) -> Event:
         nonlocal num_certain
-        part, num_certain = "".join(held) + part, len(closers)
+        part = "".join(held) + part
+        num_certain = len(closers)
         held.clear()
         return wrap(part)
 
@@ -63,7 +71,9 @@ def stream_json_parts(
             expected = "first key" if char == "{" else "first value"
         elif expected in ("value", "first value"):
             is_string = char == '"'
-            if not (yield from (_string(text, certain, stops) if is_string else _scalar(text, certain))):
+            if not (
+                yield from (_string(text, certain, stops) if is_string else _scalar(text, certain))
+            ):
                 return ('"' if is_string else "") + "".join(reversed(closers[:num_certain]))
             expected = "more"
         elif expected in ("key", "first key") and char == '"':
@@ -86,19 +96,22 @@ def stream_json_parts(
 
 
 def take_json(text: TextReader, stops: Stops | None = None) -> Steps[str | None]:
-    """Consume the JSON value that begins here and return its text. Return None if it is broken or cut off; the part that was read
-    is then consumed."""
+    """Consume the JSON value that begins here and return its text. Return None if it is broken or
+    cut off; the part that was read is then consumed."""
     value, is_whole = yield from collected(stream_json(text, Content, stops))
     return value if is_whole else None
 
 
-def _string(text: TextReader, wrap: Callable[[str], Event], stops: Stops | None = None) -> Steps[bool]:
+def _string(
+    text: TextReader, wrap: Callable[[str], Event], stops: Stops | None = None
+) -> Steps[bool]:
     yield wrap(text.take(1))
     while True:
         window, place = text.window()
         found = PLAIN.match(window, place)
         assert found is not None
-        end, marker = found.end(), None
+        end = found.end()
+        marker = None
         if stops is not None:
             end, marker = stops.find(window, place, text.is_closed or end < len(window), end)
         if end > place:

@@ -1,4 +1,5 @@
-"""Strict values in notations other than JSON: Python's literals, and notations with their own words, quotes and keys."""
+"""Strict values in notations other than JSON: Python's literals, and notations with their own
+words, quotes and keys."""
 
 from __future__ import annotations
 
@@ -34,17 +35,20 @@ NAME = "[A-Za-z_][A-Za-z0-9_]*"
 """The pattern of an argument that no schema names."""
 HEX = "[0-9a-fA-F]"
 ESCAPES = rf"\\[\\nrtbf\"']|\\u[0-9a-cefA-CEF]{HEX}{HEX}{HEX}|\\u[dD][0-7]{HEX}{HEX}"
-"""Text that Python and JSON read in the same way. The pattern has no groups and no counts, because with these xgrammar's masks
-take a thousand times as long."""
-SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(c for c in map(chr, range(0x80, 0x3001)) if c.isspace())
+"""Text that Python and JSON read in the same way. The pattern has no groups and no counts, because
+with these xgrammar's masks take a thousand times as long."""
+SPACES = r" \t\n\r\x0b\f\x1c-\x1f" + "".join(
+    c for c in map(chr, range(0x80, 0x3001)) if c.isspace()
+)
 """The white space that parsers skip, as the inside of a character class."""
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How values are written where that differs from JSON. string(schema): the format of a string that follows its schema.
-    constant(text): the format of one string. key(name): the format of a property's name; None = any name. words: how true, false
-    and null are written. has_json: lists and objects may be JSON, and those without a schema must be.
+    """How values are written where that differs from JSON. string(schema): the format of a string
+    that follows its schema. constant(text): the format of one string. key(name): the format of a
+    property's name; None = any name. words: how true, false and null are written. has_json: lists
+    and objects may be JSON, and those without a schema must be.
     """
 
     string: Callable[[Schema], Format]
@@ -57,11 +61,13 @@ class Notation:
 
     @classmethod
     def between(cls, quote: str, key: re.Pattern[str]) -> Notation:
-        """Return a notation with strings between two `quote`s without escapes, names that are bare if they match `key`, and the
-        words of JSON."""
+        """Return a notation with strings between two `quote`s without escapes, names that are bare
+        if they match `key`, and the words of JSON."""
 
         def string(schema: Schema) -> Format:
-            inside = characters(schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0])
+            inside = characters(
+                schema, any_text([quote]), ANY_CHARACTER, [quote], [quote], quote[0]
+            )
             return sequence(text(quote), inside, text(quote))
 
         def constant(value: str) -> Format:
@@ -70,14 +76,20 @@ class Notation:
             return text(f"{quote}{value}{quote}")
 
         def name_of(name: str | None) -> Format:
-            return regex(NAME) if name is None else text(name) if key.fullmatch(name) else constant(name)
+            return (
+                regex(NAME)
+                if name is None
+                else text(name)
+                if key.fullmatch(name)
+                else constant(name)
+            )
 
         words = {"true": ("true",), "false": ("false",), "null": ("null",)}
         return cls(string, constant, name_of, words, colon=":", comma=",", has_json=False)
 
     def value(self, schema: Any, root: Schema, depth: int = 0) -> Format:
-        """Return the format of a value that follows the schema. root: the schema that its references point into. Raises
-        RequestError for what cannot be enforced."""
+        """Return the format of a value that follows the schema. root: the schema that its
+        references point into. Raises RequestError for what cannot be enforced."""
         if depth > MAX_DEPTH:
             refuse("it refers to itself")
         found = cases(schema, root)
@@ -90,7 +102,8 @@ class Notation:
     def object(self, schema: Schema, root: Schema, depth: int = 0) -> Format:
         """Return the format of a whole object, from brace to brace."""
         inside = members(schema)
-        colon, comma = regex(self.colon), regex(self.comma)
+        colon = regex(self.colon)
+        comma = regex(self.comma)
         if inside.values is not None:
             entry = sequence(self.key(None), colon, self.value(inside.values, root, depth + 1))
             parts = sequence(entry, repeated(sequence(comma, entry)))
@@ -125,7 +138,8 @@ class Notation:
     def _array(self, schema: Schema, root: Schema, depth: int) -> Format:
         if further := set(schema) - {"type", "items", "minItems", "maxItems"}:
             refuse(", ".join(sorted(further)))
-        least, most = schema.get("minItems", 0), schema.get("maxItems", -1)
+        least = schema.get("minItems", 0)
+        most = schema.get("maxItems", -1)
         item = self.value(schema.get("items", True), root, depth + 1)
         if most == 0:
             return text("[]")
@@ -145,12 +159,15 @@ class Notation:
 
 
 def _quoted_string(schema: Schema) -> Format:
-    """Return the format of a string. Strings with limits contain only characters that need no escape."""
+    """Return the format of a string. Strings with limits contain only characters that need no
+    escape."""
     ways = []
     for quote in "\"'":
         plain = rf"[^\\{quote}\x00-\x1f]"
         forbidden = [quote, "\\", "\n"]
-        inside = characters(schema, regex(f"(?:{plain}|{ESCAPES})*"), plain, (), forbidden, "".join(forbidden))
+        inside = characters(
+            schema, regex(f"(?:{plain}|{ESCAPES})*"), plain, (), forbidden, "".join(forbidden)
+        )
         ways.append(sequence(text(quote), inside, text(quote)))
     return either(*ways)
 
@@ -176,13 +193,13 @@ PYTHON = Notation(
     key=_quoted_key,
     words={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
 )
-"""Return a notation of Python literals; the words of JSON are also allowed. Strings contain control characters only as
-escapes."""
+"""Return a notation of Python literals; the words of JSON are also allowed. Strings contain control
+characters only as escapes."""
 
 
 def python_call(tool: Mapping[str, Any]) -> Format:
-    """Return the format `name(key=value, …)` of one tool. The arguments are in the order of its schema. A tool that is not
-    `strict` may have any arguments."""
+    """Return the format `name(key=value, …)` of one tool. The arguments are in the order of its
+    schema. A tool that is not `strict` may have any arguments."""
     function = tool["function"]
     schema = function.get("parameters") if function.get("strict") else None
     keys: list[tuple[Format, bool]] = []
@@ -198,46 +215,63 @@ def python_call(tool: Mapping[str, Any]) -> Format:
         return sequence(begin, listed(keys, regex(PYTHON.comma)), text(")"))
     values = inside.values if inside is not None else True
     entry = sequence(regex(NAME), equals, PYTHON.value(values, schema or {}))
-    return sequence(begin, optional(sequence(entry, repeated(sequence(regex(PYTHON.comma), entry)))), text(")"))
+    return sequence(
+        begin, optional(sequence(entry, repeated(sequence(regex(PYTHON.comma), entry)))), text(")")
+    )
 
 
 def constrained_objects(
     tools: Sequence[Mapping[str, Any]], notation: Notation, trigger: str, before: str, end: str
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger. None: no tools were given. A call is `before`, the
-    tool's name and an object in the notation. All other text is free. The arguments of a tool that is not `strict` are any
-    text."""
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. A
+    call is `before`, the tool's name and an object in the notation. All other text is free. The
+    arguments of a tool that is not `strict` are any text."""
     found = []
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters") if function.get("strict") else None
-        body = notation.object(schema, schema) if schema else sequence(text("{"), any_text([end]), text("}"))
+        body = (
+            notation.object(schema, schema)
+            if schema
+            else sequence(text("{"), any_text([end]), text("}"))
+        )
         found.append((f"{trigger}{before}{function['name']}", body, end))
     return constraint(triggered([trigger], found)) if found else None
 
 
-def constrained_python_lines(tools: Sequence[Mapping[str, Any]], begin: str, end: str) -> Constraint | None:
-    """Return a structural tag with calls, one per line, between the tags `begin` and `end`. None: no tools were given. All
-    other text is free."""
+def constrained_python_lines(
+    tools: Sequence[Mapping[str, Any]], begin: str, end: str
+) -> Constraint | None:
+    """Return a structural tag with calls, one per line, between the tags `begin` and `end`. None:
+    no tools were given. All other text is free."""
     if not tools:
         return None
     calls = repeated(sequence(text("\n"), either(*map(python_call, tools))), 1)
     return constraint(triggered([begin], [(begin, calls, f"\n{end}")]))
 
 
-def constrained_python_lists(tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = "") -> Constraint | None:
-    """Return a structural tag in which an output that begins with a bracket is a list of calls, `[f(a=1), g()]`, and nothing
-    else. None: no tools were given. Other outputs are free. begin, end: tags around a list of calls, which may then be
-    anywhere.
+def constrained_python_lists(
+    tools: Sequence[Mapping[str, Any]], begin: str = "", end: str = ""
+) -> Constraint | None:
+    """Return a structural tag in which an output that begins with a bracket is a list of calls,
+    `[f(a=1), g()]`, and nothing else. None: no tools were given. Other outputs are free. begin,
+    end: tags around a list of calls, which may then be anywhere.
     """
     if not tools:
         return None
     call = either(*map(python_call, tools))
-    calls = sequence(regex(f"[{SPACES}]*"), text("["), call, repeated(sequence(regex(PYTHON.comma), call)), text("]"))
+    calls = sequence(
+        regex(f"[{SPACES}]*"),
+        text("["),
+        call,
+        repeated(sequence(regex(PYTHON.comma), call)),
+        text("]"),
+    )
     if not begin:
         return constraint(either(calls, regex(rf"(?:[{SPACES}]*[^\[{SPACES}][\s\S]*)?")))
     free = triggered([begin], [(begin, calls, end)])
     first = sequence(
-        regex(f"[{SPACES}]*"), either(regex(diverging([begin], rf"\[{SPACES}")), sequence(text(begin), calls, text(end)))
+        regex(f"[{SPACES}]*"),
+        either(regex(diverging([begin], rf"\[{SPACES}")), sequence(text(begin), calls, text(end))),
     )
     return constraint(either(calls, optional(sequence(first, free))))

@@ -1,11 +1,19 @@
-"""Folds the events of a message into the whole message, so that streamed and whole answers cannot differ."""
+"""Folds the events of a message into the whole message, so that streamed and whole answers cannot
+differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 
 @dataclass(slots=True)
@@ -28,7 +36,8 @@ class Message:
 
 
 def fold(events: Iterable[Event]) -> Message:
-    """Folds events, in order, into a message. Tool calls are numbered from 0 in the order of their starts."""
+    """Folds events, in order, into a message. Tool calls are numbered from 0 in the order of their
+    starts."""
     message = Message()
     for event in events:
         match event:
@@ -58,6 +67,8 @@ def merged(events: Sequence[Event]) -> list[Event]:
         else:
             runs.append((event, [text]))
     return [
-        replace(event, text="".join(texts)) if isinstance(event, Content | Reasoning | ToolCallArguments) else event
+        replace(event, text="".join(texts))
+        if isinstance(event, Content | Reasoning | ToolCallArguments)
+        else event
         for event, texts in runs
     ]

@@ -1,4 +1,5 @@
-"""Reads Python literals and calls from streamed text and writes them as JSON while they arrive. Nothing is evaluated."""
+"""Reads Python literals and calls from streamed text and writes them as JSON while they arrive.
+Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -17,23 +18,44 @@ QUOTES = ('"""', "'''", '"', "'")
 PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "\"'"}
 HEX_ESCAPES = {"x": 4, "u": 6, "U": 10}
 SIMPLE_ESCAPES = {
-    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"', "\n": "",
-}  # fmt: skip
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
 OCTAL = re.compile(r"[0-7]{1,3}")
 NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?")
-WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
 CLOSERS = {"[": "]", "(": ")", "{": "}"}
 KEYWORD = re.compile(r"\w*")
 
 
 def json_string(text: str) -> str:
-    """Return `text` as the inside of a JSON string. Invalid Unicode (half a surrogate pair) stays an escape."""
-    return json.dumps(text, ensure_ascii=not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text))[1:-1]
+    """Return `text` as the inside of a JSON string. Invalid Unicode (half a surrogate pair) stays
+    an escape."""
+    return json.dumps(
+        text, ensure_ascii=not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
+    )[1:-1]
 
 
 def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]:
-    """Stream the Python literal that begins here as JSON: strings, numbers, True, False, None (and JSON's words), lists, tuples
-    (as lists) and dicts (keys as strings). Returns True when it is complete, and False as in `stream_json`."""
+    """Stream the Python literal that begins here as JSON: strings, numbers, True, False, None (and
+    JSON's words), lists, tuples (as lists) and dicts (keys as strings). Returns True when it is
+    complete, and False as in `stream_json`."""
     held: list[str] = []
     closing = yield from _stream_parts(text, wrap, held)
     if rest := "".join(held):
@@ -44,13 +66,17 @@ def stream_python(text: TextReader, wrap: Callable[[str], Event]) -> Steps[bool]
 def _stream_parts(
     text: TextReader, wrap: Callable[[str], Event], held: list[str], stops: Stops | None = None
 ) -> Steps[str | None]:
-    """Like `stream_json_parts`, for a Python literal. At the beginning, `held` may contain JSON that precedes the value."""
+    """Like `stream_json_parts`, for a Python literal. At the beginning, `held` may contain JSON
+    that precedes the value."""
     closers: list[str] = []
-    expected, separator, num_certain = "value", "", 0
+    expected = "value"
+    separator = ""
+    num_certain = 0
 
     def certain(part: str) -> Event:
         nonlocal num_certain
-        part, num_certain = "".join(held) + part, len(closers)
+        part = "".join(held) + part
+        num_certain = len(closers)
         held.clear()
         return wrap(part)
 
@@ -62,7 +88,8 @@ def _stream_parts(
             text.take(1)
             closer = "}" if closers.pop() == "}" else "]"
             yield certain(closer)
-            expected, separator = "more", ""
+            expected = "more"
+            separator = ""
         elif expected in ("value", "item"):
             if separator:
                 held.append(separator)
@@ -90,7 +117,8 @@ def _stream_parts(
             expected = "more"
         elif expected == "more" and char == ",":
             text.take(1)
-            separator, expected = ", ", "item"
+            separator = ", "
+            expected = "item"
         else:
             break
         if not closers:
@@ -103,10 +131,11 @@ def _closing(closers: list[str]) -> str:
 
 
 def read_python_call(text: TextReader, calls: Calls, stops: Stops | None = None) -> Steps[bool]:
-    """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a complete call, and False for text
-    that is not a call, for example with positional arguments. In that case the text that was consumed but not turned into events
-    is kept, to be given back. Arguments that break off are completed to valid JSON, except inside a value at the end of the text.
-    stops: markers that end a value even inside a string."""
+    """Read `name(key=literal, …)`; its arguments stream as a JSON object. Returns True for a
+    complete call, and False for text that is not a call, for example with positional arguments. In
+    that case the text that was consumed but not turned into events is kept, to be given back.
+    Arguments that break off are completed to valid JSON, except inside a value at the end of the
+    text. stops: markers that end a value even inside a string."""
     name = yield from text.word(NAME)
     yield from text.space()
     if not name or not (yield from text.accept("(")):
@@ -131,7 +160,9 @@ def read_python_call(text: TextReader, calls: Calls, stops: Stops | None = None)
             return False
         yield from text.space()
         held = [f"{', ' if calls.is_open else '{'}{json.dumps(key, ensure_ascii=False)}: "]
-        closing = yield from calls.stream(text, _stream_parts(text, Content, held, stops), held, name)
+        closing = yield from calls.stream(
+            text, _stream_parts(text, Content, held, stops), held, name
+        )
         if closing is not None:
             if not text.is_at_end() and calls.is_open:
                 yield calls.arguments(closing + "}")
@@ -160,7 +191,9 @@ def read_python_calls(text: TextReader, calls: Calls, stops: Stops | None = None
         return separator == "]"
 
 
-def _atom(text: TextReader, wrap: Callable[[str], Event], is_key: bool, stops: Stops | None) -> Steps[bool]:
+def _atom(
+    text: TextReader, wrap: Callable[[str], Event], is_key: bool, stops: Stops | None
+) -> Steps[bool]:
     quote = yield from text.accept(*QUOTES)
     if quote:
         return (yield from _string(text, wrap, quote, stops))
@@ -186,13 +219,16 @@ def _scalar(run: str) -> str | None:
     return json.dumps(number) if math.isfinite(number) else None
 
 
-def _string(text: TextReader, wrap: Callable[[str], Event], quote: str, stops: Stops | None) -> Steps[bool]:
+def _string(
+    text: TextReader, wrap: Callable[[str], Event], quote: str, stops: Stops | None
+) -> Steps[bool]:
     yield wrap('"')
     while True:
         window, place = text.window()
         found = PLAIN[quote[0]].match(window, place)
         assert found is not None
-        end, marker = found.end(), None
+        end = found.end()
+        marker = None
         if stops is not None:
             end, marker = stops.find(window, place, text.is_closed or end < len(window), end)
         if end > place:
@@ -218,8 +254,8 @@ def _string(text: TextReader, wrap: Callable[[str], Event], quote: str, stops: S
 
 
 def _escape(text: TextReader) -> Steps[str]:
-    """Consume a backslash and the characters that belong to it, and return the character that they stand for. An unknown escape
-    stands for itself, as in Python."""
+    """Consume a backslash and the characters that belong to it, and return the character that they
+    stand for. An unknown escape stands for itself, as in Python."""
     ahead = yield from text.ahead(2)
     letter = ahead[1:]
     if letter in SIMPLE_ESCAPES:
@@ -228,7 +264,10 @@ def _escape(text: TextReader) -> Steps[str]:
     if letter in HEX_ESCAPES:
         length = HEX_ESCAPES[letter]
         ahead = yield from text.ahead(length)
-        if re.fullmatch(rf"[0-9a-fA-F]{{{length - 2}}}", ahead[2:]) and int(ahead[2:], 16) < 0x110000:
+        if (
+            re.fullmatch(rf"[0-9a-fA-F]{{{length - 2}}}", ahead[2:])
+            and int(ahead[2:], 16) < 0x110000
+        ):
             text.take(length)
             return chr(int(ahead[2:], 16))
     elif letter and letter in "01234567":

@@ -1,13 +1,16 @@
-"""The text of one completion, which parsers written as generators read from front to back while it arrives.
+"""The text of one completion, which parsers written as generators read from front to back while it
+arrives.
 
-A reading method is a generator (`Steps`): it yields events, and None when it cannot continue without more text; its return value
-is what it found. So the code follows the order in which a format is read:
+A reading method is a generator (`Steps`): it yields events, and None when it cannot continue
+without more text; its return value is what it found. So the code follows the order in which a
+format is read:
 
     while (yield from text.prose(MARKERS)):
         if (yield from text.accept("{")): ...
 
-Nothing is consumed before its meaning is decided. So the place where a format is broken does not depend on how the text was cut
-into pieces, and all text that was not turned into events can be given back as content.
+Nothing is consumed before its meaning is decided. So the place where a format is broken does not
+depend on how the text was cut into pieces, and all text that was not turned into events can be
+given back as content.
 """
 
 from __future__ import annotations
@@ -44,31 +47,37 @@ class TextReader:
     def append(self, text: str) -> None:
         """Add text that has arrived. One consumed character stays, for `is_quoted`."""
         start = max(self._place - 1, 0)
-        self._text, self._place = self._text[start:] + text, self._place - start
+        self._text = self._text[start:] + text
+        self._place = self._place - start
 
     def close(self) -> None:
         """Record that no more text will arrive."""
         self.is_closed = True
 
-    # --- giving back text that is not a call ----------------------------------------------------------------------
+    # --- giving back text that is not a call ------------------------------------------------------
 
     def keep(self, before: str = "") -> None:
-        """Remember the text that is consumed from now on, with `before` in front, because it may turn out not to be a call."""
+        """Remember the text that is consumed from now on, with `before` in front, because it may
+        turn out not to be a call."""
         self._kept = [before]
 
     def forget(self) -> None:
-        """Forget the remembered text. It has become events or was markup, so it will not be given back."""
+        """Forget the remembered text. It has become events or was markup, so it will not be given
+        back."""
         self._kept = None
 
     def give_back(self) -> list[Event]:
-        """Return the text since `keep` as content, because it was not a call. The result is empty if nothing was kept."""
-        kept, self._kept = "".join(self._kept or ()), None
+        """Return the text since `keep` as content, because it was not a call. The result is empty
+        if nothing was kept."""
+        kept = "".join(self._kept or ())
+        self._kept = None
         return [Content(kept)] if kept else []
 
-    # --- access to single characters ------------------------------------------------------------------------------
+    # --- access to single characters --------------------------------------------------------------
 
     def window(self) -> tuple[str, int]:
-        """Return (text, place): the unconsumed text begins at `place`. This is valid until more text arrives."""
+        """Return (text, place): the unconsumed text begins at `place`. This is valid until more
+        text arrives."""
         return self._text, self._place
 
     def is_at_end(self) -> bool:
@@ -77,14 +86,16 @@ class TextReader:
 
     def take(self, count: int) -> str:
         """Consume `count` characters, which must have arrived."""
-        start, self._place = self._place, self._place + count
+        start = self._place
+        self._place = self._place + count
         taken = self._text[start : self._place]
         if self._kept is not None:
             self._kept.append(taken)
         return taken
 
     def put_back(self, marker: str) -> None:
-        """Undo the `take` of a marker that was consumed last, because another reader needs it. Nothing may be kept."""
+        """Undo the `take` of a marker that was consumed last, because another reader needs it.
+        Nothing may be kept."""
         assert self._kept is None and self._text.endswith(marker, 0, self._place), marker
         self._place -= len(marker)
 
@@ -102,7 +113,8 @@ class TextReader:
         return self._text[self._place]
 
     def ahead(self, count: int) -> Steps[str]:
-        """Return the next `count` characters without consuming them. There are fewer at the end of the text."""
+        """Return the next `count` characters without consuming them. There are fewer at the end of
+        the text."""
         while len(self._text) - self._place < count and not self.is_closed:
             yield None
         return self._text[self._place : self._place + count]
@@ -148,10 +160,11 @@ class TextReader:
                 return False
             yield None
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def accept(self, *texts: str) -> Steps[str]:
-        """If one of `texts` comes next, consume and return it (the longest that fits). Otherwise return ""."""
+        """If one of `texts` comes next, consume and return it (the longest that fits). Otherwise
+        return ""."""
         while True:
             here = self._text[self._place : self._place + max(map(len, texts))]
             fits = [text for text in texts if here.startswith(text)]
@@ -161,8 +174,8 @@ class TextReader:
             yield None
 
     def word(self, pattern: re.Pattern[str] = NAME) -> Steps[str]:
-        """Consume and return the longest run of characters that `pattern` (of the form `[…]*`) matches. Return "" and consume
-        nothing if there is none or it is longer than MAX_WORD."""
+        """Consume and return the longest run of characters that `pattern` (of the form `[…]*`)
+        matches. Return "" and consume nothing if there is none or it is longer than MAX_WORD."""
         return self.take(len((yield from self.ahead_word(pattern))))
 
     def space(self) -> Steps[str]:
@@ -177,8 +190,8 @@ class TextReader:
             yield None
 
     def pieces(self, markers: Markers, wrap: Callable[[str], Event]) -> Steps[str]:
-        """Stream the text up to the next marker as events made by `wrap`. Consume the marker and return it, or return "" if the
-        text ended first."""
+        """Stream the text up to the next marker as events made by `wrap`. Consume the marker and
+        return it, or return "" if the text ended first."""
         while True:
             place, marker = markers.find(self._text, self._place, self.is_closed)
             if place > self._place:
@@ -193,8 +206,8 @@ class TextReader:
             yield None
 
     def until(self, markers: Markers) -> Steps[tuple[str, str]]:
-        """Consume the text up to the next marker, and the marker, without events. Return (text before, marker); marker is "" if
-        the text ended first."""
+        """Consume the text up to the next marker, and the marker, without events. Return (text
+        before, marker); marker is "" if the text ended first."""
         parts: list[str] = []
         while True:
             place, marker = markers.find(self._text, self._place, self.is_closed)
@@ -209,11 +222,13 @@ class TextReader:
             yield None
 
     def prose(self, markers: Markers, *, keep_space: bool = False) -> Steps[str]:
-        """Stream the text up to the next marker as content. Return the marker, which is kept (see `keep`), or "" at the end.
-        White space alone before a marker separates calls. It is dropped, but it is kept with the marker in case the marker does
-        not begin a call. At the end of the text it is dropped unless `keep_space`.
+        """Stream the text up to the next marker as content. Return the marker, which is kept (see
+        `keep`), or "" at the end. White space alone before a marker separates calls. It is dropped,
+        but it is kept with the marker in case the marker does not begin a call. At the end of the
+        text it is dropped unless `keep_space`.
         """
-        blank, self._blank = self._blank, ""
+        blank = self._blank
+        self._blank = ""
         while True:
             blank += yield from self.space()
             place, marker = markers.find(self._text, self._place, self.is_closed)
@@ -235,8 +250,9 @@ class TextReader:
         return marker
 
     def closing(self, *texts: str) -> Steps[str]:
-        """If one of `texts` comes next, with or without white space before it, consume and return it. Otherwise return "", and
-        `prose` reads the white space next. Use it for the optional end marker of a complete call."""
+        """If one of `texts` comes next, with or without white space before it, consume and return
+        it. Otherwise return "", and `prose` reads the white space next. Use it for the optional end
+        marker of a complete call."""
         blank = yield from self.space()
         found = yield from self.accept(*texts)
         self._blank = "" if found else blank
@@ -244,7 +260,8 @@ class TextReader:
 
 
 def collected(steps: Steps[T]) -> Steps[tuple[str, T]]:
-    """Run `steps` without yielding its events. Return the text of its Content events and its return value."""
+    """Run `steps` without yielding its events. Return the text of its Content events and its return
+    value."""
     parts: list[str] = []
     while True:
         try:

@@ -11,14 +11,16 @@ from pegboard_chat.parsing.stream_parser import StreamParser
 
 
 class TaggedReasoning(StreamParser):
-    """Reads reasoning from `start` to `end`. A subclass sets the markers, and overrides `begins` if it depends on the request.
+    """Reads reasoning from `start` to `end`. A subclass sets the markers, and overrides `begins` if
+    it depends on the request.
 
-    start: "" if the model never writes a start marker. begins_inside: the output begins inside the reasoning unless the prompt
-    shows otherwise, because the template wrote the start marker or the model leaves it out. A prompt that ends with the start or
-    end marker decides this. stops: texts that also end the reasoning and belong to the content, for models that forget the end
-    marker. The markers are dropped, and all other text is unchanged. After the first reasoning, everything is content, except an
-    end marker without a start marker, which is dropped unless it is quoted. If the request switches the reasoning off, all text
-    is content, with its markers.
+    start: "" if the model never writes a start marker. begins_inside: the output begins inside the
+    reasoning unless the prompt shows otherwise, because the template wrote the start marker or the
+    model leaves it out. A prompt that ends with the start or end marker decides this. stops: texts
+    that also end the reasoning and belong to the content, for models that forget the end marker.
+    The markers are dropped, and all other text is unchanged. After the first reasoning, everything
+    is content, except an end marker without a start marker, which is dropped unless it is quoted.
+    If the request switches the reasoning off, all text is content, with its markers.
     """
 
     start: ClassVar[str] = "<think>"
@@ -35,14 +37,16 @@ class TaggedReasoning(StreamParser):
         return self.begins_inside
 
     def may_open(self) -> bool:
-        """Return whether the model may start the reasoning itself, if the prompt has not ended it."""
+        """Return whether the model may start the reasoning itself, if the prompt has not ended
+        it."""
         return True
 
     def reasoning_end(self) -> tuple[str, ...]:
         return (self.end, *self.stops) if self.is_inside or self._may_open() else ()
 
     def read(self) -> Steps[None]:
-        if not self.is_inside and not self.may_open():  # switched off: all text is content, unchanged
+        # switched off: all text is content, unchanged
+        if not self.is_inside and not self.may_open():
             return
         yield from self.reasoning()
         yield from self.answer()
@@ -87,7 +91,8 @@ class TaggedReasoning(StreamParser):
 
 
 class SwitchedReasoning(TaggedReasoning):
-    """Reasoning that a request switches on or off with any of the template's `switches`. Without one, `begins_inside` decides."""
+    """Reasoning that a request switches on or off with any of the template's `switches`. Without
+    one, `begins_inside` decides."""
 
     begins_inside = True
     switches: ClassVar[tuple[str, ...]] = ("thinking", "enable_thinking")

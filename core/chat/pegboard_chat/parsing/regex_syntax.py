@@ -1,7 +1,8 @@
-r"""Finds out which features a regular expression uses, without running it. Structured output backends need this, because their
-engines support different dialects.
+r"""Finds out which features a regular expression uses, without running it. Structured output
+backends need this, because their engines support different dialects.
 
-The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `re` reads it; nothing is validated.
+The pattern is cut into pieces (`\d`, `[^a]`, `(?:`, `{2,3}`, …) as Python's `re` reads it; nothing
+is validated.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _TOKENS = re.compile(
     | (?P<repeat> (?: [*+?] | \{ \d* ,? \d* \} ) [?+]? )
     | (?P<any>    \. )
     | (?P<literal> . )
-    """,
+    """,  # noqa: E501
     re.VERBOSE | re.DOTALL,
 )
 
 MAX_LENGTH = 10_000
-"""Maximum length of patterns that are analyzed; longer ones have the feature "excessive length" and count as matching
-anything."""
+"""Maximum length of patterns that are analyzed; longer ones have the feature "excessive length" and
+count as matching anything."""
 
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
@@ -47,9 +48,9 @@ def pieces(pattern: str) -> list[Piece]:
 
 
 def features(pattern: str) -> frozenset[str]:
-    """Return the names of features about which engines disagree: "look-around", "backreference", "word boundary", "inner anchor"
-    (^ or $ not at an end of an alternative), "excessive length", "inline flag", "named group", "atomic group",
-    "possessive repeat", "unicode property"."""
+    """Return the names of features about which engines disagree: "look-around", "backreference",
+    "word boundary", "inner anchor" (^ or $ not at an end of an alternative), "excessive length",
+    "inline flag", "named group", "atomic group", "possessive repeat", "unicode property"."""
     if len(pattern) > MAX_LENGTH:
         return frozenset({"excessive length"})
     found: set[str] = set()
@@ -67,15 +68,24 @@ def features(pattern: str) -> frozenset[str]:
 
 
 def mistake(pattern: str) -> str | None:
-    """Return what is wrong with a pattern in every dialect: brackets or parentheses without a partner, a repeat of nothing, or
-    {m,n} with m greater than n. None = nothing was found."""
-    depth, before = 0, ""
+    """Return what is wrong with a pattern in every dialect: brackets or parentheses without a
+    partner, a repeat of nothing, or {m,n} with m greater than n. None = nothing was found."""
+    depth = 0
+    before = ""
     for part in pieces(pattern):
         depth += (part.kind == "open" and not part.text.endswith(")")) - (part.kind == "close")
         if depth < 0 or part == Piece("literal", "[") or part == Piece("literal", "\\"):
             return f"{part.text!r} in the pattern has no partner"
-        counts = [int(number) for number in re.findall(r"[0-9]{1,9}", part.text)] if part.kind == "repeat" else []
-        if part.kind == "repeat" and (counts or part.text[0] != "{") and before in ("", "open", "or"):
+        counts = (
+            [int(number) for number in re.findall(r"[0-9]{1,9}", part.text)]
+            if part.kind == "repeat"
+            else []
+        )
+        if (
+            part.kind == "repeat"
+            and (counts or part.text[0] != "{")
+            and before in ("", "open", "or")
+        ):
             return f"{part.text!r} in the pattern repeats nothing"
         if len(counts) == 2 and counts[0] > counts[1]:
             return f"{part.text!r} in the pattern has its limits the wrong way round"
@@ -84,45 +94,55 @@ def mistake(pattern: str) -> str | None:
 
 
 def pattern_problem(pattern: str, refused: frozenset[str], max_size: int) -> str | None:
-    """Why a pattern cannot be enforced: one of the refused features, or its size with its repeats written out; None = it can."""
+    """Why a pattern cannot be enforced: one of the refused features, or its size with its repeats
+    written out; None = it can."""
     if wrong := features(pattern) & refused:
         return f"{min(wrong)} in the pattern is not supported"
     if (reason := mistake(pattern)) is not None:
         return reason
     size = expanded_size(pattern)
-    return f"the pattern is too large: {size} with its repeats written out, at most {max_size}" if size > max_size else None
+    return (
+        f"the pattern is too large: {size} with its repeats written out, at most {max_size}"
+        if size > max_size
+        else None
+    )
 
 
 def string_problem(pattern: str) -> str | None:
-    """The same for a backend that puts the pattern between the quotes of a JSON string as it is: it must not match what has to be
-    escaped there."""
+    """The same for a backend that puts the pattern between the quotes of a JSON string as it is: it
+    must not match what has to be escaped there."""
     if can_match(pattern, '"\\\n\x00\x1f'):
         return "a pattern that can match quotes, backslashes or control characters is not enforced"
     return None
 
 
 def can_match(pattern: str, characters: str) -> bool:
-    """Return whether a piece can match one of the characters: a negated class, ".", or a class or escape that contains one of
-    them."""
+    """Return whether a piece can match one of the characters: a negated class, ".", or a class or
+    escape that contains one of them."""
     return len(pattern) > MAX_LENGTH or any(_matches(part, characters) for part in pieces(pattern))
 
 
 def without_newlines(pattern: str) -> str:
-    r"""Return the pattern with "." written as a class that excludes line ends, for engines whose "." matches them."""
+    r"""Return the pattern with "." written as a class that excludes line ends, for engines whose
+    "." matches them."""
     return "".join(r"[^\n\r]" if part.kind == "any" else part.text for part in pieces(pattern))
 
 
 def without_anchors(pattern: str) -> str:
-    """Return the pattern for engines that always match whole texts. This is correct only without the feature "inner anchor"."""
+    """Return the pattern for engines that always match whole texts. This is correct only without
+    the feature "inner anchor"."""
     return "".join("" if part.kind == "anchor" else part.text for part in pieces(pattern))
 
 
 def with_ascii_classes(pattern: str) -> str:
-    r"""Return the pattern with \d, \w and \s written as ASCII classes, because engines disagree about other characters."""
+    r"""Return the pattern with \d, \w and \s written as ASCII classes, because engines disagree
+    about other characters."""
 
     def rewritten(part: Piece) -> str:
         if part.kind == "class":
-            return re.sub(r"\\(.)", lambda match: _ASCII.get(match[1], match[0]), part.text, flags=re.DOTALL)
+            return re.sub(
+                r"\\(.)", lambda match: _ASCII.get(match[1], match[0]), part.text, flags=re.DOTALL
+            )
         members = _ASCII.get(part.text[1:]) if part.kind == "escape" else None
         return part.text if members is None else f"[{members}]"
 
@@ -130,8 +150,8 @@ def with_ascii_classes(pattern: str) -> str:
 
 
 def expanded_size(pattern: str, counts_piece: Callable[[Piece], bool] = lambda piece: True) -> int:
-    """Return the length of the pattern with its repeats written out. Automata grow at least as fast as this length. counts_piece:
-    whether a piece counts; all do by default."""
+    """Return the length of the pattern with its repeats written out. Automata grow at least as fast
+    as this length. counts_piece: whether a piece counts; all do by default."""
     if len(pattern) > MAX_LENGTH:
         return len(pattern)
     stack = [0]
@@ -154,9 +174,10 @@ def expanded_size(pattern: str, counts_piece: Callable[[Piece], bool] = lambda p
 
 
 def repeats_repeats(pattern: str) -> bool:
-    """Return whether a group that contains a repeat is repeated, as in `([a-z]+ ?)+`. Such a pattern can often divide the
-    same text in many ways."""
-    stack, closed = [False], False
+    """Return whether a group that contains a repeat is repeated, as in `([a-z]+ ?)+`. Such a
+    pattern can often divide the same text in many ways."""
+    stack = [False]
+    closed = False
     for part in pieces(pattern):
         if part.kind == "open" and not part.text.endswith(")"):
             stack.append(False)
@@ -174,7 +195,10 @@ def repeats_repeats(pattern: str) -> bool:
 def is_wide(part: Piece) -> bool:
     """Return whether the piece stands for a large part of all characters."""
     return (
-        part.kind == "any" or part.text[:2] in ("[^", r"\w", r"\W", r"\S", r"\D") or part.kind == "class" and r"\w" in part.text
+        part.kind == "any"
+        or part.text[:2] in ("[^", r"\w", r"\W", r"\S", r"\D")
+        or part.kind == "class"
+        and r"\w" in part.text
     )
 
 
@@ -202,17 +226,22 @@ def _of_group(text: str) -> set[str]:
 
 
 def _is_outer(parts: list[Piece], index: int) -> bool:
-    """Return whether ^ is at the start of its alternative, or $ at its end, in the whole pattern or in a group around it."""
+    """Return whether ^ is at the start of its alternative, or $ at its end, in the whole pattern or
+    in a group around it."""
     if parts[index].text == "^":
-        neighbours, edge = parts[:index], ("open", "or")
+        neighbours = parts[:index]
+        edge = ("open", "or")
         return not neighbours or (neighbours[-1].kind in edge and _is_at_edge(parts, index, -1))
-    neighbours, edge = parts[index + 1 :], ("close", "or")
+    neighbours = parts[index + 1 :]
+    edge = ("close", "or")
     return not neighbours or (neighbours[0].kind in edge and _is_at_edge(parts, index, +1))
 
 
 def _is_at_edge(parts: list[Piece], index: int, step: int) -> bool:
-    """Return whether nothing between the anchor and that end matches text, apart from other alternatives."""
-    depth, skipping = 0, False
+    """Return whether nothing between the anchor and that end matches text, apart from other
+    alternatives."""
+    depth = 0
+    skipping = False
     inward, outward = ("close", "open") if step < 0 else ("open", "close")
     i = index + step
     while 0 <= i < len(parts):
@@ -241,7 +270,11 @@ def _matches(part: Piece, characters: str) -> bool:
         return True
     if part.kind == "literal":
         return part.text in characters
-    if part.kind not in ("escape", "class") or _of_escape(part.text + " ") and part.kind == "escape":
+    if (
+        part.kind not in ("escape", "class")
+        or _of_escape(part.text + " ")
+        and part.kind == "escape"
+    ):
         return False
     try:
         return any(re.fullmatch(part.text, character) for character in characters)

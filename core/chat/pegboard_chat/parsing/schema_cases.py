@@ -1,5 +1,6 @@
-"""Splits a tool's schema into the cases of a value, for formats of calls that are not JSON. If a format cannot enforce a schema,
-a RequestError says so, because `strict` is either enforced or refused.
+"""Splits a tool's schema into the cases of a value, for formats of calls that are not JSON. If a
+format cannot enforce a schema, a RequestError says so, because `strict` is either enforced or
+refused.
 """
 
 from __future__ import annotations
@@ -10,20 +11,35 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pegboard.errors import RequestError
-from pegboard_chat.parsing.json_schema import KEYWORDS, TYPES, exclude_each_other, resolve, restrictions, subschemas
+from pegboard_chat.parsing.json_schema import (
+    KEYWORDS,
+    TYPES,
+    exclude_each_other,
+    resolve,
+    restrictions,
+    subschemas,
+)
 from pegboard_chat.parsing.regex_syntax import can_match
 from pegboard_chat.parsing.structural_tag import ANY, Format, regex, searched
 
 Schema = Mapping[str, Any]
 
 MAX_DEPTH = 16
-"""Maximum depth of references and nested values, because a schema that refers to itself has no end."""
+"""Maximum depth of references and nested values, because a schema that refers to itself has no
+end."""
 DEFINITIONS = ("$defs", "definitions")
-LONG, SHORT = "(?:0[13578]|1[02])", "(?:0[469]|11)"
-DATE = rf"[1-9][0-9]{{3}}-(?:{LONG}-(?:0[1-9]|[12][0-9]|3[01])|{SHORT}-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-"""The pattern of a date. 29 February is excluded, because it depends on the year. The year 0 is excluded, because Python does not
-have it."""
-TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+LONG = "(?:0[13578]|1[02])"
+SHORT = "(?:0[469]|11)"
+DATE = (
+    rf"[1-9][0-9]{{3}}-(?:{LONG}-(?:0[1-9]|[12][0-9]|3[01])"
+    rf"|{SHORT}-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+"""The pattern of a date. 29 February is excluded, because it depends on the year. The year 0 is
+excluded, because Python does not have it."""
+TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
 FORMATS: Mapping[str, str] = {
     "date": DATE,
     "time": TIME,
@@ -35,13 +51,16 @@ FORMATS: Mapping[str, str] = {
 
 def refuse(what: str) -> NoReturn:
     """Return a RequestError: the tool cannot be strict."""
-    raise RequestError(f"a strict tool's schema cannot be enforced with this model's format of calls: {what}", parameter="tools")
+    raise RequestError(
+        f"a strict tool's schema cannot be enforced with this model's format of calls: {what}",
+        parameter="tools",
+    )
 
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of a value: one of `constants`, or a value that follows one of `schemas`. Each of these schemas has one type, or
-    none, which allows any value."""
+    """The cases of a value: one of `constants`, or a value that follows one of `schemas`. Each of
+    these schemas has one type, or none, which allows any value."""
 
     constants: tuple[Any, ...]
     schemas: tuple[Schema, ...]
@@ -68,7 +87,11 @@ def _alternatives(schema: Any, root: Schema, depth: int) -> Iterator[Schema]:
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        refuse("it refers to itself" if depth > MAX_DEPTH else f"{json.dumps(schema)} where a schema should be")
+        refuse(
+            "it refers to itself"
+            if depth > MAX_DEPTH
+            else f"{json.dumps(schema)} where a schema should be"
+        )
     used = restrictions(schema)
     for alone in ("$ref", "anyOf", "oneOf", "allOf"):
         if alone not in used:
@@ -111,7 +134,10 @@ def _by_type(schema: Schema, used: set[str]) -> Iterator[Schema]:
         speaking = KEYWORDS.get("number" if name == "integer" else name, frozenset())
         if name not in TYPES:
             refuse(f"type {name!r}")
-        yield {"type": name, **{key: value for key, value in schema.items() if key in used & speaking}}
+        yield {
+            "type": name,
+            **{key: value for key, value in schema.items() if key in used & speaking},
+        }
 
 
 def _names(schema: Schema) -> list[str]:
@@ -123,7 +149,13 @@ def type_of(value: object) -> str:
     """Return the JSON type of a value. It is "integer" for a whole number that is not a float."""
     if value is None:
         return "null"
-    for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
+    for kind, name in (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    ):
         if isinstance(value, kind):
             return name
     return "object"
@@ -131,11 +163,19 @@ def type_of(value: object) -> str:
 
 def self_contained(schema: Schema, root: Schema) -> Schema:
     """Return a part of `root` as a separate schema with the definitions that it refers to."""
-    references = [inner["$ref"] for _, inner in subschemas(schema) if isinstance(inner, Mapping) and "$ref" in inner]
+    references = [
+        inner["$ref"]
+        for _, inner in subschemas(schema)
+        if isinstance(inner, Mapping) and "$ref" in inner
+    ]
     if not references:
         return schema
     definitions = {key: root[key] for key in DEFINITIONS if key in root}
-    further = [inner["$ref"] for _, inner in subschemas(definitions) if isinstance(inner, Mapping) and "$ref" in inner]
+    further = [
+        inner["$ref"]
+        for _, inner in subschemas(definitions)
+        if isinstance(inner, Mapping) and "$ref" in inner
+    ]
     for reference in (*references, *further):
         if not str(reference).startswith(tuple(f"#/{key}/" for key in DEFINITIONS)):
             refuse(f"$ref {reference!r} inside a value to something that is not in $defs")
@@ -144,15 +184,17 @@ def self_contained(schema: Schema, root: Schema) -> Schema:
 
 @dataclass(frozen=True)
 class Members:
-    """The members of an object: its properties by name in the schema's order, each with whether it is required; or a map whose
-    values all follow `values`. values is None if only the named properties are allowed."""
+    """The members of an object: its properties by name in the schema's order, each with whether it
+    is required; or a map whose values all follow `values`. values is None if only the named
+    properties are allowed."""
 
     properties: tuple[tuple[str, Any, bool], ...]
     values: Any = None
 
 
 def members(schema: Schema) -> Members:
-    """Return the members of an object. If its schema names properties, it has no others, whatever `additionalProperties` says."""
+    """Return the members of an object. If its schema names properties, it has no others, whatever
+    `additionalProperties` says."""
     used = restrictions(schema) - {"type", "properties", "required", "additionalProperties"}
     if used:
         refuse(", ".join(sorted(used)))
@@ -170,17 +212,25 @@ def members(schema: Schema) -> Members:
 
 
 def characters(
-    schema: Schema, free: Format, one: str, excludes: Sequence[str], in_pattern: Sequence[str], forbidden: str
+    schema: Schema,
+    free: Format,
+    one: str,
+    excludes: Sequence[str],
+    in_pattern: Sequence[str],
+    forbidden: str,
 ) -> Format:
-    """Return the format of the inside of a string that follows its schema. free: a pattern for any string. one: a pattern for one
-    character, used for strings with lengths. excludes: words that these characters must not form. in_pattern: words that strings
-    with a pattern must not contain. If the pattern cannot match any of the `forbidden` characters, its strings contain none of
-    these words."""
+    """Return the format of the inside of a string that follows its schema. free: a pattern for any
+    string. one: a pattern for one character, used for strings with lengths. excludes: words that
+    these characters must not form. in_pattern: words that strings with a pattern must not contain.
+    If the pattern cannot match any of the `forbidden` characters, its strings contain none of these
+    words."""
     used = restrictions(schema) - {"type"}
     if not used:
         return free
     if used <= {"minLength", "maxLength"}:
-        return regex(f"{one}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}", excludes)
+        return regex(
+            f"{one}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}", excludes
+        )
     if used == {"pattern"}:
         pattern = searched(schema["pattern"])
         if pattern is None:
@@ -188,4 +238,8 @@ def characters(
         return regex(pattern, in_pattern if ANY in pattern or can_match(pattern, forbidden) else ())
     if used == {"format"} and schema["format"] in FORMATS:
         return regex(FORMATS[schema["format"]])
-    refuse(f"format {schema['format']!r}" if used == {"format"} else f"{', '.join(sorted(used))} together")
+    refuse(
+        f"format {schema['format']!r}"
+        if used == {"format"}
+        else f"{', '.join(sorted(used))} together"
+    )

@@ -1,6 +1,7 @@
-"""Adapts structural tags to a vocabulary in which some of their texts are special tokens, which plain text cannot produce. Such a
-text becomes {"type": "token", "token": id} in its place, also at the beginning of a tag. `special_tokens` of the triggered tags
-are the tokens that free text may contain. A trigger that contains a token is replaced by that token, whatever precedes it.
+"""Adapts structural tags to a vocabulary in which some of their texts are special tokens, which
+plain text cannot produce. Such a text becomes {"type": "token", "token": id} in its place, also at
+the beginning of a tag. `special_tokens` of the triggered tags are the tokens that free text may
+contain. A trigger that contains a token is replaced by that token, whatever precedes it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ from pegboard_chat.parsing.structural_tag import Format, constraint, json_value,
 
 
 def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint:
-    """Return the constraint with tokens in place of texts that are tokens. It is unchanged if it has no such texts. token_ids:
-    text → id of all special tokens, except those that end an output.
+    """Return the constraint with tokens in place of texts that are tokens. It is unchanged if it
+    has no such texts. token_ids: text → id of all special tokens, except those that end an output.
     """
     if given.kind != "structural_tag" or not token_ids:
         return given
     tag = json.loads(given.text)
     form = tag["format"] if "format" in tag else _triggered(tag)
     splitting = _Splitting(token_ids)
-    return constraint(splitting.format(form)) if any(map(splitting.has_token, _texts(form))) else given
+    return (
+        constraint(splitting.format(form)) if any(map(splitting.has_token, _texts(form))) else given
+    )
 
 
 def _triggered(tag: Mapping[str, Any]) -> Format:
     """Converts the older form of structural tags to the newer one."""
     tags = [
-        {"type": "tag", "begin": item["begin"], "content": json_value(item.get("schema", {})), "end": item["end"]}
+        {
+            "type": "tag",
+            "begin": item["begin"],
+            "content": json_value(item.get("schema", {})),
+            "end": item["end"],
+        }
         for item in tag["structures"]
     ]
     return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
@@ -41,7 +49,9 @@ def _texts(form: Any) -> Iterator[str]:
         for inner in form:
             yield from _texts(inner)
     elif isinstance(form, Mapping):
-        yield from (form[key] for key in ("begin", "end", "value") if isinstance(form.get(key), str))
+        yield from (
+            form[key] for key in ("begin", "end", "value") if isinstance(form.get(key), str)
+        )
         yield from form.get("triggers", ())
         yield from _texts([value for key, value in form.items() if key != "json_schema"])
 
@@ -57,14 +67,24 @@ class _Splitting:
 
     def parts(self, value: str) -> list[Format]:
         found = [piece for piece in self.pattern.split(value) if piece]
-        return [{"type": "token", "token": self.token_ids[piece]} if piece in self.token_ids else text(piece) for piece in found]
+        return [
+            {"type": "token", "token": self.token_ids[piece]}
+            if piece in self.token_ids
+            else text(piece)
+            for piece in found
+        ]
 
     def triggered(self, form: Format) -> Format:
         tags = [self.tag(inner, form["triggers"]) for inner in form["tags"]]
         triggers = [trigger for trigger in form["triggers"] if not self.has_token(trigger)]
         begins = {inner["begin"]["token"] for inner in tags if not isinstance(inner["begin"], str)}
         others = sorted(set(self.token_ids.values()) - begins)
-        return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "special_tokens": others}
+        return {
+            "type": "triggered_tags",
+            "triggers": triggers,
+            "tags": tags,
+            "special_tokens": others,
+        }
 
     def tag(self, tag: Format, triggers: Sequence[str]) -> Format:
         first, *rest = self.parts(tag["begin"])

@@ -22,7 +22,8 @@ from pegboard_chat.parsing.reader import Steps, TextReader
 
 
 class Calls:
-    """Makes the events of tool calls and numbers them. tools: the request's tools, in OpenAI's form."""
+    """Makes the events of tool calls and numbers them. tools: the request's tools, in OpenAI's
+    form."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.count = 0
@@ -31,17 +32,19 @@ class Calls:
         self._ids: set[str] = set()
 
     def start(self, name: str, id: str | None = None) -> Event:
-        """Begin a call. id: the id that the model wrote. A random id is used if there is none or the model has already used
-        it."""
+        """Begin a call. id: the id that the model wrote. A random id is used if there is none or
+        the model has already used it."""
         assert not self.is_open, "one call at a time"
-        self.count, self.is_open = self.count + 1, True
+        self.count = self.count + 1
+        self.is_open = True
         if not id or id in self._ids:
             id = self.fresh_id(self.count - 1, name)
         self._ids.add(id)
         return ToolCallStart(self.count - 1, id, name)
 
     def fresh_id(self, index: int, name: str) -> str:
-        """Return the id of a call whose text has none. Override it if the model's chat template requires other ids."""
+        """Return the id of a call whose text has none. Override it if the model's chat template
+        requires other ids."""
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
 
     def arguments(self, text: str) -> Event:
@@ -54,7 +57,8 @@ class Calls:
         return ToolCallEnd(self.count - 1)
 
     def abandon(self) -> None:
-        """Leave the open call, which was broken off. It has no end in the stream, and the next call gets the next number."""
+        """Leave the open call, which was broken off. It has no end in the stream, and the next call
+        gets the next number."""
         self.is_open = False
 
     def whole(self, name: str, arguments: str, id: str | None = None) -> list[Event]:
@@ -62,11 +66,17 @@ class Calls:
         return [self.start(name, id), self.arguments(arguments), self.end()]
 
     def stream(
-        self, text: TextReader, steps: Steps[str | None], held: list[str], name: str, id: str | None = None
+        self,
+        text: TextReader,
+        steps: Steps[str | None],
+        held: list[str],
+        name: str,
+        id: str | None = None,
     ) -> Steps[str | None]:
-        """Make the content that `steps` yields into arguments of call `name`, which begins with the first of them if it is not
-        open. Return what `steps` returns: None after a whole value, or the text that would close a broken one. If the text ends
-        inside the value, what `steps` has `held` back belongs to the arguments too."""
+        """Make the content that `steps` yields into arguments of call `name`, which begins with the
+        first of them if it is not open. Return what `steps` returns: None after a whole value, or
+        the text that would close a broken one. If the text ends inside the value, what `steps` has
+        `held` back belongs to the arguments too."""
         while True:
             try:
                 event = next(steps)
@@ -94,22 +104,30 @@ class Calls:
         return [function["name"] for function in self._functions()]
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such tool."""
-        found = next((each.get("parameters") for each in self._functions() if each["name"] == name), None)
+        """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such
+        tool."""
+        found = next(
+            (each.get("parameters") for each in self._functions() if each["name"] == name), None
+        )
         return found if isinstance(found, Mapping) else {}
 
     def _functions(self) -> Iterator[Mapping[str, Any]]:
         functions = (tool.get("function", tool) for tool in self._tools)
-        return (function for function in functions if isinstance(function, Mapping) and "name" in function)
+        return (
+            function
+            for function in functions
+            if isinstance(function, Mapping) and "name" in function
+        )
 
 
 class StreamParser:
-    """An output parser. A subclass must define only `read`. self.text: the text, a `TextReader`. self.calls: makes the events of
-    tool calls. self.setup: the setup, which may be None in tests.
+    """An output parser. A subclass must define only `read`. self.text: the text, a `TextReader`.
+    self.calls: makes the events of tool calls. self.setup: the setup, which may be None in tests.
 
-    ends: the format's control texts that begin nothing, such as end tags. `prose` drops them, except in text that was given back
-    because it is not a call. thoughts: beginning → end of reasoning. `prose` passes it on as content, and nothing in it is a call
-    (a reasoning parser, if there is one, has already removed it).
+    ends: the format's control texts that begin nothing, such as end tags. `prose` drops them,
+    except in text that was given back because it is not a call. thoughts: beginning → end of
+    reasoning. `prose` passes it on as content, and nothing in it is a call (a reasoning parser, if
+    there is one, has already removed it).
     """
 
     ends: ClassVar[tuple[str, ...]] = ()
@@ -120,7 +138,8 @@ class StreamParser:
         self.setup = setup
         self.text = TextReader()
         self.calls = Calls(setup.tools if setup else ())
-        self._is_begun, self._given_back = False, ""
+        self._is_begun = False
+        self._given_back = ""
         self._steps: Steps[None] = self._read_all()
 
     def read(self) -> Steps[None]:
@@ -145,8 +164,9 @@ class StreamParser:
         return self.calls.fresh_id(index, name)
 
     def prose(self, markers: Markers) -> Steps[str]:
-        """Stream content up to the next marker and return the marker, or "" if the text has ended. White space between calls is
-        dropped, and so are `ends` and all tags but one if the same tag is repeated."""
+        """Stream content up to the next marker and return the marker, or "" if the text has ended.
+        White space between calls is dropped, and so are `ends` and all tags but one if the same tag
+        is repeated."""
         yield from self.prompted_thought()
         wanted = _together(markers, (*self.thoughts, *self.ends))
         while True:
@@ -174,8 +194,9 @@ class StreamParser:
                 yield from self.thought(start)
 
     def attempt(self, call: Steps[bool]) -> Steps[bool]:
-        """Read what seems to be a call (the marker before it is kept by `prose`). If it returns False, the text that it consumed
-        without turning it into events becomes content, and reading continues after it."""
+        """Read what seems to be a call (the marker before it is kept by `prose`). If it returns
+        False, the text that it consumed without turning it into events becomes content, and reading
+        continues after it."""
         count = self.calls.count
         is_good = yield from call
         if is_good:
@@ -190,7 +211,8 @@ class StreamParser:
         return is_good
 
     def _is_text(self, end: str) -> bool:
-        """Return whether one of `ends`, which was consumed last, belongs to text that was given back, or is quoted."""
+        """Return whether one of `ends`, which was consumed last, belongs to text that was given
+        back, or is quoted."""
         if not end.startswith("</"):
             return "<" in self._given_back or "[" in self._given_back
         return f"<{end[2:]}" in self._given_back or self.text.is_quoted(end)

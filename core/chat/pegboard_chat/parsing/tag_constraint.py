@@ -39,12 +39,17 @@ NEW_KEY = r"[^<>\n\" \t]+"
 
 
 def constrained_tags(
-    tools: Sequence[Mapping[str, Any]], tags: TagFormat, openings: Sequence[tuple[str, str]], end: str | None = None
+    tools: Sequence[Mapping[str, Any]],
+    tags: TagFormat,
+    openings: Sequence[tuple[str, str]],
+    end: str | None = None,
 ) -> Constraint | None:
-    """Return a structural tag in which a call must follow a trigger. None: no tools were given. If the tool is `strict`, its
-    parameters are in the order of the tool's schema, with or without the optional ones; otherwise any parameters are allowed.
-    Strings contain nothing that ends a value. openings: (trigger, all text before the name, including the trigger). end: all text
-    after the parameters, if it is more than the end of a call. Raises RequestError for a strict schema that cannot be enforced.
+    """Return a structural tag in which a call must follow a trigger. None: no tools were given. If
+    the tool is `strict`, its parameters are in the order of the tool's schema, with or without the
+    optional ones; otherwise any parameters are allowed. Strings contain nothing that ends a value.
+    openings: (trigger, all text before the name, including the trigger). end: all text after the
+    parameters, if it is more than the end of a call. Raises RequestError for a strict schema that
+    cannot be enforced.
     """
     values = _Values(tags)
     found = []
@@ -52,7 +57,10 @@ def constrained_tags(
         function = tool["function"]
         schema = function.get("parameters") if function.get("strict") else None
         body = values.parameters(schema) if schema else repeated(values.parameter(None, {}, {}))
-        found += [(f"{before}{function['name']}{tags.name_end}{tags.line}", body, end or tags.end) for _, before in openings]
+        found += [
+            (f"{before}{function['name']}{tags.name_end}{tags.line}", body, end or tags.end)
+            for _, before in openings
+        ]
     return constraint(triggered([trigger for trigger, _ in openings], found)) if found else None
 
 
@@ -77,7 +85,8 @@ class _Values:
         return sequence(*parts)
 
     def parameter(self, name: str | None, schema: Any, root: Mapping[str, Any]) -> Format:
-        """Return the format of a parameter. name: None = any name; the parser then decides the types."""
+        """Return the format of a parameter. name: None = any name; the parser then decides the
+        types."""
         tags = self.tags
         types = STRING if name is None else parameter_types(root, name)
         string, other = self.value(schema, root, types)
@@ -89,14 +98,25 @@ class _Values:
         key = regex(NEW_KEY) if name is None else text(name)
         behind = text(f"{tags.pad}{tags.value_end}{tags.line}")
         before = f"{tags.line}{tags.value_start}" if tags.value_start else ""
-        choices = [sequence(text(f"{end}{before}{tags.pad}"), value, behind) for value, end in by_end if value is not None]
+        choices = [
+            sequence(text(f"{end}{before}{tags.pad}"), value, behind)
+            for value, end in by_end
+            if value is not None
+        ]
         if not choices:
-            refuse(f"{name!r} has no value that is plain text" if name else "unnamed properties that are not strings")
+            refuse(
+                f"{name!r} has no value that is plain text"
+                if name
+                else "unnamed properties that are not strings"
+            )
         return sequence(text(tags.key_start), key, either(*choices))
 
-    def value(self, schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> tuple[Format | None, Format | None]:
-        """Return the patterns for a string and for all other types, each None if the schema allows none. Text that the parser
-        reads as another type must also fit the schema, so other types next to strings must have no limits.
+    def value(
+        self, schema: Any, root: Mapping[str, Any], types: frozenset[str]
+    ) -> tuple[Format | None, Format | None]:
+        """Return the patterns for a string and for all other types, each None if the schema allows
+        none. Text that the parser reads as another type must also fit the schema, so other types
+        next to strings must have no limits.
         """
         is_marked = bool(self.tags.string_key_ends)
         found = cases(schema, root)
@@ -119,7 +139,9 @@ class _Values:
         texts = [self.string(part) for part in strings]
         plain = [self.other(part, root) for part in others]
         for constant in found.constants:
-            written = constant if isinstance(constant, str) else json.dumps(constant, ensure_ascii=False)
+            written = (
+                constant if isinstance(constant, str) else json.dumps(constant, ensure_ascii=False)
+            )
             if self._is_read_back(written, constant, types, is_marked):
                 (texts if isinstance(constant, str) else plain).append(text(written))
         return either(*texts) if texts else None, either(*plain) if plain else None
@@ -128,7 +150,14 @@ class _Values:
         words = self.words
         if self.tags.trim != "nothing" and not self.tags.pad:
             words = (*words, "\n")  # only the parser knows whether a newline at an end counts
-        return characters(schema, any_text(self.words), ANY_CHARACTER, words, words, self.start + ("\n" if "\n" in words else ""))
+        return characters(
+            schema,
+            any_text(self.words),
+            ANY_CHARACTER,
+            words,
+            words,
+            self.start + ("\n" if "\n" in words else ""),
+        )
 
     def other(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Format:
         kind = schema.get("type")
@@ -137,8 +166,13 @@ class _Values:
         has_strings = kind in (None, "object", "array")
         return json_value(self_contained(schema, root), self.json_words if has_strings else ())
 
-    def _is_read_back(self, written: str, constant: Any, types: frozenset[str], is_marked: bool) -> bool:
-        if any(word in written for word in (self.words if isinstance(constant, str) else self.json_words)):
+    def _is_read_back(
+        self, written: str, constant: Any, types: frozenset[str], is_marked: bool
+    ) -> bool:
+        if any(
+            word in written
+            for word in (self.words if isinstance(constant, str) else self.json_words)
+        ):
             return False
         if self.tags.trim != "nothing" and not self.tags.pad and written.strip("\n") != written:
             return False

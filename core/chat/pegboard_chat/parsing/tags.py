@@ -1,4 +1,5 @@
-"""Tool calls written as tags: `<function=f><parameter=k>v</parameter></function>`, `<invoke name="f">…</invoke>` and the like."""
+"""Tool calls written as tags: `<function=f><parameter=k>v</parameter></function>`, `<invoke
+name="f">…</invoke>` and the like."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ STRING = frozenset({"string"})
 class TagFormat:
     """How a call is written, from its name to its end. White space may be between the parts.
 
-    name_end: "" if the name ends at the first parameter. key_end: if value_start is "", the value begins directly after it.
-    string_key_ends, json_key_ends: they replace key_end if the tag itself says whether the value is a string or JSON. Other
-    values are coerced by the tool's schema. value_stops: texts that also end a value, because models forget value_end, and that
-    begin the next part. value_stops_before, value_stops_named: see `Stops`. around: the texts around calls; they also end a call
-    whose `end` is missing. trim: what is removed at both ends of a value: one newline, all white space, or nothing. line, pad:
-    the text that the model writes between the parts and around a value, which strict calls must also have.
+    name_end: "" if the name ends at the first parameter. key_end: if value_start is "", the value
+    begins directly after it. string_key_ends, json_key_ends: they replace key_end if the tag itself
+    says whether the value is a string or JSON. Other values are coerced by the tool's schema.
+    value_stops: texts that also end a value, because models forget value_end, and that begin the
+    next part. value_stops_before, value_stops_named: see `Stops`. around: the texts around calls;
+    they also end a call whose `end` is missing. trim: what is removed at both ends of a value: one
+    newline, all white space, or nothing. line, pad: the text that the model writes between the
+    parts and around a value, which strict calls must also have.
     """
 
     key_start: str
@@ -50,22 +53,36 @@ class TagFormat:
     value_ends: Stops = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        loose = (self.value_end, self.key_end, self.value_start) if self.value_start else (self.value_end,)
+        loose = (
+            (self.value_end, self.key_end, self.value_start)
+            if self.value_start
+            else (self.value_end,)
+        )
         object.__setattr__(self, "loose", loose)
-        object.__setattr__(self, "inside", Markers(*dict.fromkeys([self.key_start, self.end, *loose, *self.around])))
+        object.__setattr__(
+            self,
+            "inside",
+            Markers(*dict.fromkeys([self.key_start, self.end, *loose, *self.around])),
+        )
         object.__setattr__(
             self,
             "value_ends",
-            Stops(self.value_end, *self.value_stops, before=self.value_stops_before, named=self.value_stops_named),
+            Stops(
+                self.value_end,
+                *self.value_stops,
+                before=self.value_stops_before,
+                named=self.value_stops_named,
+            ),
         )
 
 
 def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[bool]:
-    """Read a call from its name on (the text before the name is already consumed). Returns True for a complete call, which may
-    lack its end if the next call or the end of the section follows. The call begins when its name is certain. Strings are
-    streamed; other values are sent when they are complete. Text in the place of a parameter is content, and the call continues
-    after it. At the end of the text, a call that is between two parameters has complete JSON as its arguments. Returns False as
-    in `read_call_object`.
+    """Read a call from its name on (the text before the name is already consumed). Returns True for
+    a complete call, which may lack its end if the next call or the end of the section follows. The
+    call begins when its name is certain. Strings are streamed; other values are sent when they are
+    complete. Text in the place of a parameter is content, and the call continues after it. At the
+    end of the text, a call that is between two parameters has complete JSON as its arguments.
+    Returns False as in `read_call_object`.
     """
     yield from text.space()
     name = yield from text.word(NAME)
@@ -78,7 +95,8 @@ def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[b
             return False
     text.forget()
     yield calls.start(name)
-    parameters, is_first = calls.parameters(name), True
+    parameters = calls.parameters(name)
+    is_first = True
     marker = yield from _next_tag(text, tags)
     while marker == tags.key_start:
         key, types = yield from _key(text, tags)
@@ -106,8 +124,9 @@ def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[b
 
 
 def _next_tag(text: TextReader, tags: TagFormat, *, is_text: bool = False) -> Steps[str]:
-    """Stream text as content up to the next parameter (whose marker is kept), or the end of the call. A tag without
-    the one before it is dropped, but the end of a value is kept if it belongs to text that was given back (is_text)."""
+    """Stream text as content up to the next parameter (whose marker is kept), or the end of the
+    call. A tag without the one before it is dropped, but the end of a value is kept if it belongs
+    to text that was given back (is_text)."""
     while True:
         marker = yield from text.prose(tags.inside)
         if marker == tags.value_end and is_text:
@@ -120,7 +139,8 @@ def _next_tag(text: TextReader, tags: TagFormat, *, is_text: bool = False) -> St
 
 
 def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset[str]]]:
-    """Read the key of a parameter. Return it and its types, if the tag gives them, or None if this is not a parameter."""
+    """Read the key of a parameter. Return it and its types, if the tag gives them, or None if this
+    is not a parameter."""
     key = (yield from text.word(KEY)).strip()
     ends: Mapping[str, frozenset[str]] = {
         tags.key_end: frozenset(),
@@ -135,7 +155,8 @@ def _key(text: TextReader, tags: TagFormat) -> Steps[tuple[str | None, frozenset
 
 
 def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str]) -> Steps[str]:
-    """Stream one value as JSON. Return the marker that ended it, or "" at the end of the text, where a string stays open."""
+    """Stream one value as JSON. Return the marker that ended it, or "" at the end of the text,
+    where a string stays open."""
     if types != STRING:
         value, marker = yield from text.until(tags.value_ends)
         if tags.trim == "newline":
@@ -176,5 +197,12 @@ def _value(text: TextReader, calls: Calls, tags: TagFormat, types: frozenset[str
 
 
 def _trimmed(piece: str, tags: TagFormat) -> str:
-    """Return the part of the text that belongs to the value even if the value ends after `piece`."""
-    return piece.rstrip() if tags.trim == "space" else piece.removesuffix("\n") if tags.trim == "newline" else piece
+    """Return the part of the text that belongs to the value even if the value ends after
+    `piece`."""
+    return (
+        piece.rstrip()
+        if tags.trim == "space"
+        else piece.removesuffix("\n")
+        if tags.trim == "newline"
+        else piece
+    )

@@ -1,8 +1,9 @@
-"""Creates flags from the declared settings; this file names no setting itself. `_` and `-` are the same in flag names. Numbers
-may be written as 4k (4000) or 4K (4096), and lists as words or as one JSON list. vLLM's own names are translated by
-`pegboard.config.vllm_names`. The command line overrides the --config file, which overrides the PEGBOARD_CONFIG file, which
-overrides the defaults. `--kind.name.field VALUE` sets an option of a plugin. `--setting.key VALUE` sets one value of a setting
-that is a mapping.
+"""Creates flags from the declared settings; this file names no setting itself. `_` and `-` are the
+same in flag names. Numbers may be written as 4k (4000) or 4K (4096), and lists as words or as one
+JSON list. vLLM's own names are translated by `pegboard.config.vllm_names`. The command line
+overrides the --config file, which overrides the PEGBOARD_CONFIG file, which overrides the defaults.
+`--kind.name.field VALUE` sets an option of a plugin. `--setting.key VALUE` sets one value of a
+setting that is a mapping.
 """
 
 from __future__ import annotations
@@ -22,17 +23,24 @@ from pegboard.interfaces import KINDS
 
 
 class FlagParser(argparse.ArgumentParser):
-    """argparse with Pegboard's rules: abbreviations are not allowed, `_` and `-` are the same, and an error is a `UsageError`
-    that names the most similar flag. A flag of type "number" takes 4096, 4k or 4K. The class implements
-    `pegboard.interfaces.command.FlagParser`, which commands get."""
+    """argparse with Pegboard's rules: abbreviations are not allowed, `_` and `-` are the same, and
+    an error is a `UsageError` that names the most similar flag. A flag of type "number" takes 4096,
+    4k or 4K. The class implements `pegboard.interfaces.command.FlagParser`, which commands get."""
 
     def __init__(self, **more: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more
+        )
         self.register("type", "number", number)
 
     def format_help(self) -> str:
-        """Return the help. Of the flags of settings it shows the most used ones; `--help=all` shows all."""
-        rare = {action: action.help for action in self._actions if "." in action.dest and action.dest not in MOST_USED}
+        """Return the help. Of the flags of settings it shows the most used ones; `--help=all` shows
+        all."""
+        rare = {
+            action: action.help
+            for action in self._actions
+            if "." in action.dest and action.dest not in MOST_USED
+        }
         for action in rare:
             action.help = argparse.SUPPRESS
         text = super().format_help()
@@ -43,14 +51,20 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
-    # --- declaring --------------------------------------------------------------------------------------------------------
+    # --- declaring --------------------------------------------------------------------------------
 
-    def add_settings(self, *sections: str, only: Mapping[str, Collection[str]] | None = None) -> None:
-        """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only: section → its settings that
-        get flags; a section that is not in it gets all of them."""
-        self.epilog = "These are the most used flags. --help=all shows all, --help=listgroup their groups, and --help=WORD those \
-that match a word or belong to a group."
-        self.add_argument("model", nargs="?", help="model reference: a path, org/name or scheme:name")
+    def add_settings(
+        self, *sections: str, only: Mapping[str, Collection[str]] | None = None
+    ) -> None:
+        """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only:
+        section → its settings that get flags; a section that is not in it gets all of them."""
+        self.epilog = (
+            "These are the most used flags. --help=all shows all, --help=listgroup their groups, "
+            "and --help=WORD those that match a word or belong to a group."
+        )
+        self.add_argument(
+            "model", nargs="?", help="model reference: a path, org/name or scheme:name"
+        )
         self.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings")
         for section in sections:
             group = self.add_argument_group(f"{section} settings")
@@ -64,20 +78,29 @@ that match a word or belong to a group."
                 _add_flag(group, name, f"{VLLM}.{name}", form.help, form.type)
         for name, absent in ABSENT.items():
             if is_vllm_name(name):
-                _add_flag(self, name, f"{VLLM}.{name}", argparse.SUPPRESS, bool if absent.is_flag else object)
+                _add_flag(
+                    self,
+                    name,
+                    f"{VLLM}.{name}",
+                    argparse.SUPPRESS,
+                    bool if absent.is_flag else object,
+                )
 
-    # --- parsing ----------------------------------------------------------------------------------------------------------
+    # --- parsing ----------------------------------------------------------------------------------
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words and return the namespace. Raises UsageError for an unknown flag, before it checks other things that may
-        be wrong because of a mistyped flag.
-        `--help=WORD` prints the flags of a group, or the flags that match, and exits like --help."""
+        """Parse the words and return the namespace. Raises UsageError for an unknown flag, before
+        it checks other things that may be wrong because of a mistyped flag.
+        `--help=WORD` prints the flags of a group, or the flags that match, and exits like
+        --help."""
         words = [_dashed(word) for word in words]
         for word in words:
             if word.startswith("--help="):
                 self._explain(word.removeprefix("--help="))
                 self.exit()
-        self._refuse_unknown(word for word in words if word.startswith("--") and word != "--" and " " not in word)
+        self._refuse_unknown(
+            word for word in words if word.startswith("--") and word != "--" and " " not in word
+        )
         arguments, unknown = self.parse_known_args(words)
         self._refuse_unknown(word for word in unknown if word.startswith("-"))
         if unknown:
@@ -87,8 +110,9 @@ that match a word or belong to a group."
     def parse_settings(
         self, words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
     ) -> tuple[Settings, argparse.Namespace]:
-        """Return the settings from files and flags, and the namespace. The parser must have the flags of settings. defaults: the
-        command's own defaults by section and setting, which files and flags override. Raises ConfigError."""
+        """Return the settings from files and flags, and the namespace. The parser must have the
+        flags of settings. defaults: the command's own defaults by section and setting, which files
+        and flags override. Raises ConfigError."""
         rest, dotted = split_dotted(_spelled_out(words))
         arguments = self.parse(rest)
         layer = _layer_of(arguments, dotted)
@@ -96,8 +120,14 @@ that match a word or belong to a group."
             flag = layer.setdefault("engine", {}).setdefault("model", arguments.model)
             if flag != arguments.model:
                 raise UsageError(f"two models: {arguments.model!r} and --model {flag!r}")
-        own = [({section: dict(values) for section, values in defaults.items()}, self.prog)] if defaults else []
-        return settings_from([*own, *config_layers(arguments.config), (layer, "the command line")]), arguments
+        own = (
+            [({section: dict(values) for section, values in defaults.items()}, self.prog)]
+            if defaults
+            else []
+        )
+        return settings_from(
+            [*own, *config_layers(arguments.config), (layer, "the command line")]
+        ), arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
         known = set(self.flags)
@@ -118,19 +148,32 @@ that match a word or belong to a group."
                     yield from parser.flags
 
     def _explain(self, word: str) -> None:
-        """Print the help that `word` asks for: "all", "listgroup", the name of a group, a flag, or a part of a flag. Raises
-        UsageError."""
-        groups = {str(group.title).partition(" ")[0]: group for group in self._action_groups if group._group_actions}
+        """Print the help that `word` asks for: "all", "listgroup", the name of a group, a flag, or
+        a part of a flag. Raises UsageError."""
+        groups = {
+            str(group.title).partition(" ")[0]: group
+            for group in self._action_groups
+            if group._group_actions
+        }
         word = word.strip("-").lower().replace("_", "-")
         if word == "all":
             print(super().format_help())
         elif word == "listgroup":
-            print("\n".join(f"{name:<12} {len(group._group_actions)} flags" for name, group in groups.items()))
+            print(
+                "\n".join(
+                    f"{name:<12} {len(group._group_actions)} flags"
+                    for name, group in groups.items()
+                )
+            )
         elif word in groups:
             self._print_flags(groups[word]._group_actions)
         else:
             exact = [action for action in self._actions if f"--{word}" in action.option_strings]
-            found = exact or [action for action in self._actions if any(word in name for name in action.option_strings)]
+            found = exact or [
+                action
+                for action in self._actions
+                if any(word in name for name in action.option_strings)
+            ]
             if not found:
                 raise UsageError(f"no flag matches {word!r}{did_you_mean(f'--{word}', self.flags)}")
             self._print_flags(found)
@@ -143,31 +186,44 @@ that match a word or belong to a group."
         lines += ["no effect in Pegboard:"] if len(acting) < len(actions) else []
         for action in actions:
             if action.help == argparse.SUPPRESS:
-                lines.append(f"  {action.option_strings[0]}: {ABSENT[action.dest.partition('.')[2]].reason}")
+                lines.append(
+                    f"  {action.option_strings[0]}: {ABSENT[action.dest.partition('.')[2]].reason}"
+                )
         print("\n".join(lines))
 
 
 def _add_setting(group: Any, setting: Setting) -> None:
     prefix = "plugins_" if setting.section == "plugins" else ""
     name = prefix + setting.name
-    more = [name for name, ours in ALIASES.items() if ours == setting.name] + ([SHORT_FLAGS[name]] if name in SHORT_FLAGS else [])
+    more = [name for name, ours in ALIASES.items() if ours == setting.name] + (
+        [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
+    )
     text = setting.help.replace("%", "%%")
     if setting.default not in (None, [], {}) and not isinstance(setting.default, bool):
-        text += f" (default {' '.join(setting.default) if isinstance(setting.default, list) else setting.default})"
+        default = setting.default
+        text += f" (default {' '.join(default) if isinstance(default, list) else default})"
     _add_flag(group, name, f"{setting.section}.{setting.name}", text, setting.type, more)
 
 
-def _add_flag(group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()) -> None:
-    """Add one flag with its short form. If the user does not give the flag, it is not in the namespace."""
-    names = [f"--{one.replace('_', '-')}" for one in (name, *more)] + ([SHORT[name]] if name in SHORT else [])
+def _add_flag(
+    group: Any, name: str, dest: str, text: str, annotation: Any, more: Sequence[str] = ()
+) -> None:
+    """Add one flag with its short form. If the user does not give the flag, it is not in the
+    namespace."""
+    names = [f"--{one.replace('_', '-')}" for one in (name, *more)] + (
+        [SHORT[name]] if name in SHORT else []
+    )
     group.add_argument(*names, dest=dest, default=argparse.SUPPRESS, help=text, **_form(annotation))
 
 
 def _form(annotation: Any) -> dict[str, Any]:
-    """Return the argparse arguments for a type. For `object` the value is parsed as JSON if possible and is text otherwise."""
+    """Return the argparse arguments for a type. For `object` the value is parsed as JSON if
+    possible and is text otherwise."""
     words: tuple[str, ...] = ()
     if get_origin(annotation) in (Union, types.UnionType):
-        words = next((get_args(part) for part in get_args(annotation)[1:] if get_origin(part) is Literal), ())
+        words = next(
+            (get_args(part) for part in get_args(annotation)[1:] if get_origin(part) is Literal), ()
+        )
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     origin = get_origin(annotation) or annotation
     if origin is bool:
@@ -179,7 +235,10 @@ def _form(annotation: Any) -> dict[str, Any]:
     if origin is dict:
         return {"type": _json_mapping, "metavar": "JSON"}
     if origin is int and words:
-        return {"type": lambda text: text if text in words else number(text), "metavar": "|".join(("N", *words))}
+        return {
+            "type": lambda text: text if text in words else number(text),
+            "metavar": "|".join(("N", *words)),
+        }
     parse = {int: number, float: float, str: str, object: _json_or_text}[origin]
     return {"type": parse, "metavar": {int: "N", float: "X"}.get(origin, "TEXT")}
 
@@ -189,7 +248,11 @@ def number(text: str) -> int:
     try:
         return parse_number(text)
     except ValueError as error:
-        told = str(error) if "whole" in str(error) else f"{text!r} is not a number; expected one like 4096, 4k or 4K"
+        told = (
+            str(error)
+            if "whole" in str(error)
+            else f"{text!r} is not a number; expected one like 4096, 4k or 4K"
+        )
         raise argparse.ArgumentTypeError(told) from None
 
 
@@ -199,7 +262,9 @@ def _json_mapping(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; expected one like '{{\"key\": 1}}'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a JSON object; expected one like '{{\"key\": 1}}'"
+        )
     return value
 
 
@@ -210,7 +275,7 @@ def _json_or_text(value: str) -> Any:
         return value
 
 
-# --- words ------------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _dashed(word: str) -> str:
@@ -221,7 +286,8 @@ def _dashed(word: str) -> str:
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
-    """Replace vLLM's short forms that argparse does not know (-cc.mode 0, -O3) with the long ones."""
+    """Replace vLLM's short forms that argparse does not know (-cc.mode 0, -O3) with the long
+    ones."""
     long = {letters: f"--{name.replace('_', '-')}" for name, letters in SHORT.items()}
     spelled = []
     for word in words:
@@ -234,8 +300,8 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def split_dotted(words: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Split off `--kind.name.field value` and `--kind.name.field=value`. Return the other words and [("kind.name.field",
-    "value")]. Raises UsageError."""
+    """Split off `--kind.name.field value` and `--kind.name.field=value`. Return the other words and
+    [("kind.name.field", "value")]. Raises UsageError."""
     rest: list[str] = []
     dotted: list[tuple[str, str]] = []
     words = iter(words)
@@ -258,8 +324,14 @@ def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) 
     for dest, value in vars(arguments).items():
         section, dot, name = dest.partition(".")
         if dot:
-            layer.setdefault(section, {})[name] = _flat(dest, value) if isinstance(value, list) else value
-    mappings = {setting.name: "engine" for setting in settings_of("engine") if _form(setting.type).get("type") is _json_mapping}
+            layer.setdefault(section, {})[name] = (
+                _flat(dest, value) if isinstance(value, list) else value
+            )
+    mappings = {
+        setting.name: "engine"
+        for setting in settings_of("engine")
+        if _form(setting.type).get("type") is _json_mapping
+    }
     mappings |= {name: VLLM for name, form in FORMS.items() if form.type is not bool}
     mappings |= {name: VLLM for name, absent in ABSENT.items() if not absent.is_flag}
     for path, value in dotted:
@@ -274,8 +346,8 @@ def _layer_of(arguments: argparse.Namespace, dotted: Iterable[tuple[str, str]]) 
 
 
 def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, str]) -> None:
-    """Put one dotted flag into the layer. mappings: setting whose value is a mapping → its section of the layer. Raises
-    UsageError."""
+    """Put one dotted flag into the layer. mappings: setting whose value is a mapping → its section
+    of the layer. Raises UsageError."""
     head, *middle, last = path.split(".")
     head = head.replace("-", "_")
     if head in mappings:
@@ -289,7 +361,10 @@ def _place_dotted(layer: Layer, path: str, value: str, mappings: Mapping[str, st
         options = layer.setdefault("plugins", {}).setdefault("options", {})
         options.setdefault(f"{head}.{'.'.join(middle)}", {})[last.replace("-", "_")] = value
     else:
-        raise UsageError(f"unknown flag --{path}: expected --kind.name.field{did_you_mean(head, [*KINDS, *mappings])}")
+        raise UsageError(
+            f"unknown flag --{path}: expected "
+            f"--kind.name.field{did_you_mean(head, [*KINDS, *mappings])}"
+        )
 
 
 def _flat(dest: str, items: list[Any]) -> list[Any]:
@@ -302,5 +377,8 @@ def _flat(dest: str, items: list[Any]) -> list[Any]:
         try:
             flat += json.loads(item)
         except ValueError as error:
-            raise UsageError(f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is not a JSON list: {error}") from None
+            raise UsageError(
+                f"--{dest.partition('.')[2].replace('_', '-')}: {item!r} is not a JSON list: "
+                f"{error}"
+            ) from None
     return flat

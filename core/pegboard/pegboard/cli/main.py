@@ -1,7 +1,8 @@
-"""The program `pegboard`: finds and runs the command, and turns an error into one line and an exit status.
+"""The program `pegboard`: finds and runs the command, and turns an error into one line and an exit
+status.
 
-The exit status is 0; 2 for a mistake in the command line or the settings; 1 for any other error; 130 after Ctrl-C. Tracebacks are
-shown only with PEGBOARD_LOG_LEVEL=DEBUG.
+The exit status is 0; 2 for a mistake in the command line or the settings; 1 for any other error;
+130 after Ctrl-C. Tracebacks are shown only with PEGBOARD_LOG_LEVEL=DEBUG.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 OWN = {
     "plugins": "list the installed plugins",
 }
-"""Core's own commands → their line in the list of commands. All other commands are plugins of the kind `command`."""
+"""Core's own commands → their line in the list of commands. All other commands are plugins of the
+kind `command`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +60,8 @@ def _dispatch(words: list[str]) -> int:
         action = "-".join(words[:2])  # "plugins-doctor"
         if action not in commands() and provider("command", action) is None:
             return _list_plugins(words[1:])
-        command, words = action, words[1:]
+        command = action
+        words = words[1:]
     return _run_plugin(command, words[1:])
 
 
@@ -70,18 +73,22 @@ def overview() -> str:
     for entry in scan().entries:
         if entry.kind == "command":
             listed.setdefault(entry.distribution, []).append(entry.name)
-    texts = {_typed(words): scan().summaries[distribution] for distribution, words in listed.items()}
+    texts = {
+        _typed(words): scan().summaries[distribution] for distribution, words in listed.items()
+    }
     texts["plugins list"] = OWN["plugins"]
     width = max(map(len, texts))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
     return (
-        f"usage: pegboard COMMAND [...]\n\nLLM inference and serving made of plugins.\n\n{lines}\n\n"
+        "usage: pegboard COMMAND [...]\n\nLLM inference and serving made of "
+        f"plugins.\n\n{lines}\n\n"
         "pegboard COMMAND --help explains a command, pegboard --version tells the version."
     )
 
 
 def _typed(words: Sequence[str]) -> str:
-    """Return commands as they are typed: "plugins-show" and "plugins-why" are `plugins show|why`."""
+    """Return commands as they are typed: "plugins-show" and "plugins-why" are `plugins
+    show|why`."""
     return ", ".join(words).replace("plugins-", "plugins ", 1).replace(", plugins-", "|")
 
 
@@ -93,7 +100,8 @@ def commands() -> list[str]:
 
 
 def _list_plugins(words: Sequence[str]) -> int:
-    """Run `pegboard plugins list`. It reads package metadata only and never runs a plugin's code."""
+    """Run `pegboard plugins list`. It reads package metadata only and never runs a plugin's
+    code."""
     import json
 
     from pegboard.cli.flags import FlagParser
@@ -102,21 +110,39 @@ def _list_plugins(words: Sequence[str]) -> int:
     from pegboard.plugins.names import check_kind
     from pegboard.plugins.registry import Registry
 
-    actions = ["list", *(name.removeprefix("plugins-") for name in commands() if name.startswith("plugins-"))]
-    parser = FlagParser(prog="pegboard plugins", description="List the installed plugins. This runs no code of plugins.")
-    parser.add_argument("action", choices=actions, help="list, or another command about plugins, which has its own --help")
+    actions = [
+        "list",
+        *(name.removeprefix("plugins-") for name in commands() if name.startswith("plugins-")),
+    ]
+    parser = FlagParser(
+        prog="pegboard plugins",
+        description="List the installed plugins. This runs no code of plugins.",
+    )
+    parser.add_argument(
+        "action",
+        choices=actions,
+        help="list, or another command about plugins, which has its own --help",
+    )
     parser.add_argument("--kind", help="only this kind")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+    parser.add_argument(
+        "--json", action="store_true", dest="as_json", help="machine-readable output"
+    )
     arguments = parser.parse(words)
     kind = arguments.kind
     if kind not in (None, HOOKS_KIND):
         check_kind(kind)
-    rows = [row for row in Registry.discover(plugin_config()).describe() if kind in (None, row["kind"])]
+    rows = [
+        row for row in Registry.discover(plugin_config()).describe() if kind in (None, row["kind"])
+    ]
     if arguments.as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return 0
     if not rows:
-        print("no plugins are installed" if kind is None else f"no plugins of kind {kind!r} are installed")
+        print(
+            "no plugins are installed"
+            if kind is None
+            else f"no plugins of kind {kind!r} are installed"
+        )
         return 0
     table = [("KIND", "NAME", "DISTRIBUTION", "VERSION", "")]
     for row in rows:
@@ -124,13 +150,17 @@ def _list_plugins(words: Sequence[str]) -> int:
         table.append((row["kind"], row["name"], row["distribution"], row["version"], state))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+        print(
+            "  ".join(
+                f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)
+            ).rstrip()
+        )
     return 0
 
 
 def _run_plugin(word: str, words: list[str]) -> int:
-    """Run a command that a plugin provides. Raises UsageError if it is unknown. An allow list does not apply to commands, because
-    the user types the command."""
+    """Run a command that a plugin provides. Raises UsageError if it is unknown. An allow list does
+    not apply to commands, because the user types the command."""
     from msgspec import structs
 
     from pegboard.config.sources import plugin_config
@@ -141,8 +171,14 @@ def _run_plugin(word: str, words: list[str]) -> int:
     registry = Registry.discover(structs.replace(plugin_config(), allow=None))
     known = commands()
     if word.rpartition(":")[2] not in known and provider("command", word) is None:
-        raise UsageError(f"there is no command {word!r}{did_you_mean(word, known)}; there are {', '.join(known)}")
-    return int(registry.build(registry.find("command", word), command_setup(word.rpartition(":")[2])).run(words))
+        raise UsageError(
+            f"there is no command {word!r}{did_you_mean(word, known)}; there are {', '.join(known)}"
+        )
+    return int(
+        registry.build(registry.find("command", word), command_setup(word.rpartition(":")[2])).run(
+            words
+        )
+    )
 
 
 def command_setup(word: str) -> "CommandSetup":

@@ -1,4 +1,5 @@
-"""The limits of one engine: the resolved form of the settings. They are built once at start-up and passed on as one object."""
+"""The limits of one engine: the resolved form of the settings. They are built once at start-up and
+passed on as one object."""
 
 from __future__ import annotations
 
@@ -12,24 +13,27 @@ NO_LIMIT = 2**31 - 1
 
 
 AUTO_LEN = ("auto", -1)
-"""The values of the setting max_model_len that mean: as long as the model allows and the memory can hold."""
+"""The values of the setting max_model_len that mean: as long as the model allows and the memory can
+hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Resolved limits as plain numbers, in tokens unless the name says otherwise. No field is None or "auto"; `NO_LIMIT` means
-    "no limit".
+    """Resolved limits as plain numbers, in tokens unless the name says otherwise. No field is None
+    or "auto"; `NO_LIMIT` means "no limit".
 
-    max_model_len: maximum length of prompt plus output. max_num_batched_tokens: maximum number of tokens computed in one step.
-    max_num_seqs: maximum number of running requests, which is also the number of rows. block_size: requested number of tokens per
-    KV block. max_in_flight: how many steps are submitted before the engine waits for the oldest. max_num_queued_reqs: completions
-    that may wait before new requests are refused.
-    long_prefill_token_threshold: maximum number of tokens of one prompt in one step. max_num_partial_prefills: how many prompts
-    may be computed in chunks at the same time; max_long_partial_prefills of them may be longer than the threshold. target_itl_s:
-    the longest time, in seconds, that a step with decodes should take; prefill chunks are made small enough; 0 = no bound.
-    max_drafts: maximum number of draft tokens per row and step. adaptive_drafts: fewer are verified where they are seldom right.
-    max_draft_rows: no drafts in steps with more rows. max_loras: number of adapters that can be loaded at the same
-    time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least max_loras.
+    max_model_len: maximum length of prompt plus output. max_num_batched_tokens: maximum number of
+    tokens computed in one step. max_num_seqs: maximum number of running requests, which is also the
+    number of rows. block_size: requested number of tokens per KV block. max_in_flight: how many
+    steps are submitted before the engine waits for the oldest. max_num_queued_reqs: completions
+    that may wait before new requests are refused. long_prefill_token_threshold: maximum number of
+    tokens of one prompt in one step. max_num_partial_prefills: how many prompts may be computed in
+    chunks at the same time; max_long_partial_prefills of them may be longer than the threshold.
+    target_itl_s: the longest time, in seconds, that a step with decodes should take; prefill chunks
+    are made small enough; 0 = no bound. max_drafts: maximum number of draft tokens per row and
+    step. adaptive_drafts: fewer are verified where they are seldom right. max_draft_rows: no drafts
+    in steps with more rows. max_loras: number of adapters that can be loaded at the same time; 0 =
+    LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least max_loras.
     kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none.
 
     Raises ConfigError, which names the setting, if a value is out of range.
@@ -58,19 +62,30 @@ class Limits:
     kv_metrics_share: float = 0.0
 
     def __post_init__(self) -> None:
-        positive = ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_in_flight",
-                    "max_num_queued_reqs", "long_prefill_token_threshold", "max_num_partial_prefills",
-                    "max_long_partial_prefills")  # fmt: skip
+        positive = (
+            "max_model_len",
+            "vocab_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "max_in_flight",
+            "max_num_queued_reqs",
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+        )
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
-                "a step could not hold one decoding token per row; raise the first or lower the second"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
+                f"max_num_seqs={self.max_num_seqs}: a step could not hold one decoding token per "
+                "row; raise the first or lower the second"
             )
 
     @property
     def chunk_tokens(self) -> int:
-        """The largest number of tokens of one request that can be computed before the blocks outside its window are dropped."""
+        """The largest number of tokens of one request that can be computed before the blocks
+        outside its window are dropped."""
         return self.max_num_batched_tokens * self.max_in_flight

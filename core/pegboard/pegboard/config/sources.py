@@ -1,9 +1,11 @@
-"""Makes `Settings` from a program's keyword arguments, config file and command line. Later sources override earlier ones.
+"""Makes `Settings` from a program's keyword arguments, config file and command line. Later sources
+override earlier ones.
 
-A config file is TOML or YAML. It holds engine and server settings by name, at the top level or under `engine:` and `server:`. It
-holds plugin rules under `plugins:`, and the options of a plugin under its kind: `attention: {triton: {num_splits: 4}}`. As in
-vLLM's files, a number may be written as 4k, and a list with one item as that item. vLLM's own names (`config/vllm_names.py`) are
-accepted everywhere.
+A config file is TOML or YAML. It holds engine and server settings by name, at the top level or
+under `engine:` and `server:`. It holds plugin rules under `plugins:`, and the options of a plugin
+under its kind: `attention: {triton: {num_splits: 4}}`. As in vLLM's files, a number may be written
+as 4k, and a list with one item as that item. vLLM's own names (`config/vllm_names.py`) are accepted
+everywhere.
 """
 
 from __future__ import annotations
@@ -16,29 +18,58 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from pegboard import env
-from pegboard.config.schema import SECTIONS, PluginConfig, Setting, Settings, all_settings, build, check_engine
-from pegboard.config.vllm_names import ABSENT, ALIASES, ENVIRONMENT, FORMS, Layer, refuse, translate, warn_once
+from pegboard.config.schema import (
+    SECTIONS,
+    PluginConfig,
+    Setting,
+    Settings,
+    all_settings,
+    build,
+    check_engine,
+)
+from pegboard.config.vllm_names import (
+    ABSENT,
+    ALIASES,
+    ENVIRONMENT,
+    FORMS,
+    Layer,
+    refuse,
+    translate,
+    warn_once,
+)
 from pegboard.errors import ConfigError, did_you_mean
 
 VLLM = "vllm"
-"""The section of a layer that holds settings under vLLM's names (`config/vllm_names.py`) until they are translated. A layer is
-one source of settings: section → field → value. Its section `plugins` may hold `options` by "kind.name"."""
+"""The section of a layer that holds settings under vLLM's names (`config/vllm_names.py`) until they
+are translated. A layer is one source of settings: section → field → value. Its section `plugins`
+may hold `options` by "kind.name"."""
 
 HIDDEN = "***"
 _SECRET = re.compile(r"(^|_)(api_)?(key|token|secret|password)s?$")
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = {
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
 
 
 def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of `LLM(model, **values)`: engine fields, `plugin_options={"kind.name": {field: value}}`, and
-    `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises ConfigError, which names the field, if one is unknown
-    or wrong."""
+    """Return the settings of `LLM(model, **values)`: engine fields, `plugin_options={"kind.name":
+    {field: value}}`, and `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises
+    ConfigError, which names the field, if one is unknown or wrong."""
     given = dict(values)
     files = given.pop("plugin_files", None) or []
     files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
     plugins = {"options": given.pop("plugin_options", None) or {}, "files": files}
     if isinstance(processors := given.get("logits_processors"), list | tuple):
-        given["logits_processors"] = [_class_path(item) if isinstance(item, type) else item for item in processors]
+        given["logits_processors"] = [
+            _class_path(item) if isinstance(item, type) else item for item in processors
+        ]
     if model is not None:
         given["model"] = model
     theirs = {name: given.pop(name) for name in list(given) if is_vllm_name(name)}
@@ -46,22 +77,28 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
 
 
 def _class_path(processor: type) -> str:
-    """Return "module:Class", by which every process finds the class. Raises ConfigError for a class inside a function."""
+    """Return "module:Class", by which every process finds the class. Raises ConfigError for a class
+    inside a function."""
     path = f"{processor.__module__}:{processor.__qualname__}"
     if "<" in path:
-        raise ConfigError(f"logits_processors: {path} is inside a function; define the class at the top level of a module")
+        raise ConfigError(
+            f"logits_processors: {path} is inside a function; define the class at the top level "
+            "of a module"
+        )
     return path
 
 
 def is_vllm_name(name: str) -> bool:
-    """Return whether `name` is one of vLLM's names and not also one of Pegboard's settings, which take precedence."""
+    """Return whether `name` is one of vLLM's names and not also one of Pegboard's settings, which
+    take precedence."""
     is_theirs = name in ALIASES or name in FORMS or name in ABSENT
     return is_theirs and name not in all_settings()
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
-    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded as its source. The weakest
-    layers are vLLM's environment variables and then PEGBOARD_PLUGINS. Raises ConfigError."""
+    """Merge the layers; later ones override earlier ones. The name of a value's layer is recorded
+    as its source. The weakest layers are vLLM's environment variables and then PEGBOARD_PLUGINS.
+    Raises ConfigError."""
     if (allow := env.plugins_allowed()) is not None:
         layers = [({"plugins": {"allow": list(allow)}}, "PEGBOARD_PLUGINS"), *layers]
     layers = [*_environment_layers(), *layers]
@@ -76,34 +113,47 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
                 else:
                     merged[section][name] = value
                 sources[name] = source
-            build(SECTIONS[section], values, source)  # check each layer separately, so that an error names the right source
+            # check each layer separately, so that an error names the right source
+            build(SECTIONS[section], values, source)
     everything = " and ".join(dict.fromkeys(sources.values())) or "defaults"
-    settings = Settings(**{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()}, sources=sources)
+    settings = Settings(
+        **{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()},
+        sources=sources,
+    )
     check_engine(settings.engine)
     return settings
 
 
 def _environment_layers() -> Iterator[tuple[Layer, str]]:
-    """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once about every other one that is set,
-    unless it asks for what Pegboard does anyway."""
+    """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once
+    about every other one that is set, unless it asks for what Pegboard does anyway."""
     for name, value in env.vllm_variables().items():
         if name in ENVIRONMENT["sets"]:
             ((setting, form),) = ENVIRONMENT["sets"][name].items()
             home = all_settings()[setting]
-            yield {home.section: {setting: coerced(home, form.format(value))}}, f"the environment variable {name}"
+            yield (
+                {home.section: {setting: coerced(home, form.format(value))}},
+                f"the environment variable {name}",
+            )
         elif form := ENVIRONMENT["forms"].get(name):
             yield {VLLM: {form: value.lower() in ("1", "true")}}, f"the environment variable {name}"
         elif option := ENVIRONMENT["options"].get(name):
             address, _, field = option.rpartition(".")
-            yield {"plugins": {"options": {address: {field: value}}}}, f"the environment variable {name}"
+            yield (
+                {"plugins": {"options": {address: {field: value}}}},
+                f"the environment variable {name}",
+            )
         elif ENVIRONMENT["agrees"].get(name) not in ("*", value):
             hint = ENVIRONMENT["instead"].get(name)
-            warn_once(f"the environment variable {name} has no effect in Pegboard{f'; use {hint}' if hint else ''}")
+            warn_once(
+                f"the environment variable {name} has no effect in "
+                f"Pegboard{f'; use {hint}' if hint else ''}"
+            )
 
 
 def _translated(layer: Layer, before: Layer) -> Layer:
-    """Return the layer with vLLM's names translated. before: the values of earlier layers. Raises ConfigError if two names give
-    different values for one setting."""
+    """Return the layer with vLLM's names translated. before: the values of earlier layers. Raises
+    ConfigError if two names give different values for one setting."""
     result = {section: dict(values) for section, values in layer.items() if section != VLLM}
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:
@@ -118,12 +168,20 @@ def _translated(layer: Layer, before: Layer) -> Layer:
             target = result.setdefault(section, {})
             for field, item in values.items():
                 if section == "plugins" and isinstance(item, list):
-                    target[field] = [*(target.get(field) or before["plugins"].get(field) or []), *item]
+                    target[field] = [
+                        *(target.get(field) or before["plugins"].get(field) or []),
+                        *item,
+                    ]
                 elif section == "plugins":
-                    options = target["options"] = {key: dict(kept) for key, kept in target.get("options", {}).items()}
+                    options = target["options"] = {
+                        key: dict(kept) for key, kept in target.get("options", {}).items()
+                    }
                     _merge_options(options, item)
                 elif target.setdefault(field, item) != item:
-                    raise ConfigError(f"{name} means {field}={item!r}, but {field}={target[field]!r} was also given")
+                    raise ConfigError(
+                        f"{name} means {field}={item!r}, but {field}={target[field]!r} was also "
+                        "given"
+                    )
     return result
 
 
@@ -137,7 +195,8 @@ def parse_number(text: str) -> int:
 
 
 def coerced(setting: Setting, value: Any) -> Any:
-    """Convert text to the type of the setting: "4k" to a number, a single item to a list. Return any other value unchanged."""
+    """Convert text to the type of the setting: "4k" to a number, a single item to a list. Return
+    any other value unchanged."""
     kinds = {get_origin(part) or part for part in (*get_args(setting.type), setting.type)}
     if isinstance(value, str) and list in kinds:
         return [value]
@@ -149,7 +208,9 @@ def coerced(setting: Setting, value: Any) -> Any:
     return value
 
 
-def _merge_options(merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+def _merge_options(
+    merged: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
+) -> None:
     for address, values in more.items():
         merged.setdefault(address, {}).update(values)
 
@@ -161,7 +222,11 @@ def plugin_config() -> PluginConfig:
 
 def config_layers(path: str | None) -> list[tuple[Layer, str]]:
     """Return the layers of the config files: first that of PEGBOARD_CONFIG, then that of `path`."""
-    files = [file for file in (env.config_file(), Path(path).expanduser() if path else None) if file is not None]
+    files = [
+        file
+        for file in (env.config_file(), Path(path).expanduser() if path else None)
+        if file is not None
+    ]
     return [(read_config_file(file), str(file)) for file in files]
 
 
@@ -184,11 +249,17 @@ def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
         layer[setting.section][key] = coerced(setting, value)
     elif is_vllm_name(key):
         layer[VLLM][key] = value
-    elif isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
+    elif (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(item, Mapping) for item in value.values())
+    ):
         options = layer["plugins"].setdefault("options", {})
         _merge_options(options, {f"{key}.{name}": item for name, item in value.items()})
     else:
-        raise ConfigError(f"{path}: unknown setting {key!r}{did_you_mean(key, [*all_settings(), *SECTIONS])}")
+        raise ConfigError(
+            f"{path}: unknown setting {key!r}{did_you_mean(key, [*all_settings(), *SECTIONS])}"
+        )
 
 
 def _parse(path: Path) -> Any:
@@ -208,7 +279,9 @@ def _parse(path: Path) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise ConfigError(f"config file {path}: YAML needs pyyaml (pip install pyyaml); TOML does not") from error
+        raise ConfigError(
+            f"config file {path}: YAML needs pyyaml (pip install pyyaml); TOML does not"
+        ) from error
     try:
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -216,8 +289,8 @@ def _parse(path: Path) -> Any:
 
 
 def describe_settings(settings: Settings) -> dict[str, Any]:
-    """Return {section: {setting: value}}, and under "sources" {setting: where its value came from}. A value whose name looks like
-    that of a secret is shown as ***, at any depth."""
+    """Return {section: {setting: value}}, and under "sources" {setting: where its value came from}.
+    A value whose name looks like that of a secret is shown as ***, at any depth."""
     sections = {name: _hide(msgspec.to_builtins(getattr(settings, name))) for name in SECTIONS}
     return {**sections, "sources": dict(settings.sources)}
 
@@ -225,7 +298,9 @@ def describe_settings(settings: Settings) -> dict[str, Any]:
 def _hide(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: HIDDEN if _SECRET.search(str(name).lower()) and item not in (None, [], "") else _hide(item)
+            name: HIDDEN
+            if _SECRET.search(str(name).lower()) and item not in (None, [], "")
+            else _hide(item)
             for name, item in value.items()
         }
     return [_hide(item) for item in value] if isinstance(value, list) else value

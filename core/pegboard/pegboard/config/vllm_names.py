@@ -1,8 +1,10 @@
-"""vLLM's settings that have another name or another form in Pegboard, or that Pegboard refuses with a reason.
+"""vLLM's settings that have another name or another form in Pegboard, or that Pegboard refuses with
+a reason.
 
-The names are data (`vllm_names.toml`). They are accepted wherever settings are given: flags, config files, `LLM(...)`. A setting
-that would have no effect is refused, unless its value asks for what Pegboard does anyway (`--data-parallel-size 1`). vLLM's
-environment variables are data too: some are settings here, and a warning names each other one that is set.
+The names are data (`vllm_names.toml`). They are accepted wherever settings are given: flags, config
+files, `LLM(...)`. A setting that would have no effect is refused, unless its value asks for what
+Pegboard does anyway (`--data-parallel-size 1`). vLLM's environment variables are data too: some are
+settings here, and a warning names each other one that is set.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ Layer = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file). type: dict, bool, or object for a
-    value that `rule` lists or hands on."""
+    """A vLLM setting that sets other settings of Pegboard, as `rule` says (see the data file).
+    type: dict, bool, or object for a value that `rule` lists or hands on."""
 
     type: type
     help: str
@@ -34,8 +36,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A vLLM setting that has no effect in Pegboard. agrees: the values, as text, that ask for what Pegboard does anyway. warns:
-    other values are accepted with a warning, because vLLM accepts them without an effect."""
+    """A vLLM setting that has no effect in Pegboard. agrees: the values, as text, that ask for what
+    Pegboard does anyway. warns: other values are accepted with a warning, because vLLM accepts them
+    without an effect."""
 
     told: str
     kind: str
@@ -46,12 +49,17 @@ class Absent:
     @property
     def reason(self) -> str:
         """Why the setting has no effect."""
-        return self.told or f"no installed plugin of kind {self.kind!r} takes it (see pegboard plugins list)"
+        return (
+            self.told
+            or f"no installed plugin of kind {self.kind!r} takes it (see pegboard plugins list)"
+        )
 
 
 def _absent(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Absent]]:
     for group in groups:
-        told, kind, warns = group.get("reason", ""), group.get("kind", ""), group.get("warns", False)
+        told = group.get("reason", "")
+        kind = group.get("kind", "")
+        warns = group.get("warns", False)
         for name in group.get("switches", ()):
             yield name, Absent(told, kind, (str(group.get("agrees", False)).lower(),), True, warns)
         for name, agrees in group.get("values", {}).items():
@@ -71,13 +79,19 @@ ENVIRONMENT: Mapping[str, Any] = _FILE["environment"]
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
-    """Raise ConfigError for a name in `ABSENT`, unless the value asks for what Pegboard does anyway. said: the name as the user
-    typed it."""
+    """Raise ConfigError for a name in `ABSENT`, unless the value asks for what Pegboard does
+    anyway. said: the name as the user typed it."""
     absent = ABSENT[name]
     parts = list(value.values()) if isinstance(value, Mapping) and value else [value]
-    if value is None or all(_text(part) in absent.agrees for part in parts) or (not value and "{}" in absent.agrees):
+    if (
+        value is None
+        or all(_text(part) in absent.agrees for part in parts)
+        or (not value and "{}" in absent.agrees)
+    ):
         return
-    agreeing = f" (only {' or '.join(absent.agrees)})" if absent.agrees and not absent.is_flag else ""
+    agreeing = (
+        f" (only {' or '.join(absent.agrees)})" if absent.agrees and not absent.is_flag else ""
+    )
     typed = f"{said or name} {value}" if not absent.is_flag else said or name
     if absent.warns:
         warn_once(f"{name} {value} has no effect: {absent.reason}")
@@ -90,19 +104,29 @@ def _text(value: Any) -> str:
 
 
 def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
-    """Translate the vLLM setting `name`, one of `FORMS`, to a layer. known: the engine settings so far. Raises ConfigError."""
+    """Translate the vLLM setting `name`, one of `FORMS`, to a layer. known: the engine settings so
+    far. Raises ConfigError."""
     form = FORMS[name]
     if address := form.rule.get("option"):
         plugin, _, option = address.rpartition(".")
-        return {"engine": {form.rule["sets"]: [plugin.partition(".")[2]]}, "plugins": {"options": {plugin: {option: value}}}}
+        return {
+            "engine": {form.rule["sets"]: [plugin.partition(".")[2]]},
+            "plugins": {"options": {plugin: {option: value}}},
+        }
     if form.type is object:
         return _listed(name, value, form.rule)
     if form.type is dict and isinstance(value, Mapping):
         return _plugin_layer(name, value, form.rule)
     if form.type is dict or not isinstance(value, bool):
-        raise ConfigError(f"{name} must be {'a mapping' if form.type is dict else 'true or false'}, got {value!r}")
+        raise ConfigError(
+            f"{name} must be {'a mapping' if form.type is dict else 'true or false'}, got {value!r}"
+        )
     if value and (least := form.rule.get("at_least")):
-        return {"engine": {field: number for field, number in least.items() if (known.get(field) or 0) < number}}
+        return {
+            "engine": {
+                field: number for field, number in least.items() if (known.get(field) or 0) < number
+            }
+        }
     layer: Layer = form.rule[str(value).lower()]
     return layer
 
@@ -112,7 +136,9 @@ def _listed(name: str, value: Any, rule: Mapping[str, Any]) -> Layer:
     by_value = {text: layer for texts, layer in rule["values"].items() for text in texts.split("|")}
     keys: Sequence[str] = rule.get("keys", ())
     parts = dict(value) if isinstance(value, Mapping) and keys else {"": value}
-    found = [by_value.get(_text(part)) if key in ("", *keys) else None for key, part in parts.items()]
+    found = [
+        by_value.get(_text(part)) if key in ("", *keys) else None for key, part in parts.items()
+    ]
     if None in found or any(layer != found[0] for layer in found):
         raise ConfigError(f"{name}: expected {', '.join(by_value)}, got {value!r}; {rule['help']}")
     return found[0] or {} if found else {}
@@ -135,27 +161,43 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
         if not isinstance(value.get(key), int) or value[key] < 1:
             raise ConfigError(f"{name} needs {key!r}, at least 1; got {value.get(key)!r}")
     settings: Mapping[str, str] = rule.get("settings", {})
-    known = [key for key in (rule["plugin"], rule.get("role"), rule.get("options"), *settings) if key]
+    known = [
+        key for key in (rule["plugin"], rule.get("role"), rule.get("options"), *settings) if key
+    ]
     options = {key: item for key, item in value.items() if key not in known}
     if "options" in rule:
         if options:
-            raise ConfigError(f"{name}: {next(iter(options))!r} does not exist here; expected {', '.join(known)}")
+            raise ConfigError(
+                f"{name}: {next(iter(options))!r} does not exist here; expected {', '.join(known)}"
+            )
         options = dict(value.get(rule["options"]) or {})
     if (role := value.get(rule.get("role", ""))) not in (None, rule.get("any_role")):
         options["role"] = role
     engine = {rule["sets"]: [plugin] if rule.get("in_list") else plugin}
     engine |= {ours: value[key] for key, ours in settings.items() if value.get(key) is not None}
-    return {"engine": engine, **({"plugins": {"options": {f"{rule['kind']}.{plugin}": options}}} if options else {})}
+    return {
+        "engine": engine,
+        **({"plugins": {"options": {f"{rule['kind']}.{plugin}": options}}} if options else {}),
+    }
 
 
 def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
-    """Return the settings and options of a mapping that contains several plugins, each in the form of a mapping about one."""
+    """Return the settings and options of a mapping that contains several plugins, each in the form
+    of a mapping about one."""
     options = value.get(rule["options"])
     parts = options.get(rule["parts"]) if isinstance(options, Mapping) else None
-    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, Mapping) for part in parts):
+    if (
+        not isinstance(parts, Sequence)
+        or not parts
+        or not all(isinstance(part, Mapping) for part in parts)
+    ):
         place = f"{rule['options']}.{rule['parts']}"
-        raise ConfigError(f"{name}: {rule['chain']} needs {place}, a list of mappings; got {parts!r:.60}")
-    engine: dict[str, Any] = {ours: value[key] for key, ours in rule["settings"].items() if value.get(key) is not None}
+        raise ConfigError(
+            f"{name}: {rule['chain']} needs {place}, a list of mappings; got {parts!r:.60}"
+        )
+    engine: dict[str, Any] = {
+        ours: value[key] for key, ours in rule["settings"].items() if value.get(key) is not None
+    }
     engine[rule["sets"]] = []
     plugins: dict[str, Any] = {}
     for layer in (_plugin_layer(name, {rule["plugin"]: None, **part}, rule) for part in parts):
@@ -163,5 +205,7 @@ def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -
         engine |= layer["engine"]
         plugins |= layer.get("plugins", {}).get("options", {})
     if len(set(names := engine[rule["sets"]])) < len(names):
-        raise ConfigError(f"{name}: {rule['chain']} has a connector twice: {', '.join(names)}; name each once")
+        raise ConfigError(
+            f"{name}: {rule['chain']} has a connector twice: {', '.join(names)}; name each once"
+        )
     return {"engine": engine, **({"plugins": {"options": plugins}} if plugins else {})}

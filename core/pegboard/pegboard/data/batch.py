@@ -1,8 +1,10 @@
-"""The input and output of one step as plain data: `Batch` from E to W, `StepOutput` from W to E. numpy only, no torch.
+"""The input and output of one step as plain data: `Batch` from E to W, `StepOutput` from W to E.
+numpy only, no torch.
 
-A running request owns a *row* (0 ≤ row < max_num_seqs) from admission until it finishes or is preempted. The worker keeps all
-per-request state in arrays indexed by row, so a step sends only differences. Shape letters: B rows in the step, T tokens in the
-step, N logits rows. Arrays are int32 unless a comment says otherwise.
+A running request owns a *row* (0 ≤ row < max_num_seqs) from admission until it finishes or is
+preempted. The worker keeps all per-request state in arrays indexed by row, so a step sends only
+differences. Shape letters: B rows in the step, T tokens in the step, N logits rows. Arrays are
+int32 unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ class CSR(msgspec.Struct):
         lengths = np.fromiter((len(row) for row in rows), np.int32, len(rows))
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        flat = np.concatenate([np.asarray(row, np.int32) for row in rows]) if len(rows) else np.zeros(0, np.int32)
+        flat = (
+            np.concatenate([np.asarray(row, np.int32) for row in rows])
+            if len(rows)
+            else np.zeros(0, np.int32)
+        )
         return cls(flat.astype(np.int32, copy=False), offsets)
 
     @classmethod
@@ -54,13 +60,14 @@ class CSR(msgspec.Struct):
 
     def lists(self) -> list[list[int]]:
         """Return all rows as lists of int."""
-        flat, offsets = self.flat.tolist(), self.offsets.tolist()
+        flat = self.flat.tolist()
+        offsets = self.offsets.tolist()
         return [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
 
 
 class NewRequest(msgspec.Struct):
-    """What the worker needs to fill the state of `row`. It is sent once when a request is admitted or resumed. prompt_embeds: the
-    rows that stand for the prompt; its token ids are then zeros."""
+    """What the worker needs to fill the state of `row`. It is sent once when a request is admitted
+    or resumed. prompt_embeds: the rows that stand for the prompt; its token ids are then zeros."""
 
     row: int
     request_id: str
@@ -75,7 +82,8 @@ class NewRequest(msgspec.Struct):
 
 
 class BlockDelta(msgspec.Struct):
-    """Blocks appended in this step: entry i appends `block_ids.row(i)` to the table of `rows[i]` in group `groups[i]`."""
+    """Blocks appended in this step: entry i appends `block_ids.row(i)` to the table of `rows[i]` in
+    group `groups[i]`."""
 
     rows: Array
     groups: Array
@@ -93,17 +101,17 @@ class Batch(msgspec.Struct, kw_only=True):
 
     rows: [B] in execution order: rows with query_len ≤ 1 + max drafts first, then prefills.
     num_scheduled_tokens: [B] tokens to compute, including drafts to verify.
-    num_computed_tokens: [B] tokens whose KV exists when this step starts. While an earlier step is in flight this is an upper
-    bound; the worker knows how many drafts were accepted, so it knows the exact number.
-    num_draft_tokens: [B] how many of the scheduled tokens are drafts, which come last. The worker uses the first of the proposals
-    that it kept, or `draft_token_ids` if the engine sends them (because E proposed them, or a grammar trimmed them).
-    samples: bool[B], whether the step samples a new token for the row: its last scheduled token is its last known token.
-    needs_masks: the engine sends token masks later, through `Executor.provide_masks`. Sampling waits for them; the forward does
-    not.
-    removed_rows: rows whose request finished, was aborted or was preempted since the last batch. The worker applies them before
-    `new`.
-    new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group, source block, destination block; copied before
-    the forward.
+    num_computed_tokens: [B] tokens whose KV exists when this step starts. While an earlier step is
+    in flight this is an upper bound; the worker knows how many drafts were accepted, so it knows
+    the exact number. num_draft_tokens: [B] how many of the scheduled tokens are drafts, which come
+    last. The worker uses the first of the proposals that it kept, or `draft_token_ids` if the
+    engine sends them (because E proposed them, or a grammar trimmed them). samples: bool[B],
+    whether the step samples a new token for the row: its last scheduled token is its last known
+    token. needs_masks: the engine sends token masks later, through `Executor.provide_masks`.
+    Sampling waits for them; the forward does not. removed_rows: rows whose request finished, was
+    aborted or was preempted since the last batch. The worker applies them before `new`.
+    new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group, source block,
+    destination block; copied before the forward.
     lora_slots: [B], 0 = base model; None = LoRA is off.
     connector: KV connector name → its plan, which is opaque here.
     """
@@ -133,7 +141,8 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class TokenMasks(msgspec.Struct):
-    """Grammar masks of one step: bit t of `bits[i]` allows token t for logits row `depths[i]` of `rows[i]`."""
+    """Grammar masks of one step: bit t of `bits[i]` allows token t for logits row `depths[i]` of
+    `rows[i]`."""
 
     rows: Array  # [M]
     depths: Array  # [M] 0 = first sampled position, i = after i accepted drafts
@@ -141,7 +150,8 @@ class TokenMasks(msgspec.Struct):
 
 
 class Logprobs(msgspec.Struct):
-    """Logprobs of n positions. Column 0 is the chosen token, columns 1…k are the most likely tokens."""
+    """Logprobs of n positions. Column 0 is the chosen token, columns 1…k are the most likely
+    tokens."""
 
     token_ids: Array  # int32 [n, k + 1]
     values: Array  # float32 [n, k + 1], natural log
@@ -157,8 +167,9 @@ class Logprobs(msgspec.Struct):
 
 
 class StepTimes(msgspec.Struct):
-    """Seconds that the worker spent in each part of a step. plan_s: the part of forward_s in which attention backends plan.
-    transfer_s: the worker halves of the KV connectors, before and after the forward."""
+    """Seconds that the worker spent in each part of a step. plan_s: the part of forward_s in which
+    attention backends plan. transfer_s: the worker halves of the KV connectors, before and after
+    the forward."""
 
     prepare_s: float = 0.0
     forward_s: float = 0.0
@@ -174,8 +185,8 @@ class StepTimes(msgspec.Struct):
 
 
 class TransferReport(msgspec.Struct):
-    """What the worker half of a KV connector did. saved, loaded: ids of the requests whose save or load has finished. failed:
-    request id → the first token that could not be loaded."""
+    """What the worker half of a KV connector did. saved, loaded: ids of the requests whose save or
+    load has finished. failed: request id → the first token that could not be loaded."""
 
     saved: list[str] = []
     loaded: list[str] = []
@@ -186,10 +197,11 @@ class StepOutput(msgspec.Struct, kw_only=True):
     """The result of one step.
 
     rows: [B'] rows that produced tokens. token_ids: accepted tokens per row, 1 … 1 + drafts.
-    logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row that asked for none.
-    prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1] positions, for tokens 1 …).
-    draft_token_ids: proposals for the next step, per row of `rows` (also kept in W).
-    embeddings: of an engine that pools, one float32 vector per row of `rows`; `token_ids` is empty then.
+    logprobs: one per row, in the same order; each covers the row's accepted tokens. None for a row
+    that asked for none. prompt_logprobs: row → finished prompt logprobs ([num_prompt_tokens - 1]
+    positions, for tokens 1 …). draft_token_ids: proposals for the next step, per row of `rows`
+    (also kept in W). embeddings: of an engine that pools, one float32 vector per row of `rows`;
+    `token_ids` is empty then.
     """
 
     step: int

@@ -1,4 +1,5 @@
-"""Reads the JSON and text files of a checkpoint. They come from strangers, so every read has a size limit."""
+"""Reads the JSON and text files of a checkpoint. They come from strangers, so every read has a size
+limit."""
 
 from __future__ import annotations
 
@@ -17,9 +18,13 @@ POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """Return the text of a regular file. Raises ModelError if it cannot be read, is larger than `max_bytes` or is not UTF-8."""
+    """Return the text of a regular file. Raises ModelError if it cannot be read, is larger than
+    `max_bytes` or is not UTF-8."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a pipe has no end
+        # a pipe has no end
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ModelError(f"{path} is not a regular file")
             raw = file.read(max_bytes + 1)
@@ -30,18 +35,24 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
         raise ModelError(f"{path} is not UTF-8 text: {error}") from error
     refuse_pointer(path, raw)
     if len(raw) > max_bytes:
-        raise ModelError(f"{path} is larger than {max_bytes} bytes, more than any file of its kind; fetch the model again")
+        raise ModelError(
+            f"{path} is larger than {max_bytes} bytes, more than any file of its kind; fetch the "
+            "model again"
+        )
     return text
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
     """Raise ModelError if a file that begins with `start` is a pointer of Git LFS."""
     if start.startswith(POINTER):
-        raise ModelError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in {path.parent}")
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in {path.parent}"
+        )
 
 
 def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises ModelError as `read_text` does, or if the file contains something else."""
+    """Return the object in a JSON file. Raises ModelError as `read_text` does, or if the file
+    contains something else."""
     text = read_text(path, max_bytes)
     try:
         value = json.loads(text)

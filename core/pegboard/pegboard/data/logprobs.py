@@ -1,4 +1,5 @@
-"""Two ways to store the logprobs of many positions: vLLM's list of dicts, or flat lists without one object per entry."""
+"""Two ways to store the logprobs of many positions: vLLM's list of dicts, or flat lists without one
+object per entry."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class TokenTexts(dict[int, str]):
 
 
 def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
-    """Return {token id: Logprob} with the chosen token first. If `texts` is None, every `decoded_token` is None."""
+    """Return {token id: Logprob} with the chosen token first. If `texts` is None, every
+    `decoded_token` is None."""
     ranks = chain((position.rank,), range(1, len(position.token_ids)))
     return {
         token_id: Logprob(value, rank, None if texts is None else texts[token_id])
@@ -33,11 +35,11 @@ def row_of(position: PositionLogprobs, texts: TokenTexts | None) -> Row:
 
 
 class FlatLogprobs(Sequence[Any]):
-    """Reads like `list[dict[int, Logprob] | None]` but stores four flat lists, so the garbage collector has no object per entry
-    to track.
+    """Reads like `list[dict[int, Logprob] | None]` but stores four flat lists, so the garbage
+    collector has no object per entry to track.
 
-    Position i owns entries `[start_indices[i], end_indices[i])` of the flat lists; an empty range reads as an empty dict
-    (the first prompt position). It only grows, at its end.
+    Position i owns entries `[start_indices[i], end_indices[i])` of the flat lists; an empty range
+    reads as an empty dict (the first prompt position). It only grows, at its end.
     """
 
     def __init__(self) -> None:
@@ -63,11 +65,14 @@ class FlatLogprobs(Sequence[Any]):
         self.start_indices.append(len(self.token_ids))
         ids = position.token_ids
         repeated = ids[0] in ids[1:]
-        first = 1 if repeated else 0  # a dict keeps only the later entry of the chosen token, and so does this
+        # a dict keeps only the later entry of the chosen token, and so does this
+        first = 1 if repeated else 0
         self.token_ids += ids[first:]
         self.logprobs += position.values[first:]
         self.ranks += [*range(1, len(ids))] if repeated else [position.rank, *range(1, len(ids))]
-        self.decoded_tokens += [None if texts is None else texts[token_id] for token_id in ids[first:]]
+        self.decoded_tokens += [
+            None if texts is None else texts[token_id] for token_id in ids[first:]
+        ]
         self.end_indices.append(len(self.token_ids))
 
     def __len__(self) -> int:
@@ -79,5 +84,9 @@ class FlatLogprobs(Sequence[Any]):
             for position in range(*index.indices(len(self))):
                 part.append(self[position])
             return part
-        start, end = self.start_indices[index], self.end_indices[index]
-        return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in range(start, end)}
+        start = self.start_indices[index]
+        end = self.end_indices[index]
+        return {
+            self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+            for i in range(start, end)
+        }

@@ -1,4 +1,5 @@
-"""The outputs that a user gets: vLLM's output classes, with the same fields where both have the class."""
+"""The outputs that a user gets: vLLM's output classes, with the same fields where both have the
+class."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. finish_reason: "stop", "length", "abort" or "error"; None while it is running. stop_reason: the stop string
-    or stop token id that ended it; None for end of sequence. logprobs: one {token_id: Logprob} per output token."""
+    """One completion. finish_reason: "stop", "length", "abort" or "error"; None while it is
+    running. stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+    logprobs: one {token_id: Logprob} per output token."""
 
     index: int
     text: str
@@ -36,7 +38,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Times of one request, in seconds as `time.time()` gives them. vLLM calls this class RequestStateStats."""
+    """Times of one request, in seconds as `time.time()` gives them. vLLM calls this class
+    RequestStateStats."""
 
     arrival_time: float = 0.0
     first_token_ts: float = 0.0
@@ -50,8 +53,8 @@ class RequestStats:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is None. embedding: the
-    float32 values of the vector, if a PoolingParams asked for one."""
+    """The state of one request. prompt_logprobs: one entry per prompt token; the first entry is
+    None. embedding: the float32 values of the vector, if a PoolingParams asked for one."""
 
     request_id: str
     prompt: str | None
@@ -123,7 +126,8 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 
 @dataclass(slots=True)
 class MetricValue:
-    """One time series of a metric. The name is vLLM's, without "_total" ("vllm:num_requests_running")."""
+    """One time series of a metric. The name is vLLM's, without "_total"
+    ("vllm:num_requests_running")."""
 
     name: str
     labels: dict[str, str]
@@ -148,8 +152,8 @@ class Gauge(MetricValue):
 
 @dataclass(slots=True)
 class Histogram(MetricValue):
-    """A histogram. buckets: upper limit as text → number of observations up to it; "+Inf" is last. count, sum: of all
-    observations."""
+    """A histogram. buckets: upper limit as text → number of observations up to it; "+Inf" is last.
+    count, sum: of all observations."""
 
     count: int
     sum: float

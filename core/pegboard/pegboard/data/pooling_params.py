@@ -14,8 +14,8 @@ Task = Literal["embed", "classify"]
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The setting `pooler_config`. It wins over what the files next to the model say.
 
-    pooling_type: the final hidden state that becomes the vector: of the LAST token, of the first one (CLS), or the MEAN of all.
-    use_activation: the default of requests that do not set it.
+    pooling_type: the final hidden state that becomes the vector: of the LAST token, of the first
+    one (CLS), or the MEAN of all. use_activation: the default of requests that do not set it.
     """
 
     pooling_type: Literal["LAST", "CLS", "MEAN"] | None = None
@@ -23,7 +23,8 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine makes of prompts. activation: what is applied to the vector, unless a request has use_activation=False."""
+    """What an engine makes of prompts. activation: what is applied to the vector, unless a request
+    has use_activation=False."""
 
     task: Task = "embed"
     pooling_type: Literal["LAST", "CLS", "MEAN"] = "LAST"
@@ -32,12 +33,14 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A prompt becomes one vector: `embed` makes it of hidden states after the final norm, `classify` has one value per class.
+    """A prompt becomes one vector: `embed` makes it of hidden states after the final norm,
+    `classify` has one value per class.
 
-    truncate_prompt_tokens: the number of first tokens to keep; -1 keeps max_model_len. dimensions: keep only the first values,
-    for models trained so (Matryoshka); the rest is normalized. use_activation: divide the vector by its Euclidean length, or
-    make probabilities of the classes' values; None = as the model declares, else yes. task: what the caller expects; None =
-    what the model does. Raises RequestError for a wrong value.
+    truncate_prompt_tokens: the number of first tokens to keep; -1 keeps max_model_len. dimensions:
+    keep only the first values, for models trained so (Matryoshka); the rest is normalized.
+    use_activation: divide the vector by its Euclidean length, or make probabilities of the classes'
+    values; None = as the model declares, else yes. task: what the caller expects; None = what the
+    model does. Raises RequestError for a wrong value.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -48,12 +51,19 @@ class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name, least in (("truncate_prompt_tokens", -1), ("dimensions", 1)):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not least <= value < 2**31 or value == 0):
+            if value is not None and (
+                type(value) is not int or not least <= value < 2**31 or value == 0
+            ):
                 expected = "at least 1" + (", or -1 for max_model_len" if least < 0 else "")
-                raise RequestError(f"{name} must be an integer of {expected}, got {value!r:.60}", parameter=name)
+                raise RequestError(
+                    f"{name} must be an integer of {expected}, got {value!r:.60}", parameter=name
+                )
         if self.use_activation is not None and type(self.use_activation) is not bool:
             raise RequestError(
-                f"use_activation must be true or false, got {self.use_activation!r:.60}", parameter="use_activation"
+                f"use_activation must be true or false, got {self.use_activation!r:.60}",
+                parameter="use_activation",
             )
         if self.task not in (None, "embed", "classify"):
-            raise RequestError(f"task must be embed or classify, got {self.task!r:.60}", parameter="task")
+            raise RequestError(
+                f"task must be embed or classify, got {self.task!r:.60}", parameter="task"
+            )

@@ -1,5 +1,5 @@
-"""A request and its results as the front and the engine exchange them. This file does not import numpy, because the API process
-does not load it."""
+"""A request and its results as the front and the engine exchange them. This file does not import
+numpy, because the API process does not load it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pegboard.errors import RequestError
 class LoRARequest(msgspec.Struct, frozen=True):
     """A LoRA adapter in a local folder. An engine knows it by `lora_int_id` and `lora_path`.
 
-    lora_int_id: at least 1. base_model_name: the model that it was made for, which is only shown. load_inplace: read the files
-    again, even if the adapter is loaded. digest: a hash of the adapter, which the engine sets when it has read it; it is part of
-    the block hashes. Raises RequestError for a wrong value.
+    lora_int_id: at least 1. base_model_name: the model that it was made for, which is only shown.
+    load_inplace: read the files again, even if the adapter is loaded. digest: a hash of the
+    adapter, which the engine sets when it has read it; it is part of the block hashes. Raises
+    RequestError for a wrong value.
     """
 
     lora_name: str
@@ -31,18 +32,25 @@ class LoRARequest(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name, text in (("lora_name", self.lora_name), ("lora_path", self.lora_path)):
             if not isinstance(text, str) or not text:
-                raise RequestError(f"{name} of a LoRARequest must be a text that is not empty, got {text!r:.60}", parameter=name)
+                raise RequestError(
+                    f"{name} of a LoRARequest must be a text that is not empty, got {text!r:.60}",
+                    parameter=name,
+                )
         number = self.lora_int_id
         if type(number) is not int or not 0 < number < 2**63:
-            raise RequestError(f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}", parameter="lora_int_id")
+            raise RequestError(
+                f"lora_int_id must be an integer from 1 to 2⁶³ - 1, got {number!r:.60}",
+                parameter="lora_int_id",
+            )
 
 
 EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class PromptEmbeds(msgspec.Struct, frozen=True):
-    """A prompt as embeddings: what `Model.embed` would return for its tokens. data: the rows one after the other, little-endian.
-    dtype: float32, float16 or bfloat16. shape: (tokens, width). The engine checks all of it."""
+    """A prompt as embeddings: what `Model.embed` would return for its tokens. data: the rows one
+    after the other, little-endian. dtype: float32, float16 or bfloat16. shape: (tokens, width). The
+    engine checks all of it."""
 
     data: bytes
     dtype: str
@@ -50,12 +58,15 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> "PromptEmbeds":
-        """Return a torch tensor or a numpy array as plain values. Its shape is [tokens, width] or [1, tokens, width]. Raises
-        RequestError for anything else; the engine checks the width and the values."""
+        """Return a torch tensor or a numpy array as plain values. Its shape is [tokens, width] or
+        [1, tokens, width]. Raises RequestError for anything else; the engine checks the width and
+        the values."""
         dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
         if dtype not in EMBEDS_DTYPES:
             got = f"dtype {dtype}" if dtype else type(value).__name__
-            raise _wrong_embeds(f"expected a torch tensor or a numpy array of {', '.join(EMBEDS_DTYPES)}, got {got}")
+            raise _wrong_embeds(
+                f"expected a torch tensor or a numpy array of {', '.join(EMBEDS_DTYPES)}, got {got}"
+            )
         shape = tuple(value.shape)
         shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
         if len(shape) != 2:
@@ -70,9 +81,10 @@ def _wrong_embeds(reason: str) -> RequestError:
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
-    """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with indices 0 … n-1. client:
-    who asks; clients take turns where one could hold up the others. prompt_embeds: the prompt, whose prompt_token_ids are then
-    zeros, one for each row. pooling: the prompt becomes a vector, and no token is sampled."""
+    """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with
+    indices 0 … n-1. client: who asks; clients take turns where one could hold up the others.
+    prompt_embeds: the prompt, whose prompt_token_ids are then zeros, one for each row. pooling: the
+    prompt becomes a vector, and no token is sampled."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -89,7 +101,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
 
 class PositionLogprobs(msgspec.Struct):
-    """Logprobs of one position, sent from E to A: the chosen token first, then the most likely tokens."""
+    """Logprobs of one position, sent from E to A: the chosen token first, then the most likely
+    tokens."""
 
     token_ids: list[int]
     values: list[float]
@@ -99,11 +112,12 @@ class PositionLogprobs(msgspec.Struct):
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The tokens and other results of one completion in one step, sent from E to A.
 
-    finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first delta only. error:
-    the reason when finish_reason is "error". error_parameter: the field that is wrong, if the request itself is wrong (a grammar
-    that does not compile). ends_whole: finish_reason is "stop", but the last token is not a stop token and belongs to the text.
-    prompt_logprobs: an encoded list[PositionLogprobs], or empty. It can be long, so it is decoded where there is time.
-    embedding: the float32 values of a pooling request's vector.
+    finish_reason: None, "stop", "length", "abort" or "error". num_cached_tokens is set in the first
+    delta only. error: the reason when finish_reason is "error". error_parameter: the field that is
+    wrong, if the request itself is wrong (a grammar that does not compile). ends_whole:
+    finish_reason is "stop", but the last token is not a stop token and belongs to the text.
+    prompt_logprobs: an encoded list[PositionLogprobs], or empty. It can be long, so it is decoded
+    where there is time. embedding: the float32 values of a pooling request's vector.
     """
 
     request_id: str

@@ -1,4 +1,5 @@
-"""The plan of a step, which says how many tokens each request computes, and the `Batch` for the workers that it becomes."""
+"""The plan of a step, which says how many tokens each request computes, and the `Batch` for the
+workers that it becomes."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from pegboard.interfaces.scheduling_policy import StepBudget
 
 
 class Entry(NamedTuple):
-    """One request's part of a step. num_tokens: tokens to compute, including drafts. samples: the step reaches the request's last
-    known token, so a new token is sampled. new_blocks: the blocks appended to its tables. is_new: the worker gets the whole
-    request."""
+    """One request's part of a step. num_tokens: tokens to compute, including drafts. samples: the
+    step reaches the request's last known token, so a new token is sampled. new_blocks: the blocks
+    appended to its tables. is_new: the worker gets the whole request."""
 
     num_tokens: int
     num_drafts: int
@@ -29,8 +30,8 @@ class Entry(NamedTuple):
 
 
 class StepPlan:
-    """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this step. It is *long* if the prompt
-    is longer than the chunk limit."""
+    """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
+    step. It is *long* if the prompt is longer than the chunk limit."""
 
     def __init__(self, budget: StepBudget) -> None:
         self.budget = budget
@@ -71,12 +72,19 @@ class StepPlan:
 Item = tuple[Request, Entry]
 
 
-def build_batch(step: int, plan: StepPlan, queues: Queues, limits: Limits) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
-    """Return the batch of the step, the draft tokens that it verifies by row, and the block copies that it runs. From now on the
-    scheduled tokens count as computed. A batch shares no mutable state with the engine, because it may be computed much later."""
+def build_batch(
+    step: int, plan: StepPlan, queues: Queues, limits: Limits
+) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
+    """Return the batch of the step, the draft tokens that it verifies by row, and the block copies
+    that it runs. From now on the scheduled tokens count as computed. A batch shares no mutable
+    state with the engine, because it may be computed much later."""
     items = _in_order(plan, 1 + limits.max_drafts)
     copies = queues.kv.take_copies()
-    drafts = {row: r.draft_token_ids[: e.num_drafts] for r, e in items if e.num_drafts and (row := r.row) is not None}
+    drafts = {
+        row: r.draft_token_ids[: e.num_drafts]
+        for r, e in items
+        if e.num_drafts and (row := r.row) is not None
+    }
     batch = Batch(
         step=step,
         rows=_ints(request.row for request, _ in items),
@@ -91,7 +99,9 @@ def build_batch(step: int, plan: StepPlan, queues: Queues, limits: Limits) -> tu
         needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
     )
     if plan.has_trimmed_drafts:
-        batch.draft_token_ids = CSR.of([request.draft_token_ids[: entry.num_drafts] for request, entry in items])
+        batch.draft_token_ids = CSR.of(
+            [request.draft_token_ids[: entry.num_drafts] for request, entry in items]
+        )
     if limits.max_loras:
         batch.lora_slots = _ints(slot_of(request) for request, _ in items)
     queues.removed_rows = []
@@ -104,7 +114,8 @@ def build_batch(step: int, plan: StepPlan, queues: Queues, limits: Limits) -> tu
 
 
 def _in_order(plan: StepPlan, short: int) -> list[Item]:
-    """Return the entries in execution order: rows of at most `short` tokens first, then longer prefills."""
+    """Return the entries in execution order: rows of at most `short` tokens first, then longer
+    prefills."""
     first = [item for item in plan.entries.items() if item[1].num_tokens <= short]
     if len(first) == len(plan.entries):
         return first
@@ -133,7 +144,9 @@ def _ints(values: Iterable[int | None]) -> np.ndarray:
 
 def _block_delta(items: list[Item]) -> BlockDelta:
     """Return the blocks appended to the tables that the worker already has."""
-    rows, groups, ids = [], [], []
+    rows = []
+    groups = []
+    ids = []
     for request, entry in items:
         if entry.is_new:
             continue

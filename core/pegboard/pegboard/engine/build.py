@@ -1,4 +1,5 @@
-"""Builds an engine from its plan: platform defaults, executor, workers, KV cache and policy. Imports torch."""
+"""Builds an engine from its plan: platform defaults, executor, workers, KV cache and policy.
+Imports torch."""
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ from pegboard.worker.worker import Worker, WorkerPlan
 log = get_logger(__name__)
 
 MAX_FILL_THREADS = 4
-"""The number of threads that fill token masks. This is little work, and more threads would cost more than they save."""
+"""The number of threads that fill token masks. This is little work, and more threads would cost
+more than they save."""
 
 
 def build_engine(plan: EnginePlan) -> Engine:
-    """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or PluginError."""
+    """Load the model and return an engine that is ready to step. Raises ConfigError, ModelError or
+    PluginError."""
     registry = Registry.from_lock(plan.lock)
     with blame(None, registry.modules):
         return _build(registry, plan)
@@ -61,17 +64,29 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     executor = _executor(registry, plan, config, limits)
     ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
-    kv_bytes, numbers = min(rank.kv_memory_bytes for rank in ready), executor.call("memory")
+    kv_bytes = min(rank.kv_memory_bytes for rank in ready)
+    numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
     kv_plan, limits = _fit_kv(plan, config, limits, ready[0].kv_specs, kv_bytes, room_bytes)
-    kv_plan = msgspec.structs.replace(kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan))
+    kv_plan = msgspec.structs.replace(
+        kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
+    )
     executor.call("allocate", kv_plan)
     executor.call("warm_up")
-    log.info("model %s: %s, loaded in %.1f s", plan.model_names[0], ", ".join(plan.checkpoint.architectures), loaded - started)
+    log.info(
+        "model %s: %s, loaded in %.1f s",
+        plan.model_names[0],
+        ", ".join(plan.checkpoint.architectures),
+        loaded - started,
+    )
     log.info("device %s: computes in %s", config.device, config.dtype)
     size = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
-    stored = "+".join(sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors}))
-    where = f" in {kv_plan.num_blocks} blocks ({size:.2f} GiB), stored in {stored}" if stored else ""
+    stored = "+".join(
+        sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors})
+    )
+    where = (
+        f" in {kv_plan.num_blocks} blocks ({size:.2f} GiB), stored in {stored}" if stored else ""
+    )
     log.info("KV cache: %s%s", capacity(kv_plan), where)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
     return Engine(
@@ -93,10 +108,15 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
 
 
 def _fit_kv(
-    plan: EnginePlan, config: EngineConfig, limits: Limits, specs: Mapping[int, KVCacheSpec], kv_bytes: int, room_bytes: int
+    plan: EnginePlan,
+    config: EngineConfig,
+    limits: Limits,
+    specs: Mapping[int, KVCacheSpec],
+    kv_bytes: int,
+    room_bytes: int,
 ) -> tuple[KVPlan, Limits]:
-    """Divide the KV cache. A size that is only the platform's default may grow to `room_bytes`, if the model's context needs it.
-    One that was measured takes all that there is."""
+    """Divide the KV cache. A size that is only the platform's default may grow to `room_bytes`, if
+    the model's context needs it. One that was measured takes all that there is."""
     asked = plan.settings.engine
     is_default = config.kv_cache_memory_bytes is not None and asked.kv_cache_memory_bytes is None
     kv_plan, fitting = fit_kv(
@@ -109,19 +129,27 @@ def _fit_kv(
         whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
     )
     if fitting != limits:
-        log.warning("max_model_len is %d, which fits the KV cache, instead of %d", fitting.max_model_len, limits.max_model_len)
+        log.warning(
+            "max_model_len is %d, which fits the KV cache, instead of %d",
+            fitting.max_model_len,
+            limits.max_model_len,
+        )
     return kv_plan, fitting
 
 
 def _room_bytes(config: EngineConfig, total_bytes: int, free_bytes: int) -> int:
-    """Return how much of the free memory the KV cache may take: all but the share that stays free for others."""
+    """Return how much of the free memory the KV cache may take: all but the share that stays free
+    for others."""
     return max(0, free_bytes - int(total_bytes * (1 - config.gpu_memory_utilization)))
 
 
-def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0) -> tuple[KVPlan, Limits, set[str]]:
-    """Make every choice of an engine, and record it in `registry`. The model is built without its weights, and the memory that
-    they would leave free is divided. Return the plan of the KV cache, the limits, and the names of the tensors that the model
-    reads. Raises ConfigError, ModelError or PluginError if the model cannot run."""
+def choose_for_model(
+    plan: EnginePlan, registry: Registry, num_weight_bytes: int = 0
+) -> tuple[KVPlan, Limits, set[str]]:
+    """Make every choice of an engine, and record it in `registry`. The model is built without its
+    weights, and the memory that they would leave free is divided. Return the plan of the KV cache,
+    the limits, and the names of the tensors that the model reads. Raises ConfigError, ModelError or
+    PluginError if the model cannot run."""
     config = with_platform_defaults(registry, plan)
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
@@ -136,8 +164,12 @@ def choose_for_model(plan: EnginePlan, registry: Registry, num_weight_bytes: int
     return *_fit_kv(plan, config, limits, worker.attention.kv_specs(), kv_bytes, room_bytes), names
 
 
-def _worker_plan(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> WorkerPlan:
-    return WorkerPlan(config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan), plan.pooling)
+def _worker_plan(
+    registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits
+) -> WorkerPlan:
+    return WorkerPlan(
+        config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan), plan.pooling
+    )
 
 
 def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s: float) -> None:
@@ -152,19 +184,24 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
     asked = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
     entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
-    return registry.build(entry, ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))))
+    return registry.build(
+        entry,
+        ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))),
+    )
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
     """Return the scheduling policy, and whether it honours priorities."""
     asked = config.scheduling_policy or default_name("scheduling_policy")
     entry = registry.choose("scheduling_policy", Need(), explicit=asked).require()
-    return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(entry).flags
+    return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(
+        entry
+    ).flags
 
 
 def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limits:
-    """Return the limits of the engine. This function alone decides what an unset setting means, after the platform has filled in
-    its defaults."""
+    """Return the limits of the engine. This function alone decides what an unset setting means,
+    after the platform has filled in its defaults."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.block_size
     return Limits(
         max_model_len=plan.max_model_len,
@@ -192,12 +229,25 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
 
 
 def _kv_identity(plan: EnginePlan, config: EngineConfig, layout: str, kv_plan: KVPlan) -> str:
-    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the same identity twice."""
+    """Return the identity of the blocks (see KVPlan). A checkpoint without a digest never has the
+    same identity twice."""
     checkpoint = plan.checkpoint
-    weights = [checkpoint.digest or os.urandom(16).hex(), checkpoint.config, checkpoint.rope_style, checkpoint.quantization]
-    computed = [config.quantization, config.dtype, config.tensor_parallel_size, config.pipeline_parallel_size]
+    weights = [
+        checkpoint.digest or os.urandom(16).hex(),
+        checkpoint.config,
+        checkpoint.rope_style,
+        checkpoint.quantization,
+    ]
+    computed = [
+        config.quantization,
+        config.dtype,
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+    ]
     stored = [layout, kv_plan.groups, kv_plan.hash_block_size]
-    return hashlib.sha256(msgspec.json.encode([weights, computed, stored], order="sorted", enc_hook=repr)).hexdigest()
+    return hashlib.sha256(
+        msgspec.json.encode([weights, computed, stored], order="sorted", enc_hook=repr)
+    ).hexdigest()
 
 
 def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[str, Any]:
@@ -211,10 +261,12 @@ def _connectors(registry: Registry, config: EngineConfig, kv_plan: Any) -> dict[
 
 
 def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
-    """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer. Nothing is read or compiled
-    before the first constraint arrives."""
+    """Return the grammars of an engine. They have no backend if there is no plugin or no tokenizer.
+    Nothing is read or compiled before the first constraint arrives."""
     setup = structured_output_setup(registry, plan)
-    entries = {entry.name: entry for entry in _structured_output_plugins(registry, plan.settings.engine)}
+    entries = {
+        entry.name: entry for entry in _structured_output_plugins(registry, plan.settings.engine)
+    }
     chain = {name: registry.build(entry, setup) for name, entry in entries.items()}
     return Grammars(
         GrammarCompiler(chain, blaming=lambda name: blame(entries[name].id, registry.modules)),
@@ -227,37 +279,50 @@ def make_grammars(registry: Registry, plan: EnginePlan) -> Grammars:
 def structured_output_setup(registry: Registry, plan: EnginePlan) -> StructuredOutputSetup:
     """Return the setup that every backend is built with. It reads no files yet."""
     num_threads = min(MAX_FILL_THREADS, plan.settings.engine.num_threads or compute_threads())
-    return StructuredOutputSetup(plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads)
+    return StructuredOutputSetup(
+        plan.vocab_size, partial(read_vocabulary, registry, plan), plan.eos_token_ids, num_threads
+    )
 
 
 def _structured_output_plugins(registry: Registry, engine: EngineConfig) -> list[Any]:
-    """Return the plugins to ask, in order. A plugin that was requested by name must support the configuration; "auto" leaves out
-    the plugins that do not."""
+    """Return the plugins to ask, in order. A plugin that was requested by name must support the
+    configuration; "auto" leaves out the plugins that do not."""
     if engine.skip_tokenizer_init:
         return []
     config = structured_outputs_config(engine)
     need = StructuredOutputNeed(compact=config.disable_any_whitespace)
     if config.names:
-        decisions = [registry.choose("structured_output", need, explicit=name, key=name) for name in config.names]
+        decisions = [
+            registry.choose("structured_output", need, explicit=name, key=name)
+            for name in config.names
+        ]
         return [decision.require() for decision in decisions]
     decision = registry.choose("structured_output", need, required=False)
-    ranked = [candidate.entry for candidate in decision.candidates if candidate.gate in ("selected", "ranked")]
+    ranked = [
+        candidate.entry
+        for candidate in decision.candidates
+        if candidate.gate in ("selected", "ranked")
+    ]
     return ranked[:1] if config.disable_fallback else ranked
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """Return how many steps may be in flight. It is one if a logits processor needs each new token on the host; the log says
-    so."""
+    """Return how many steps may be in flight. It is one if a logits processor needs each new token
+    on the host; the log says so."""
     wanted = config.max_in_flight or 1
     for name in config.logits_processors or ():
         entry = registry.find("logits_processor", name)
         if wanted > 1 and "host_tokens" in registry.spec(entry).flags:
-            log.info("max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id)
+            log.info(
+                "max_in_flight 1 instead of %d: %s needs each token on the host", wanted, entry.id
+            )
             return 1
     return wanted
 
 
-def _metrics(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits, kv_plan: KVPlan) -> StepMetrics:
+def _metrics(
+    registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits, kv_plan: KVPlan
+) -> StepMetrics:
     chosen: dict[str, set[str]] = {"structured_output": set(registry.names("structured_output"))}
     for decision in registry.decisions.values():
         if decision.winner is not None:

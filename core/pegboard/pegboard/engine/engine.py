@@ -1,6 +1,7 @@
 """The engine takes requests, runs one step at a time and returns deltas. It owns all mutable state.
 
-    step():  fill the in-flight queue → take the oldest step → give it its token masks → apply its result
+    step():  fill the in-flight queue → take the oldest step → give it its token masks → apply its
+    result
 
 Only one thread may call it. It knows nothing about text, HTTP or torch.
 """
@@ -29,7 +30,15 @@ from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.weight_updates import WeightUpdates, no_checkpoint
 from pegboard.engine.worker_calls import WorkerCalls
-from pegboard.errors import EngineDeadError, Overloaded, PegboardError, RequestError, blamed, culprit, expect
+from pegboard.errors import (
+    EngineDeadError,
+    Overloaded,
+    PegboardError,
+    RequestError,
+    blamed,
+    culprit,
+    expect,
+)
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
@@ -37,23 +46,28 @@ from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
 
 GRAMMAR_NAP_S = 0.01
-"""The longest time, in seconds, that a step sleeps while every request waits for its grammar to be compiled."""
+"""The longest time, in seconds, that a step sleeps while every request waits for its grammar to be
+compiled."""
 
 CONNECTOR_NAP_S = 0.002
-"""How long a step sleeps, in seconds, while every request waits for a KV connector that wants to be asked again."""
+"""How long a step sleeps, in seconds, while every request waits for a KV connector that wants to be
+asked again."""
 
 
 class Engine:
     """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
 
-    connectors: implementations by plugin name, in chain order. grammars: this engine owns them and stops them. has_priority:
-    the policy honours `EngineRequest.priority`. kv_plan: has room for one request of `limits.max_model_len` tokens, as `plan_kv`
-    checks. plugin_modules: module → id of the plugin that it belongs to; a failure in the module is reported with that id.
-    decisions: returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is set.
-    describe_update: returns the checkpoint at a path. embedding_size: the width of prompts that are embeddings; 0 = they are
-    refused. clock: returns seconds on the same clock as `EngineRequest.arrival_s`.
+    connectors: implementations by plugin name, in chain order. grammars: this engine owns them and
+    stops them. has_priority: the policy honours `EngineRequest.priority`. kv_plan: has room for one
+    request of `limits.max_model_len` tokens, as `plan_kv` checks. plugin_modules: module → id of
+    the plugin that it belongs to; a failure in the module is reported with that id. decisions:
+    returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is
+    set. describe_update: returns the checkpoint at a path. embedding_size: the width of prompts
+    that are embeddings; 0 = they are refused. clock: returns seconds on the same clock as
+    `EngineRequest.arrival_s`.
 
-    After a plugin or the executor has failed in a step, the engine is dead: every call raises EngineDeadError.
+    After a plugin or the executor has failed in a step, the engine is dead: every call raises
+    EngineDeadError.
     """
 
     def __init__(
@@ -84,7 +98,14 @@ class Engine:
         self._kv = KVCache(kv_plan, limits)
         if kv_events:
             self._kv.pool.events = []
-        self._queues = Queues(limits, self._kv, policy, KVConnectors(connectors or {}, self._kv), clock, self._call_adapters)
+        self._queues = Queues(
+            limits,
+            self._kv,
+            policy,
+            KVConnectors(connectors or {}, self._kv),
+            clock,
+            self._call_adapters,
+        )
         self._metrics = metrics or StepMetrics(limits)
         self._scheduler = Scheduler(limits, self._queues, self._grammars, self._metrics)
         self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
@@ -101,7 +122,13 @@ class Engine:
             report=self._report_sleep,
             can_sleep=can_sleep,
         )
-        updates = WeightUpdates(self._queues, self._pauses, describe=describe_update, call=executor.call, dying=self._dying)
+        updates = WeightUpdates(
+            self._queues,
+            self._pauses,
+            describe=describe_update,
+            call=executor.call,
+            dying=self._dying,
+        )
         workers = WorkerCalls(finish_steps=self._finish_steps, call=executor.call)
         self._actions: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
@@ -123,22 +150,36 @@ class Engine:
         }
         executor.watch(self._on_death)
 
-    # --- requests -----------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        """Add a request. `params.n` > 1 becomes n completions. Raises RequestError if the request cannot be served (the prompt is
-        empty or too long, a token id is outside the vocabulary, the request id is in use, …), and Overloaded if the queue is
-        full."""
+        """Add a request. `params.n` > 1 becomes n completions. Raises RequestError if the request
+        cannot be served (the prompt is empty or too long, a token id is outside the vocabulary, the
+        request id is in use, …), and Overloaded if the queue is full."""
         self._must_live()
-        if request.request_id in self._queues.completions or request.request_id in self._pauses.held:
-            raise RequestError(f"request id {request.request_id!r} is in use; choose another", parameter="request_id")
-        check_request(request, self.limits, has_priority=self._has_priority, embedding_size=self._embedding_size)
+        if (
+            request.request_id in self._queues.completions
+            or request.request_id in self._pauses.held
+        ):
+            raise RequestError(
+                f"request id {request.request_id!r} is in use; choose another",
+                parameter="request_id",
+            )
+        check_request(
+            request,
+            self.limits,
+            has_priority=self._has_priority,
+            embedding_size=self._embedding_size,
+        )
         constraint = request.params.structured_outputs
         if constraint is not None:
             self._grammars.check(constraint)
-        most, waiting = self.limits.max_num_queued_reqs, self._num_waiting
+        most = self.limits.max_num_queued_reqs
+        waiting = self._num_waiting
         if waiting + request.params.n > most:
-            raise Overloaded(f"{waiting} completions are waiting, the limit is {most}; try again later")
+            raise Overloaded(
+                f"{waiting} completions are waiting, the limit is {most}; try again later"
+            )
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         if request.lora is not None:
@@ -156,27 +197,34 @@ class Engine:
                 self._queues.add(completion)
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
-        """End requests with all their completions, or single completions by key. The next step returns their last delta. Unknown
-        ids are ignored, because the request may just have finished. reason: the finish reason."""
+        """End requests with all their completions, or single completions by key. The next step
+        returns their last delta. Unknown ids are ignored, because the request may just have
+        finished. reason: the finish reason."""
         with self._dying():
             for name in request_ids:
                 if (held := self._pauses.held.pop(name, None)) is not None:
                     self._enter(held)
-                completions = self._queues.completions.get(name) or filter(None, [self._queues.requests.get(name)])
+                completions = self._queues.completions.get(name) or filter(
+                    None, [self._queues.requests.get(name)]
+                )
                 for request in list(completions):
                     self._queues.fail(request, reason)
 
-    # --- the loop -----------------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas to return, or a death."""
+        """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas
+        to return, or a death."""
         queues = self._queues
         can_run = bool(queues.requests) and not self._scheduler.is_paused
-        return bool(can_run or self._in_flight or queues.deltas or queues.is_transferring or self._dead)
+        return bool(
+            can_run or self._in_flight or queues.deltas or queues.is_transferring or self._dead
+        )
 
     def step(self) -> list[RequestDelta]:
-        """Submit steps while possible, apply the oldest result, and return the deltas of the requests."""
+        """Submit steps while possible, apply the oldest result, and return the deltas of the
+        requests."""
         with self._dying():
             most = 1 if self._drains else self.limits.max_in_flight
             while len(self._in_flight) < most and (batch := self._schedule()):
@@ -191,7 +239,8 @@ class Engine:
                 if self._queues.connectors:
                     time.sleep(CONNECTOR_NAP_S)
             self._publish()
-            deltas, self._queues.deltas = self._queues.deltas, []
+            deltas = self._queues.deltas
+            self._queues.deltas = []
             return deltas
 
     def _schedule(self) -> Batch | None:
@@ -200,8 +249,8 @@ class Engine:
             return self._scheduler.schedule()
 
     def _call_adapters(self, method: str, *args: object) -> list[object] | None:
-        """Call a worker method about adapters on all ranks. Return None and do nothing while steps are in flight; no step starts
-        before they have ended."""
+        """Call a worker method about adapters on all ranks. Return None and do nothing while steps
+        are in flight; no step starts before they have ended."""
         self._drains = bool(self._in_flight)
         return None if self._drains else self._executor.call(method, *args)
 
@@ -215,24 +264,27 @@ class Engine:
             self._scheduler.update(batch, output)
 
     def _send_masks(self, batch: Batch) -> None:
-        """Send the token masks of the oldest step. All earlier steps have been applied, so the grammars are up to date. The
-        forward of the step runs at the same time."""
-        by_row, draining = self._queues.by_row, self._queues.draining
+        """Send the token masks of the oldest step. All earlier steps have been applied, so the
+        grammars are up to date. The forward of the step runs at the same time."""
+        by_row = self._queues.by_row
+        draining = self._queues.draining
         live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
         started = time.perf_counter()
         masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
         self._metrics.spent("structured_output", time.perf_counter() - started)
         self._executor.provide_masks(batch.step, masks)
 
-    # --- metrics ------------------------------------------------------------------------------------------------------------
+    # --- metrics ----------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        metrics, queues = self._metrics, self._queues
+        metrics = self._metrics
+        queues = self._queues
         for name, total in queues.totals.items():
             metrics.count_up_to(name, total)
         if self._kv.pool.residency is not None:
             metrics.block_stays(self._kv.pool.residency)
-        ended, queues.ended = queues.ended, []
+        ended = queues.ended
+        queues.ended = []
         for request in ended:
             metrics.finished(request, self._clock())
         if self.limits.max_loras:
@@ -246,7 +298,9 @@ class Engine:
 
     @property
     def _num_waiting(self) -> int:
-        return self._queues.num_waiting + sum(request.params.n for request in self._pauses.held.values())
+        return self._queues.num_waiting + sum(
+            request.params.n for request in self._pauses.held.values()
+        )
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -259,20 +313,25 @@ class Engine:
         """Add a sink. It receives the declared metrics and the current state at once."""
         self._metrics.attach(sink, self._gauges())
 
-    # --- control ------------------------------------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def control(self, action: str, **arguments: Any) -> Any:
         """Run a named action between two steps. Raises RequestError if there is no such action."""
         self._must_live()
         if action not in self._actions:
-            raise RequestError(f"unknown action {action!r}; there are {', '.join(self._actions)}", parameter="action")
+            raise RequestError(
+                f"unknown action {action!r}; there are {', '.join(self._actions)}",
+                parameter="action",
+            )
         found = self._actions[action](**arguments)
         self._drop_adapters()
         return found
 
     def stats(self) -> dict[str, Any]:
-        """Return current numbers, totals since the start, and how many blocks each running request holds in each KV group."""
-        kv, running = self._kv, self._queues.running
+        """Return current numbers, totals since the start, and how many blocks each running request
+        holds in each KV group."""
+        kv = self._kv
+        running = self._queues.running
         return {
             **self._gauges(),
             **self._queues.totals,
@@ -280,12 +339,15 @@ class Engine:
             "num_blocks": kv.pool.num_blocks,
             "num_free_blocks": kv.pool.num_free,
             "num_cached_blocks": kv.pool.num_cached,
-            "blocks_of": {request.key: [len(table) - table.count(0) for table in kv.tables(request)] for request in running},
+            "blocks_of": {
+                request.key: [len(table) - table.count(0) for table in kv.tables(request)]
+                for request in running
+            },
         }
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while requests hold blocks, unless `reset_running_requests` makes
-        them recompute."""
+        """Forget all cached blocks. Return False and do nothing while requests hold blocks, unless
+        `reset_running_requests` makes them recompute."""
         if reset_running_requests:
             with self._dying():
                 while self._in_flight:
@@ -301,15 +363,20 @@ class Engine:
         return is_reset
 
     def _drop_adapters(self) -> None:
-        """Let the workers forget the adapters that are not needed any more, unless steps are in flight."""
+        """Let the workers forget the adapters that are not needed any more, unless steps are in
+        flight."""
         if self._queues.loras.dropped and not self._in_flight:
-            dropped, self._queues.loras.dropped = self._queues.loras.dropped, []
+            dropped = self._queues.loras.dropped
+            self._queues.loras.dropped = []
             self._executor.call("drop_adapters", dropped)
 
     def _loras(self) -> LoRASlots:
         """Return the adapters, after all steps have ended. Raises RequestError if LoRA is off."""
         if not self.limits.max_loras:
-            raise RequestError("LoRA is off; start with enable_lora or max_loras of at least 1", parameter="lora_request")
+            raise RequestError(
+                "LoRA is off; start with enable_lora or max_loras of at least 1",
+                parameter="lora_request",
+            )
         self._finish_steps()
         return self._queues.loras
 
@@ -320,25 +387,30 @@ class Engine:
                 self._finish_oldest()
 
     def stop(self) -> None:
-        """Drop all requests and stop the executor. A second call does nothing. The engine accepts no requests afterwards."""
+        """Drop all requests and stop the executor. A second call does nothing. The engine accepts
+        no requests afterwards."""
         self._grammars.compiler.stop()
         self._metrics.close()
         self._executor.stop()
         self._dead = self._dead or "it was stopped"
 
-    # --- death --------------------------------------------------------------------------------------------------------------
+    # --- death ------------------------------------------------------------------------------------
 
     def _must_live(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(f"the engine is dead: {self._dead}")
 
     def _on_death(self, death: WorkerDeath) -> None:
-        plugin = culprit(self._plugin_modules, [type(self._executor).__module__]) or type(self._executor).__name__
+        plugin = (
+            culprit(self._plugin_modules, [type(self._executor).__module__])
+            or type(self._executor).__name__
+        )
         self._dead = f"{plugin} reports that worker {death.rank} died: {death.reason}"
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
-        """Change the engine's state in the block. After an error in it the state is unknown, so the engine is dead."""
+        """Change the engine's state in the block. After an error in it the state is unknown, so the
+        engine is dead."""
         self._must_live()
         try:
             yield
@@ -348,10 +420,13 @@ class Engine:
             raise failure from failure.__cause__
 
     def _blamed(self, error: BaseException) -> BaseException:
-        """Return a PluginFailure if the error came from the code of a plugin or from what a plugin returned, and EngineDeadError
-        if it came from anywhere else. Pegboard's own errors are returned as they are."""
+        """Return a PluginFailure if the error came from the code of a plugin or from what a plugin
+        returned, and EngineDeadError if it came from anywhere else. Pegboard's own errors are
+        returned as they are."""
         failure: PegboardError | None = blamed(error, lambda: self._plugin_modules)
-        if failure is None and (isinstance(error, PegboardError) or not isinstance(error, Exception)):
+        if failure is None and (
+            isinstance(error, PegboardError) or not isinstance(error, Exception)
+        ):
             return error
         if failure is None:
             failure = EngineDeadError(f"a step failed: {type(error).__name__}: {error}")

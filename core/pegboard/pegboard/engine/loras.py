@@ -1,7 +1,9 @@
-"""Which LoRA adapters the workers keep in memory, and which of them have a slot. The workers only do what is decided here.
+"""Which LoRA adapters the workers keep in memory, and which of them have a slot. The workers only
+do what is decided here.
 
-An adapter that a running request uses never loses its slot, so no batch needs more than `max_loras` adapters. Of the others, the
-least recently used one makes room. A request also protects its adapter from the requests after it in the same scheduling pass.
+An adapter that a running request uses never loses its slot, so no batch needs more than `max_loras`
+adapters. Of the others, the least recently used one makes room. A request also protects its adapter
+from the requests after it in the same scheduling pass.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ BASE_SLOT = 0
 """The slot of the base model."""
 
 MAX_BYPASSES = 64
-"""How many requests may get their adapter before one that waits for a slot. After that, the others wait for it."""
+"""How many requests may get their adapter before one that waits for a slot. After that, the others
+wait for it."""
 
 POLL_S = 0.005
 """How often, in seconds, the workers are asked whether they have read an adapter."""
@@ -35,9 +38,10 @@ Key = tuple[int, str]
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """Files that were read once, or are being read. lora: has a digest after they are read. ticket: its name in the workers.
-    num_users: requests that have a row. is_stale: removed or replaced, and only kept for its users. last_pass: the last
-    scheduling pass that wanted it. asked_s: when the workers were last asked about it."""
+    """Files that were read once, or are being read. lora: has a digest after they are read. ticket:
+    its name in the workers. num_users: requests that have a row. is_stale: removed or replaced, and
+    only kept for its users. last_pass: the last scheduling pass that wanted it. asked_s: when the
+    workers were last asked about it."""
 
     lora: LoRARequest
     ticket: int
@@ -52,13 +56,15 @@ class Adapter:
 class LoRASlots:
     """Assigns adapters to slots 1 … max_loras, and reads at most max_cpu_loras of them.
 
-    call: calls a worker method and returns one result per rank, or returns None if steps are in flight. dropped: tickets whose
-    weights the workers must still drop. num_passes: how often waiting requests were tried in order.
+    call: calls a worker method and returns one result per rank, or returns None if steps are in
+    flight. dropped: tickets whose weights the workers must still drop. num_passes: how often
+    waiting requests were tried in order.
     """
 
     def __init__(self, limits: Limits, call: Callable[..., list[object] | None]) -> None:
         self._call = call
-        self._max_loras, self._max_read = limits.max_loras, max(limits.max_loras, limits.max_cpu_loras)
+        self._max_loras = limits.max_loras
+        self._max_read = max(limits.max_loras, limits.max_cpu_loras)
         self._free = list(range(limits.max_loras, BASE_SLOT, -1))
         self._adapters: OrderedDict[Key, Adapter] = OrderedDict()  # least recently used first
         self._tickets = count(1)
@@ -67,11 +73,12 @@ class LoRASlots:
         self._num_bypasses = 0
         self.dropped: list[int] = []
 
-    # --- for the scheduler --------------------------------------------------------------------------------------------------
+    # --- for the scheduler ------------------------------------------------------------------------
 
     def assign(self, request: Request) -> bool:
-        """Hold a slot with the request's adapter until `release`. Return False if the request must wait: its adapter is being
-        read, other requests hold all slots, or nothing can be loaded now. Raises RequestError if it can never be loaded."""
+        """Hold a slot with the request's adapter until `release`. Return False if the request must
+        wait: its adapter is being read, other requests hold all slots, or nothing can be loaded
+        now. Raises RequestError if it can never be loaded."""
         assert request.lora is not None
         key = _key(request.lora)
         if self._next not in (None, key) and self._num_bypasses >= MAX_BYPASSES:
@@ -81,16 +88,24 @@ class LoRASlots:
             return False
         if adapter is None or (adapter.slot is None and not self._place(adapter)):
             if sum(other.is_pinned for other in self._adapters.values()) == self._max_loras:
-                told = f"all {self._max_loras} slots have pinned adapters; raise max_loras or remove a pinned adapter"
-                raise RequestError(f"adapter {request.lora.lora_name!r}: {told}", parameter="lora_request")
+                told = (
+                    f"all {self._max_loras} slots have pinned adapters; raise max_loras or remove "
+                    "a pinned adapter"
+                )
+                raise RequestError(
+                    f"adapter {request.lora.lora_name!r}: {told}", parameter="lora_request"
+                )
             if self._next is None:
-                self._next, self._num_bypasses = key, 0
+                self._next = key
+                self._num_bypasses = 0
             return False
         self._next = None if self._next == key else self._next
         self._num_bypasses += 1
-        if request.lora.digest != adapter.lora.digest:  # it was reloaded while the request was preempted
+        # it was reloaded while the request was preempted
+        if request.lora.digest != adapter.lora.digest:
             request.block_hashes.clear()
-        request.lora, request.adapter = adapter.lora, adapter
+        request.lora = adapter.lora
+        request.adapter = adapter
         adapter.num_users += 1
         return True
 
@@ -103,68 +118,85 @@ class LoRASlots:
             self._forget(adapter)
 
     def ended(self, request: Request) -> None:
-        """Called when a request with an adapter ends, in any status: the adapter does not wait for its turn any more."""
+        """Called when a request with an adapter ends, in any status: the adapter does not wait for
+        its turn any more."""
         assert request.lora is not None
         if self._next == _key(request.lora):
             self._next = None
 
     def wait(self) -> None:
-        """Sleep for a moment if adapters are being read. The engine calls this when it has nothing else to do."""
+        """Sleep for a moment if adapters are being read. The engine calls this when it has nothing
+        else to do."""
         if any(not adapter.lora.digest for adapter in self._adapters.values()):
             time.sleep(POLL_S)
 
-    # --- for the engine's callers, while no step is in flight -----------------------------------------------------------------
+    # --- for the engine's callers, while no step is in flight -------------------------------------
 
     def arrive(self, lora: LoRARequest) -> LoRARequest:
-        """Return the adapter of a new request as the engine uses it. If `load_inplace` is set, its files will be read again."""
+        """Return the adapter of a new request as the engine uses it. If `load_inplace` is set, its
+        files will be read again."""
         adapter = self._adapters.get(_key(lora))
         if lora.load_inplace and adapter is not None and adapter.lora.digest:
             self._retire(adapter)
         return msgspec.structs.replace(lora, load_inplace=False)
 
     def add(self, lora: LoRARequest) -> bool:
-        """Read an adapter. Return False while it is being read; then ask again. Raises RequestError if it cannot be loaded, or if
-        the adapters in memory are all in use or pinned."""
+        """Read an adapter. Return False while it is being read; then ask again. Raises RequestError
+        if it cannot be loaded, or if the adapters in memory are all in use or pinned."""
         self.num_passes += 1
         adapter = self._wanted(self.arrive(lora))
         if adapter is None:
             raise RequestError(
-                f"adapter {lora.lora_name!r}: max_cpu_loras={self._max_read}, and all adapters in memory are in use or pinned",
+                (
+                    f"adapter {lora.lora_name!r}: max_cpu_loras={self._max_read}, and all "
+                    "adapters in memory are in use or pinned"
+                ),
                 parameter="lora_request",
             )
         return self._is_read(adapter)
 
     def remove(self, lora_id: int) -> bool:
-        """Forget the adapter with this id. Running requests keep it until they end. Return False if there is none."""
+        """Forget the adapter with this id. Running requests keep it until they end. Return False if
+        there is none."""
         found = list(self._known(lora_id))
         for adapter in found:
             self._retire(adapter)
         return bool(found)
 
     def pin(self, lora_id: int) -> bool:
-        """Never evict the adapter from memory or from its slot, until it is removed. Raises RequestError if it is not loaded, or
-        if there are no slots left to pin."""
+        """Never evict the adapter from memory or from its slot, until it is removed. Raises
+        RequestError if it is not loaded, or if there are no slots left to pin."""
         found = list(self._known(lora_id))
         if not found:
-            raise RequestError(f"no adapter with the id {lora_id} is loaded; add it first", parameter="lora_id")
+            raise RequestError(
+                f"no adapter with the id {lora_id} is loaded; add it first", parameter="lora_id"
+            )
         pinned = {adapter.ticket for adapter in self._adapters.values() if adapter.is_pinned}
         if len(pinned | {adapter.ticket for adapter in found}) > self._max_loras:
-            raise RequestError(f"all {self._max_loras} slots are pinned; remove a pinned adapter first", parameter="lora_id")
+            raise RequestError(
+                f"all {self._max_loras} slots are pinned; remove a pinned adapter first",
+                parameter="lora_id",
+            )
         for adapter in found:
             adapter.is_pinned = True
         return True
 
     def ids(self) -> list[int]:
         """Return the ids of all adapters in memory."""
-        return sorted({adapter.lora.lora_int_id for adapter in self._adapters.values() if adapter.lora.digest})
+        return sorted(
+            {adapter.lora.lora_int_id for adapter in self._adapters.values() if adapter.lora.digest}
+        )
 
-    # --- inside ---------------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _known(self, lora_id: int) -> Iterator[Adapter]:
-        return (adapter for adapter in self._adapters.values() if adapter.lora.lora_int_id == lora_id)
+        return (
+            adapter for adapter in self._adapters.values() if adapter.lora.lora_int_id == lora_id
+        )
 
     def _wanted(self, lora: LoRARequest) -> Adapter | None:
-        """Return the adapter, which may have to be read first. Return None if there is no room for it."""
+        """Return the adapter, which may have to be read first. Return None if there is no room for
+        it."""
         key = _key(lora)
         adapter = self._adapters.get(key)
         if adapter is None:
@@ -173,16 +205,26 @@ class LoRASlots:
                 if unused is None:
                     return None
                 self._retire(unused)
-            adapter = self._adapters[key] = Adapter(msgspec.structs.replace(lora, digest=""), next(self._tickets))
+            adapter = self._adapters[key] = Adapter(
+                msgspec.structs.replace(lora, digest=""), next(self._tickets)
+            )
         self._adapters.move_to_end(key)
         adapter.last_pass = self.num_passes
         return adapter
 
     def _least_used(self, adapters: Iterable[Adapter]) -> Adapter | None:
-        return next((a for a in adapters if not (a.num_users or a.is_pinned) and a.last_pass < self.num_passes), None)
+        return next(
+            (
+                a
+                for a in adapters
+                if not (a.num_users or a.is_pinned) and a.last_pass < self.num_passes
+            ),
+            None,
+        )
 
     def _is_read(self, adapter: Adapter) -> bool:
-        """Start to read the adapter, or ask how far that is. Raises RequestError if it cannot be read or does not fit."""
+        """Start to read the adapter, or ask how far that is. Raises RequestError if it cannot be
+        read or does not fit."""
         if adapter.lora.digest:
             return True
         now = time.monotonic()
@@ -197,14 +239,18 @@ class LoRASlots:
         for digest, reason in cast("list[tuple[str, str]]", answers):
             if reason:
                 self._retire(adapter)
-                raise RequestError(f"adapter {adapter.lora.lora_name!r}: {reason}", parameter="lora_request")
+                raise RequestError(
+                    f"adapter {adapter.lora.lora_name!r}: {reason}", parameter="lora_request"
+                )
             adapter.lora = msgspec.structs.replace(adapter.lora, digest=digest)
         return True
 
     def _place(self, adapter: Adapter) -> bool:
         """Copy the adapter into a slot. Return False if that is not possible now."""
         if not self._free:
-            unused = self._least_used(other for other in self._adapters.values() if other.slot is not None)
+            unused = self._least_used(
+                other for other in self._adapters.values() if other.slot is not None
+            )
             if unused is None:
                 return False
             self._free_slot(unused)

@@ -1,4 +1,5 @@
-"""Fills in what the user left open with what the chosen platform and its kernels prefer. Imports torch."""
+"""Fills in what the user left open with what the chosen platform and its kernels prefer. Imports
+torch."""
 
 from __future__ import annotations
 
@@ -19,41 +20,65 @@ from pegboard.worker.kernels import packed_types
 log = get_logger(__name__)
 
 WHOLE_PROMPTS_TOKENS = 4096
-"""The default size of steps that consist of whole prompts. No other request waits for a token meanwhile, and large steps make
-faster products: encoders took 20 % less time than with 512."""
+"""The default size of steps that consist of whole prompts. No other request waits for a token
+meanwhile, and large steps make faster products: encoders took 20 % less time than with 512."""
 
 
 def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig:
-    """Return the engine's settings with the platform's value for every "auto". A value that the user set stays."""
+    """Return the engine's settings with the platform's value for every "auto". A value that the
+    user set stays."""
     settings = plan.settings
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
     platform = registry.build(entry, PlatformSetup(num_threads=settings.engine.num_threads))
-    open_settings = {name for name, value in msgspec.structs.asdict(settings.engine).items() if value in (None, "auto")}
+    open_settings = {
+        name
+        for name, value in msgspec.structs.asdict(settings.engine).items()
+        if value in (None, "auto")
+    }
     if "gpu_memory_utilization" in settings.sources:
         open_settings.discard("kv_cache_memory_bytes")
-    filled = {name: value for name, value in platform.defaults(plan.checkpoint.dtype).items() if name in open_settings}
+    filled = {
+        name: value
+        for name, value in platform.defaults(plan.checkpoint.dtype).items()
+        if name in open_settings
+    }
     if "dtype" in filled and _is_packed(plan):
-        wanted, taken = str(filled["dtype"]), packed_types(registry, entry.name)
+        wanted = str(filled["dtype"])
+        taken = packed_types(registry, entry.name)
         if taken and wanted not in taken:
             filled["dtype"] = taken[0]
-            reason = f"dtype {taken[0]} instead of {wanted}: the kernels for packed weights take {', '.join(taken)}"
+            reason = (
+                f"dtype {taken[0]} instead of {wanted}: the kernels for packed weights take "
+                f"{', '.join(taken)}"
+            )
             registry.record(replace(decision, notes=(reason,)))
             log.info("%s", reason)
     if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
         least = max(plan.max_model_len, WHOLE_PROMPTS_TOKENS if plan.pooling is not None else 0)
         filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), least)
     if settings.engine.max_num_batched_tokens is not None and "max_num_seqs" in filled:
-        filled["max_num_seqs"] = min(int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens)
+        filled["max_num_seqs"] = min(
+            int(str(filled["max_num_seqs"])), settings.engine.max_num_batched_tokens
+        )
     config = settings.with_engine(f"platform {entry.name}", **filled).engine
     config = msgspec.structs.replace(config, device=entry.name)
     check_engine(config)
-    unset = [name for name in ("block_size", "max_num_seqs", "max_num_batched_tokens") if getattr(config, name) is None]
+    unset = [
+        name
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")
+        if getattr(config, name) is None
+    ]
     if unset or config.dtype == "auto":
-        raise ConfigError(f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them")
+        raise ConfigError(
+            f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them"
+        )
     return config
 
 
 def _is_packed(plan: EnginePlan) -> bool:
     """True if the weights are quantized, in the checkpoint or while they are loaded."""
-    return bool(plan.checkpoint.quantization) or plan.settings.engine.quantization not in (None, default_name("quantization"))
+    return bool(plan.checkpoint.quantization) or plan.settings.engine.quantization not in (
+        None,
+        default_name("quantization"),
+    )

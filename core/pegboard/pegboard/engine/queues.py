@@ -1,8 +1,10 @@
-"""All live requests, waiting and running, and what they hold: rows, blocks, KV transfers and adapter slots.
+"""All live requests, waiting and running, and what they hold: rows, blocks, KV transfers and
+adapter slots.
 
-A request leaves its row in two steps. First it is no longer scheduled, because it has finished, was aborted or was preempted.
-Later, when no step in flight uses its row, it is *vacated*: its row, blocks and adapter are released, and a preempted request
-waits again. In between it is *draining*, and results that arrive for it are dropped.
+A request leaves its row in two steps. First it is no longer scheduled, because it has finished, was
+aborted or was preempted. Later, when no step in flight uses its row, it is *vacated*: its row,
+blocks and adapter are released, and a preempted request waits again. In between it is *draining*,
+and results that arrive for it are dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ TOTALS = (
 
 
 class Queues:
-    """policy: holds the waiting requests. running: the running requests in admission order. loading: requests whose blocks a
-    connector loads between steps. by_row: the request that owns each row, including draining ones. removed_rows: rows vacated
-    since the last batch. deltas: deltas that `Engine.step` has not returned yet. ended: requests that have finished since the
+    """policy: holds the waiting requests. running: the running requests in admission order.
+    loading: requests whose blocks a connector loads between steps. by_row: the request that owns
+    each row, including draining ones. removed_rows: rows vacated since the last batch. deltas:
+    deltas that `Engine.step` has not returned yet. ended: requests that have finished since the
     last measurement. totals: metric → counter since the start."""
 
     def __init__(
@@ -72,8 +75,8 @@ class Queues:
         self._wait(request)
 
     def run(self, request: Request) -> None:
-        """Give an admitted request its row. The caller has reserved its blocks and its adapter. It calls `stop_waiting` after it
-        has finished iterating over the waiting requests."""
+        """Give an admitted request its row. The caller has reserved its blocks and its adapter. It
+        calls `stop_waiting` after it has finished iterating over the waiting requests."""
         self._leave_parent(request)
         request.row = self.free_rows.pop()
         request.status = RequestStatus.RUNNING
@@ -87,7 +90,8 @@ class Queues:
         self.num_waiting -= 1
 
     def preempt(self, request: Request) -> None:
-        """Take the row and the blocks from a running request. It waits again and recomputes its tokens later."""
+        """Take the row and the blocks from a running request. It waits again and recomputes its
+        tokens later."""
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.totals["num_preemptions_total"] += 1
@@ -95,9 +99,12 @@ class Queues:
         self.connectors.released(request, "preempted")
         self._leave_running(request)
 
-    def finish(self, request: Request, delta: RequestDelta, reason: str, *, is_aborted: bool = False) -> None:
+    def finish(
+        self, request: Request, delta: RequestDelta, reason: str, *, is_aborted: bool = False
+    ) -> None:
         """End a live request in any status. `delta` is its last one."""
-        was_running, was_draining = request.status is RequestStatus.RUNNING, request in self.draining
+        was_running = request.status is RequestStatus.RUNNING
+        was_draining = request in self.draining
         del self.requests[request.key]
         siblings = self.completions[request.request_id]
         siblings.remove(request)
@@ -106,7 +113,9 @@ class Queues:
         if not siblings:
             del self.completions[request.request_id]
         if not was_draining:
-            delta.kv_transfer_params = self.connectors.released(request, "aborted" if is_aborted else "finished")
+            delta.kv_transfer_params = self.connectors.released(
+                request, "aborted" if is_aborted else "finished"
+            )
         request.status = RequestStatus.FINISHED
         if was_running:
             self._leave_running(request)
@@ -120,14 +129,22 @@ class Queues:
         self.deltas.append(delta)
         self.ended.append(request)
 
-    def fail(self, request: Request, reason: str, error: str | None = None, parameter: str | None = None) -> None:
-        """End a request in any status without a result. error: the reason for the client. parameter: the field that is wrong."""
-        delta = RequestDelta(request_id=request.request_id, index=request.index, error=error, error_parameter=parameter)
+    def fail(
+        self, request: Request, reason: str, error: str | None = None, parameter: str | None = None
+    ) -> None:
+        """End a request in any status without a result. error: the reason for the client.
+        parameter: the field that is wrong."""
+        delta = RequestDelta(
+            request_id=request.request_id,
+            index=request.index,
+            error=error,
+            error_parameter=parameter,
+        )
         self.finish(request, delta, reason, is_aborted=True)
 
     def vacate(self, request: Request) -> None:
-        """Release everything that the request holds. No step in flight may use its row any more. A preempted request waits
-        again."""
+        """Release everything that the request holds. No step in flight may use its row any more. A
+        preempted request waits again."""
         assert request.row is not None
         self.draining.discard(request)
         self.kv.release(request)
@@ -142,8 +159,8 @@ class Queues:
             self._wait(request)
 
     def reclaim(self, need: Request | None = None) -> bool:
-        """Free the blocks that a connector has loaded for another waiting request, as the last resort before `need` itself must
-        wait. Return False if no request has such blocks."""
+        """Free the blocks that a connector has loaded for another waiting request, as the last
+        resort before `need` itself must wait. Return False if no request has such blocks."""
         for other in reversed(self.requests.values()):
             if other is not need and other.status is RequestStatus.WAITING and self.kv.holds(other):
                 self.drop_blocks(other)
@@ -151,7 +168,8 @@ class Queues:
         return False
 
     def drop_blocks(self, request: Request) -> None:
-        """Free the blocks that a connector loaded for a waiting request, which will compute its tokens instead."""
+        """Free the blocks that a connector loaded for a waiting request, which will compute its
+        tokens instead."""
         request.not_loaded()
         self.connectors.released(request, "preempted")
         self.kv.release(request)
@@ -188,11 +206,13 @@ class External(NamedTuple):
 
 
 class KVConnectors:
-    """The scheduler side of the chain of KV connectors, by name in chain order. Most engines have none.
+    """The scheduler side of the chain of KV connectors, by name in chain order. Most engines have
+    none.
 
-    It knows which connector loads an external prefix, which transfers are open, and which blocks they hold. Connectors are asked
-    in order, and the first match wins. The others are told to load nothing. Every step returns reports. The blocks of a released
-    request that a connector still reads stay pinned under (connector, request key) until a report of the connector names the
+    It knows which connector loads an external prefix, which transfers are open, and which blocks
+    they hold. Connectors are asked in order, and the first match wins. The others are told to load
+    nothing. Every step returns reports. The blocks of a released request that a connector still
+    reads stay pinned under (connector, request key) until a report of the connector names the
     request."""
 
     def __init__(self, connectors: Mapping[str, KVConnectorScheduler], kv: KVCache) -> None:
@@ -209,14 +229,17 @@ class KVConnectors:
         return bool(self._pins)
 
     def find(self, request: Request, num_local_tokens: int) -> External | None:
-        """Ask the chain for a prefix that is longer than the local one. The match never includes the last token, which is
-        computed here. Return None if a connector wants to be asked again."""
+        """Ask the chain for a prefix that is longer than the local one. The match never includes
+        the last token, which is computed here. Return None if a connector wants to be asked
+        again."""
         room = request.num_tokens - 1 - num_local_tokens
         if not self or not request.uses_connectors or room <= 0:
             return External()
         self._kv.hasher.extend(request)
         for name, connector in self._connectors.items():
-            match = expect(connector.match(request, num_local_tokens), Match | None, connector, "match")
+            match = expect(
+                connector.match(request, num_local_tokens), Match | None, connector, "match"
+            )
             if match is None:
                 return None
             if match.num_tokens > 0:
@@ -224,18 +247,27 @@ class KVConnectors:
         return External()
 
     def allocated(self, request: Request, external: External) -> None:
-        """Tell the connectors that the request's blocks are reserved, and how many tokens they load: the winner its match, the
-        others none."""
+        """Tell the connectors that the request's blocks are reserved, and how many tokens they
+        load: the winner its match, the others none."""
         for name, connector in self._connectors.items():
-            connector.allocated(request, self._view(request), external.match.num_tokens if name == external.winner else 0)
+            connector.allocated(
+                request,
+                self._view(request),
+                external.match.num_tokens if name == external.winner else 0,
+            )
 
     def plan(self, batch: Batch) -> dict[str, bytes]:
         """Return every connector's plan for this step."""
-        return {name: expect(connector.plan(batch), bytes, connector, "plan") for name, connector in self._connectors.items()}
+        return {
+            name: expect(connector.plan(batch), bytes, connector, "plan")
+            for name, connector in self._connectors.items()
+        }
 
-    def released(self, request: Request, why: Literal["finished", "aborted", "preempted"]) -> dict[str, Any] | None:
-        """Tell the connectors that the request is about to free its blocks, and pin the blocks that they still read. Return the
-        KV transfer parameters for the client."""
+    def released(
+        self, request: Request, why: Literal["finished", "aborted", "preempted"]
+    ) -> dict[str, Any] | None:
+        """Tell the connectors that the request is about to free its blocks, and pin the blocks that
+        they still read. Return the KV transfer parameters for the client."""
         if not self or not self._kv.holds(request):
             return None
         parameters: dict[str, Any] = {}
@@ -243,16 +275,20 @@ class KVConnectors:
         for name, connector in self._connectors.items():
             answer = expect(connector.released(request, view, why), Release, connector, "released")
             if answer.later:
-                held = [block_id for table in self._kv.tables(request) for block_id in reversed(table)]
+                held = [
+                    block_id for table in self._kv.tables(request) for block_id in reversed(table)
+                ]
                 self._kv.pool.touch(held)
                 self._pins.setdefault((name, request.key), []).append(held)
             parameters.update(answer.parameters or {})
         return parameters or None
 
     def update(self, reports: Mapping[str, TransferReport]) -> tuple[list[str], dict[str, int]]:
-        """Pass a step's reports to the connectors, and unpin the blocks of transfers that have ended. Return the keys of the
-        requests whose load is done, and key → first token that was not loaded for those whose load failed."""
-        loaded, failed = [], {}
+        """Pass a step's reports to the connectors, and unpin the blocks of transfers that have
+        ended. Return the keys of the requests whose load is done, and key → first token that was
+        not loaded for those whose load failed."""
+        loaded = []
+        failed = {}
         for name, report in reports.items():
             self._connectors[name].update([report])
             for key in (*report.saved, *report.loaded, *report.failed):
@@ -270,7 +306,8 @@ class KVConnectors:
         return BlockView(tuple(tuple(table) for table in self._kv.tables(request)))
 
     def _unpin(self, name: str, key: str) -> None:
-        """Unpin the blocks of the oldest open transfer of this connector and request, if there is one."""
+        """Unpin the blocks of the oldest open transfer of this connector and request, if there is
+        one."""
         pinned = self._pins.get((name, key))
         if pinned:
             self._kv.pool.free(pinned.pop(0))

@@ -1,5 +1,5 @@
-"""The engine's state of one completion of a request, the checks of new requests, and when a completion ends. It knows nothing
-about scheduling."""
+"""The engine's state of one completion of a request, the checks of new requests, and when a
+completion ends. It knows nothing about scheduling."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from pegboard.engine.prompt_embeds import check_embeds
 from pegboard.errors import RequestError
 from pegboard.interfaces.scheduling_policy import RequestStatus
 
-LOAD_FAILED = "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
+LOAD_FAILED = (
+    "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
+)
 
 NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
-BAD_TOKENS = "the sampler returned {}, which are not token ids; -1 means that the model's logits are not numbers (NaN)"
+BAD_TOKENS = (
+    "the sampler returned {}, which are not token ids; -1 means that the model's logits are not "
+    "numbers (NaN)"
+)
 
 BAD_VECTOR = "the last token's hidden state has values that are not finite (NaN or infinity)"
 
@@ -32,14 +37,16 @@ class Request:
     """Only the scheduler and the KV cache change it. Plugins see it as `RequestView`.
 
     num_computed_tokens: tokens whose KV is written, or will be when the steps in flight are done.
-    num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in num_in_flight_steps steps.
-    num_loading_tokens: how many of those a KV connector loads within the first of these steps.
-    block_hashes: the chain of hashes, one per KVPlan.hash_block_size confirmed tokens.
-    parent: the completion whose prompt this one will share, as long as it waits for that. num_waiting_children of the parent
-    counts such completions. compilation: the compilation of its grammar, as long as it waits for that.
-    num_external_tokens: how many of num_cached_tokens KV connectors load, without those whose load has failed.
-    uses_connectors: becomes False when a KV load has failed; the prefix is then computed here.
-    key: the unique name in the engine, "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
+    num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in
+    num_in_flight_steps steps. num_loading_tokens: how many of those a KV connector loads within the
+    first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
+    confirmed tokens.
+    parent: the completion whose prompt this one will share, as long as it waits for that.
+    num_waiting_children of the parent counts such completions. compilation: the compilation of its
+    grammar, as long as it waits for that. num_external_tokens: how many of num_cached_tokens KV
+    connectors load, without those whose load has failed. uses_connectors: becomes False when a KV
+    load has failed; the prefix is then computed here. key: the unique name in the engine,
+    "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
 
     index: int
@@ -84,8 +91,11 @@ class Request:
     last_token_s: float = 0.0
 
     @classmethod
-    def of(cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None) -> "Request":
-        """Create completion `index` of a request. The first completion is the parent of the others."""
+    def of(
+        cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None
+    ) -> "Request":
+        """Create completion `index` of a request. The first completion is the parent of the
+        others."""
         request = cls(index=index, parent=parent, **msgspec.structs.asdict(source))
         params = source.params
         request.key = f"{index}_{source.request_id}" if params.n > 1 else source.request_id
@@ -117,18 +127,27 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def __repr__(self) -> str:
-        return f"Request({self.key!r}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens)"
+        return (
+            f"Request({self.key!r}, {self.status.value}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} tokens)"
+        )
 
-    # --- its end ------------------------------------------------------------------------------------------------------------
+    # --- its end ----------------------------------------------------------------------------------
 
     def output_room(self, max_model_len: int) -> int:
-        """Return how many tokens can still be sampled before max_tokens or max_model_len ends the completion."""
+        """Return how many tokens can still be sampled before max_tokens or max_model_len ends the
+        completion."""
         params = self.params
         room = max_model_len - len(self.all_token_ids)
-        return room if params.max_tokens is None else min(room, params.max_tokens - len(self.output_token_ids))
+        return (
+            room
+            if params.max_tokens is None
+            else min(room, params.max_tokens - len(self.output_token_ids))
+        )
 
     def not_loaded(self, first_bad_token: int = 0) -> None:
-        """Compute the rest here: ask no connector again, and stop counting the external tokens from this one on as cached."""
+        """Compute the rest here: ask no connector again, and stop counting the external tokens from
+        this one on as cached."""
         self.uses_connectors = False
         num_cached = self.num_cached_tokens or 0
         num_lost = min(max(0, num_cached - first_bad_token), self.num_external_tokens)
@@ -136,8 +155,8 @@ class Request:
         self.num_cached_tokens = num_cached - num_lost
 
     def embedded(self, vector: np.ndarray) -> tuple[RequestDelta, str]:
-        """Return the last delta of a pooling request, and its finish reason. vector: float32 [size]. One with values that are not
-        finite is an error."""
+        """Return the last delta of a pooling request, and its finish reason. vector: float32
+        [size]. One with values that are not finite is an error."""
         delta = RequestDelta(request_id=self.request_id, num_cached_tokens=self.num_cached_tokens)
         if not np.isfinite(vector).all():
             delta.error = BAD_VECTOR
@@ -145,13 +164,16 @@ class Request:
         delta.embedding = vector.tobytes()
         return delta, "stop"
 
-    def append_until_stop(self, token_ids: list[int], max_model_len: int) -> tuple[list[int], str | None]:
-        """Append tokens one at a time. The first one that ends the completion is the last one that is kept. Return the kept
-        tokens and the finish reason ("stop", "length" or None), and set `stop_reason`.
+    def append_until_stop(
+        self, token_ids: list[int], max_model_len: int
+    ) -> tuple[list[int], str | None]:
+        """Append tokens one at a time. The first one that ends the completion is the last one that
+        is kept. Return the kept tokens and the finish reason ("stop", "length" or None), and set
+        `stop_reason`.
 
-        The order of the checks and the reasons are vLLM's. End of sequence and stop tokens have an effect only once there are
-        `min_tokens` outputs. For a stop token, stop_reason is its id; for end of sequence it stays None. Stop strings are found
-        in A, where the text is.
+        The order of the checks and the reasons are vLLM's. End of sequence and stop tokens have an
+        effect only once there are `min_tokens` outputs. For a stop token, stop_reason is its id;
+        for end of sequence it stays None. Stop strings are found in A, where the text is.
         """
         params = self.params
         for count, token in enumerate(token_ids, 1):
@@ -167,7 +189,8 @@ class Request:
 
 
 def completions_of(source: EngineRequest) -> Iterator[Request]:
-    """Create the n completions of a request. The first one is the parent, whose prompt blocks the others share."""
+    """Create the n completions of a request. The first one is the parent, whose prompt blocks the
+    others share."""
     parent = Request.of(source)
     yield parent
     params = source.params
@@ -178,22 +201,35 @@ def completions_of(source: EngineRequest) -> Iterator[Request]:
         yield child
 
 
-def check_request(request: EngineRequest, limits: Limits, *, has_priority: bool, embedding_size: int) -> None:
-    """Raise RequestError, which names the field, if the request cannot be served under `limits`. has_priority: the scheduling
-    policy honours `priority`. embedding_size: the width of prompt embeddings; 0 = they are off. The engine checks grammars."""
+def check_request(
+    request: EngineRequest, limits: Limits, *, has_priority: bool, embedding_size: int
+) -> None:
+    """Raise RequestError, which names the field, if the request cannot be served under `limits`.
+    has_priority: the scheduling policy honours `priority`. embedding_size: the width of prompt
+    embeddings; 0 = they are off. The engine checks grammars."""
     _check_prompt(request, limits)
     if request.prompt_embeds is not None:
         check_embeds(request.prompt_embeds, embedding_size)
     if request.priority and not has_priority:
         raise RequestError(
-            f"priority {request.priority} needs a scheduling policy that honours it; choose one with scheduling_policy",
+            (
+                f"priority {request.priority} needs a scheduling policy that honours it; choose "
+                "one with scheduling_policy"
+            ),
             parameter="priority",
         )
     if request.lora is not None and not limits.max_loras:
-        raise RequestError(f"adapter {request.lora.lora_name!r}: LoRA is off; start with enable_lora", parameter="model")
-    n, most = request.params.n, limits.max_num_queued_reqs
+        raise RequestError(
+            f"adapter {request.lora.lora_name!r}: LoRA is off; start with enable_lora",
+            parameter="model",
+        )
+    n = request.params.n
+    most = limits.max_num_queued_reqs
     if n > most:
-        raise RequestError(f"n must be at most {most}, the number of completions that may wait, got {n}", parameter="n")
+        raise RequestError(
+            f"n must be at most {most}, the number of completions that may wait, got {n}",
+            parameter="n",
+        )
 
 
 def _check_prompt(request: EngineRequest, limits: Limits) -> None:
@@ -203,17 +239,23 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
     longest = limits.max_model_len - (request.pooling is None)  # room for one output token
     if num_tokens > longest:
         raise RequestError(
-            f"the prompt has {num_tokens} tokens, and the maximum model length is {limits.max_model_len} tokens for prompt "
-            f"and output together: at most {longest} prompt tokens are possible; shorten it or use truncate_prompt_tokens",
+            f"the prompt has {num_tokens} tokens, and the maximum model length is "
+            f"{limits.max_model_len} tokens for prompt and output together: at most {longest} "
+            "prompt tokens are possible; shorten it or use truncate_prompt_tokens",
             parameter="prompt",
         )
     if not limits.enable_chunked_prefill and num_tokens > limits.max_num_batched_tokens:
         raise RequestError(
-            f"the prompt has {num_tokens} tokens, and a step takes max_num_batched_tokens={limits.max_num_batched_tokens}; "
-            "shorten it, or enable chunked prefill",
+            f"the prompt has {num_tokens} tokens, and a step takes "
+            f"max_num_batched_tokens={limits.max_num_batched_tokens}; shorten it, or enable "
+            "chunked prefill",
             parameter="prompt",
         )
-    end = limits.vocab_size * (1 if request.pooling is None else 2)  # the second of two texts has ids above the vocabulary
+    # the second of two texts has ids above the vocabulary
+    end = limits.vocab_size * (1 if request.pooling is None else 2)
     if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= end:
         bad = next(token for token in request.prompt_token_ids if not 0 <= token < end)
-        raise RequestError(f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}", parameter="prompt")
+        raise RequestError(
+            f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}",
+            parameter="prompt",
+        )

@@ -1,14 +1,18 @@
-"""Decides what each step computes, and applies its result. There is no prefill phase and no decode phase: every step moves
-`num_computed_tokens` of some requests towards their known tokens.
+"""Decides what each step computes, and applies its result. There is no prefill phase and no decode
+phase: every step moves `num_computed_tokens` of some requests towards their known tokens.
 
-    schedule():  1. running requests, in order: each computes its missing tokens, within the token budget; when blocks run out,
+    schedule():  1. running requests, in order: each computes its missing tokens, within the token
+    budget; when blocks run out,
                     the policy names a victim, which loses its blocks and recomputes later
-                 2. if no request was preempted: waiting requests, in the policy's order (prefill.py)
+                 2. if no request was preempted: waiting requests, in the policy's order
+                   (prefill.py)
                  3. the plan becomes a Batch (batch_builder.py)
-    update():    tokens are appended, ended requests are found, full blocks become findable, and deltas are added to the queues
+    update():    tokens are appended, ended requests are found, full blocks become findable, and
+    deltas are added to the queues
 
-Several steps may be in flight. Each sampling step adds one token that is not known yet. While a request has
-drafts, no step is scheduled ahead, because the next step depends on how many of them are accepted.
+Several steps may be in flight. Each sampling step adds one token that is not known yet. While a
+request has drafts, no step is scheduled ahead, because the next step depends on how many of them
+are accepted.
 """
 
 from __future__ import annotations
@@ -35,8 +39,9 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, Ste
 
 @dataclass(slots=True)
 class InFlight:
-    """A submitted step. drafts: row → draft tokens that it verifies. copies: the block copies that it runs. load: the load when
-    it was planned. num_prefill_tokens: tokens that it computes in addition to one per row."""
+    """A submitted step. drafts: row → draft tokens that it verifies. copies: the block copies that
+    it runs. load: the load when it was planned. num_prefill_tokens: tokens that it computes in
+    addition to one per row."""
 
     drafts: dict[int, list[int]]
     copies: list[Copy]
@@ -47,10 +52,12 @@ class InFlight:
 class Scheduler:
     """is_paused: no request computes anything; steps only poll for KV transfers.
 
-    The engine's thread calls `schedule` before a step is submitted, and `update` when its result has arrived, in the same
-    order."""
+    The engine's thread calls `schedule` before a step is submitted, and `update` when its result
+    has arrived, in the same order."""
 
-    def __init__(self, limits: Limits, queues: Queues, grammars: Grammars, metrics: StepMetrics) -> None:
+    def __init__(
+        self, limits: Limits, queues: Queues, grammars: Grammars, metrics: StepMetrics
+    ) -> None:
         self._limits = limits
         self._queues = queues
         self._kv = queues.kv
@@ -63,11 +70,13 @@ class Scheduler:
         self.is_paused = False
 
     def schedule(self) -> Batch | None:
-        """Return the next step's batch, or None if nothing can run now. The batch is empty if only KV transfers are open: the
-        step then polls for their reports."""
+        """Return the next step's batch, or None if nothing can run now. The batch is empty if only
+        KV transfers are open: the step then polls for their reports."""
         if self._steps and any(request.draft_token_ids for request in self._queues.running):
             return None
-        load, policy, most = self._load(), self._queues.policy, self._limits.max_num_batched_tokens
+        load = self._load()
+        policy = self._queues.policy
+        most = self._limits.max_num_batched_tokens
         budget = expect(policy.budget(load), StepBudget, policy, "budget")
         budget = budget if budget.max_tokens <= most else replace(budget, max_tokens=most)
         if self._pacing is not None:
@@ -91,16 +100,21 @@ class Scheduler:
 
     def _load(self) -> StepLoad:
         running = self._queues.running
-        num_decodes = sum(1 for request in running if request.num_computed_tokens >= len(request.all_token_ids) - 1)
+        num_decodes = sum(
+            1
+            for request in running
+            if request.num_computed_tokens >= len(request.all_token_ids) - 1
+        )
         return StepLoad(num_decodes, self._queues.num_waiting)
 
-    # --- schedule: running requests -----------------------------------------------------------------------------------------
+    # --- schedule: running requests ---------------------------------------------------------------
 
     def _plan_running(self, plan: StepPlan) -> None:
         running = self._queues.running
         index = 0
         while index < len(running) and plan.tokens_left > 0:
-            request, num_before = running[index], len(running)
+            request = running[index]
+            num_before = len(running)
             self._plan_one(request, plan)
             if len(running) == num_before:
                 index += 1
@@ -110,7 +124,8 @@ class Scheduler:
                 break  # it was the victim itself; the next step uses its blocks
 
     def _plan_one(self, request: Request, plan: StepPlan) -> None:
-        """Schedule one running request, if it has tokens to compute and there are blocks for them."""
+        """Schedule one running request, if it has tokens to compute and there are blocks for
+        them."""
         num_known, num_drafts = self._missing(request)
         if num_known == 0:
             return
@@ -127,9 +142,11 @@ class Scheduler:
         plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
     def _missing(self, request: Request) -> tuple[int, int]:
-        """Return (number of known tokens without KV, number of drafts to verify after them). It is (0, 0) if the request must
-        wait for its own result, or if the steps in flight are certain to end it."""
-        computed, num_tokens = request.num_computed_tokens, len(request.all_token_ids)
+        """Return (number of known tokens without KV, number of drafts to verify after them). It is
+        (0, 0) if the request must wait for its own result, or if the steps in flight are certain to
+        end it."""
+        computed = request.num_computed_tokens
+        num_tokens = len(request.all_token_ids)
         if computed < num_tokens - 1:
             return num_tokens - computed, 0
         limits = self._limits
@@ -138,10 +155,20 @@ class Scheduler:
             return (1, 0) if request.output_room(limits.max_model_len) > num_pending else (0, 0)
         if not request.draft_token_ids:
             return 1, 0
-        return 1, max(0, min(len(request.draft_token_ids), limits.max_drafts, request.output_room(limits.max_model_len) - 1))
+        return 1, max(
+            0,
+            min(
+                len(request.draft_token_ids),
+                limits.max_drafts,
+                request.output_room(limits.max_model_len) - 1,
+            ),
+        )
 
-    def _shorten(self, request: Request, num_known: int, num_drafts: int, plan: StepPlan) -> tuple[int, int]:
-        """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts further."""
+    def _shorten(
+        self, request: Request, num_known: int, num_drafts: int, plan: StepPlan
+    ) -> tuple[int, int]:
+        """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts
+        further."""
         if num_known > 1:
             return self._prefill.chunk(request, num_known, plan), num_drafts
         num_drafts = min(num_drafts, plan.tokens_left - 1)
@@ -152,15 +179,21 @@ class Scheduler:
         return 1, num_drafts
 
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
-        """Return new blocks for `num_tokens` tokens, taken from victims if there is no other way. Return None if the request must
-        wait."""
+        """Return new blocks for `num_tokens` tokens, taken from victims if there is no other way.
+        Return None if the request must wait."""
         queues = self._queues
         while (new_blocks := self._kv.allocate(request, num_tokens)) is None:
             if request.num_waiting_children and self._kv.stop_keeping(request):
                 continue
             if queues.draining:
-                return None  # draining requests will release blocks soon, so no more victims are needed
-            victim = expect(queues.policy.victim(tuple(queues.running), request), Request | None, queues.policy, "victim")
+                # draining requests will release blocks soon, so no more victims are needed
+                return None
+            victim = expect(
+                queues.policy.victim(tuple(queues.running), request),
+                Request | None,
+                queues.policy,
+                "victim",
+            )
             if (victim is None or victim is request) and queues.reclaim(request):
                 continue
             if victim is None:
@@ -172,21 +205,25 @@ class Scheduler:
                 return None
         return new_blocks
 
-    # --- update -------------------------------------------------------------------------------------------------------------
+    # --- update -----------------------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> None:
-        """Apply the results to the requests of the step. Results for rows that their request has left meanwhile are dropped."""
+        """Apply the results to the requests of the step. Results for rows that their request has
+        left meanwhile are dropped."""
         self._close(batch, output)
         if output.transfers:
             self._take_reports(output.transfers)
         places = {row: place for place, row in enumerate(output.rows.tolist())}
         token_ids = output.token_ids.lists()
         drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
-        flat, vocab_size = output.token_ids.flat, self._limits.vocab_size
+        flat = output.token_ids.flat
+        vocab_size = self._limits.vocab_size
         is_sound = not len(flat) or (flat.min() >= 0 and flat.max() < vocab_size)
         now_s = self._queues.clock()
         columns = (batch.rows, batch.num_scheduled_tokens, batch.num_draft_tokens)
-        for row, num_tokens, num_drafts in zip(*(column.tolist() for column in columns), strict=True):
+        for row, num_tokens, num_drafts in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             request = self._queues.by_row[row]
             assert request is not None, f"row {row} was freed while step {batch.step} held it"
             request.num_in_flight_steps -= 1
@@ -202,7 +239,9 @@ class Scheduler:
                 continue
             if output.embeddings is not None:
                 self._commit(request)
-                self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
+                self._queues.totals["external_prefix_cache_hits_total"] += (
+                    request.num_external_tokens
+                )
                 self._metrics.tokens(request, 0, now_s)
                 self._queues.finish(request, *request.embedded(output.embeddings[place]))
                 continue
@@ -216,7 +255,8 @@ class Scheduler:
                 self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
 
     def _close(self, batch: Batch, output: StepOutput) -> None:
-        """End a step: release its copies, and report its times to the policy, the pacing and the metrics."""
+        """End a step: release its copies, and report its times to the policy, the pacing and the
+        metrics."""
         step = self._steps.pop(batch.step)
         self._kv.copies_done(step.copies)
         self._queues.policy.observe(step.load, output.times)
@@ -224,7 +264,9 @@ class Scheduler:
             self._pacing.observe(step.num_prefill_tokens, output.times.total_s)
         self._metrics.step(batch, output.times, self._queues.by_row)
 
-    def _take_tokens(self, request: Request, token_ids: list[int], output: StepOutput, place: int, now_s: float) -> None:
+    def _take_tokens(
+        self, request: Request, token_ids: list[int], output: StepOutput, place: int, now_s: float
+    ) -> None:
         is_first = not request.output_token_ids
         kept, reason = request.append_until_stop(token_ids, self._limits.max_model_len)
         self._commit(request)
@@ -245,20 +287,28 @@ class Scheduler:
         else:
             self._queues.finish(request, delta, reason)
 
-    def _advance_grammar(self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None) -> str | None:
-        """Advance the grammar and return the finish reason. The completion also ends if the grammar allows only a stop token but
-        no stop token can be sampled, because of min_tokens or because the model has none."""
+    def _advance_grammar(
+        self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None
+    ) -> str | None:
+        """Advance the grammar and return the finish reason. The completion also ends if the grammar
+        allows only a stop token but no stop token can be sampled, because of min_tokens or because
+        the model has none."""
         params = request.params
         assert params.structured_outputs, "it has a grammar"
         if request.grammar.accept(token_ids) != len(token_ids):
             failure = request.grammar.error
-            delta.error = str(failure or f"token ids {token_ids} do not fit the request's grammar; {NO_TOKEN_LEFT}")
+            delta.error = str(
+                failure
+                or f"token ids {token_ids} do not fit the request's grammar; {NO_TOKEN_LEFT}"
+            )
             if not isinstance(failure, PluginFailure):
                 delta.error_parameter = params.structured_outputs.parameter
             return "error"
         if reason is not None:
             return reason
-        may_stop = params.eos_token_ids and (params.ignore_eos or len(request.output_token_ids) >= params.min_tokens)
+        may_stop = params.eos_token_ids and (
+            params.ignore_eos or len(request.output_token_ids) >= params.min_tokens
+        )
         if may_stop or not request.grammar.has_ended():
             return None
         delta.ends_whole = True
@@ -268,10 +318,11 @@ class Scheduler:
         """Commit the tokens that no step in flight can still change."""
         self._kv.commit(request, min(request.num_confirmed_tokens, len(request.all_token_ids)))
 
-    # --- update: KV transfers -----------------------------------------------------------------------------------------------
+    # --- update: KV transfers ---------------------------------------------------------------------
 
     def _take_reports(self, reports: Mapping[str, TransferReport]) -> None:
-        """Apply the connectors' reports. A request whose load failed computes the rest itself, or ends with an error."""
+        """Apply the connectors' reports. A request whose load failed computes the rest itself, or
+        ends with an error."""
         queues = self._queues
         loaded, failed = queues.connectors.update(reports)
         for key in loaded:
@@ -280,18 +331,23 @@ class Scheduler:
                 self._kv.commit(request, request.num_computed_tokens)
         for key, first_bad_token in failed.items():
             request = queues.requests.get(key)
-            if request is None or request.status not in (RequestStatus.LOADING, RequestStatus.RUNNING):
+            if request is None or request.status not in (
+                RequestStatus.LOADING,
+                RequestStatus.RUNNING,
+            ):
                 continue
             if self._limits.kv_load_failure_policy == "fail":
                 queues.fail(request, "error", LOAD_FAILED)
-            elif request.status is RequestStatus.RUNNING:  # what it computed after the load is invalid and was not committed
+            elif request.status is RequestStatus.RUNNING:
+                # what it computed after the load is invalid and was not committed
                 request.not_loaded()
                 queues.preempt(request)
             else:
                 self._continue_without(queues.loading.pop(key), first_bad_token)
 
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
-        """Handle a failed load between steps: keep the blocks if possible, and compute from the first bad token on."""
+        """Handle a failed load between steps: keep the blocks if possible, and compute from the
+        first bad token on."""
         request.status = RequestStatus.WAITING
         request.not_loaded(first_bad_token)
         if not self._kv.can_resume(request, first_bad_token):
@@ -303,5 +359,7 @@ class Scheduler:
 
 def _positions(logprobs: Logprobs) -> list[PositionLogprobs]:
     """Convert arrays to one object per position."""
-    columns = zip(logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True)
+    columns = zip(
+        logprobs.token_ids.tolist(), logprobs.values.tolist(), logprobs.ranks.tolist(), strict=True
+    )
     return [PositionLogprobs(token_ids, values, rank) for token_ids, values, rank in columns]

@@ -1,1 +1,2 @@
-"""The classes that programs use: `LLM`, `AsyncLLM` and `LLMEngine`. They take text and return text."""
+"""The classes that programs use: `LLM`, `AsyncLLM` and `LLMEngine`. They take text and return
+text."""

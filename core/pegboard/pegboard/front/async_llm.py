@@ -1,12 +1,13 @@
-"""AsyncLLM: an asyncio interface to an engine in another process. The server uses it as its engine client, and programs can use
-it alone.
+"""AsyncLLM: an asyncio interface to an engine in another process. The server uses it as its engine
+client, and programs can use it alone.
 
     async with AsyncLLM("org/model") as llm:
         async for output in llm.generate("Hello", SamplingParams(max_tokens=8)):
             print(output.outputs[0].text)
 
-Each request has one `OutputStream` and one event. A slow consumer finds everything new in one output, so no queue grows.
-Everything here runs on the event loop, except the tokenizing of long prompts.
+Each request has one `OutputStream` and one event. A slow consumer finds everything new in one
+output, so no queue grows. Everything here runs on the event loop, except the tokenizing of long
+prompts.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ from pegboard.front.output_stream import OutputStream
 from pegboard.front.pauses import POLL_S, AsyncPauses
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.front.worker_calls import AsyncWorkerCalls
-from pegboard.interfaces.api import CLIENT, TRACE_HEADERS, Health, Prompt, RequestOptions, ServedModel
+from pegboard.interfaces.api import (
+    CLIENT,
+    TRACE_HEADERS,
+    Health,
+    Prompt,
+    RequestOptions,
+    ServedModel,
+)
 from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.output_parser import Parsers
 from pegboard.log import get_logger
@@ -60,29 +68,39 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MANY_BYTES = 16 * 1024
-"""Longer encoded logprobs of a prompt are converted in a thread: one position with 20 of them has 0.3 KiB and takes 60 µs."""
+"""Longer encoded logprobs of a prompt are converted in a thread: one position with 20 of them has
+0.3 KiB and takes 60 µs."""
 
 LONG_PROMPT_CHARS = 4096
-"""Prompts with at least this many characters or ids are built in a thread, because that takes about a millisecond."""
+"""Prompts with at least this many characters or ids are built in a thread, because that takes about
+a millisecond."""
 
 
-def start_engine(settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True) -> "tuple[EnginePlan, Registry]":
-    """Resolve the plan and send it to an engine process. wants_samples: the API processes run the enabled metrics plugins.
-    Raises what `plan.resolve` raises."""
+def start_engine(
+    settings: "Settings", engine: "EngineProcess", *, wants_samples: bool = True
+) -> "tuple[EnginePlan, Registry]":
+    """Resolve the plan and send it to an engine process. wants_samples: the API processes run the
+    enabled metrics plugins. Raises what `plan.resolve` raises."""
     from pegboard.plan.ambient import sink_entries
     from pegboard.plan.engine_plan import resolve
 
     plan, registry = resolve(settings)
-    measures = wants_samples and not settings.engine.disable_log_stats and bool(sink_entries(registry, settings.engine, "api"))
+    measures = (
+        wants_samples
+        and not settings.engine.disable_log_stats
+        and bool(sink_entries(registry, settings.engine, "api"))
+    )
     engine.start(plan, wants_samples=measures)
     return plan, registry
 
 
 class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
-    """The engine client of one model. All methods except the constructors must be called on one event loop.
+    """The engine client of one model. All methods except the constructors must be called on one
+    event loop.
 
-    It is created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts (`of_plan`). The constructor starts
-    the engine process. `start`, which `generate` and `async with` also call, waits until it is ready.
+    It is created from settings (`AsyncLLM(model, **settings)`, `from_settings`) or from parts
+    (`of_plan`). The constructor starts the engine process. `start`, which `generate` and `async
+    with` also call, waits until it is ready.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -92,10 +110,14 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
 
     @classmethod
     def from_settings(
-        cls, settings: "Settings", *, engine: "EngineProcess | None" = None, metrics: Sequence[Metric] | None = None
+        cls,
+        settings: "Settings",
+        *,
+        engine: "EngineProcess | None" = None,
+        metrics: Sequence[Metric] | None = None,
     ) -> "AsyncLLM":
-        """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what `plan.resolve` raises; the
-        process has ended then. metrics: as in `of_plan`."""
+        """Start the engine process, unless it is given, and resolve the plan meanwhile. Raises what
+        `plan.resolve` raises; the process has ended then. metrics: as in `of_plan`."""
         self = cls.__new__(cls)
         self._open(settings, engine, metrics)
         return self
@@ -110,17 +132,20 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         metrics: Sequence[Metric] | None = None,
         tokenizer: "Tokenizer | None" = None,
     ) -> "AsyncLLM":
-        """Return a client of an engine that already has its plan (see `start_engine`). engine: an `EngineProcess` or a
-        `HubEngine`.
+        """Return a client of an engine that already has its plan (see `start_engine`). engine: an
+        `EngineProcess` or a `HubEngine`.
 
-        metrics: the metrics that the caller measures in this process and passes to `publish`. The enabled metrics plugins get
-        these and the engine's samples. None: the plugins do not run here. tokenizer: it replaces the one that `registry` builds.
+        metrics: the metrics that the caller measures in this process and passes to `publish`. The
+        enabled metrics plugins get these and the engine's samples. None: the plugins do not run
+        here. tokenizer: it replaces the one that `registry` builds.
         """
         self = cls.__new__(cls)
         self._connect(plan, registry, engine, metrics, tokenizer)
         return self
 
-    def _open(self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None) -> None:
+    def _open(
+        self, settings: "Settings", engine: "EngineProcess | None", metrics: Sequence[Metric] | None
+    ) -> None:
         from pegboard.engine.boundary.client import EngineProcess
 
         engine = engine or EngineProcess()
@@ -145,28 +170,37 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)
         self._modules = registry.modules if registry is not None else dict
-        sinks = {} if metrics is None else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
-        self.plan, self.registry, self.sinks = plan, registry, sinks
+        sinks = (
+            {}
+            if metrics is None
+            else build_sinks(registry, plan.settings.engine, plan.model_names[0], "api")
+        )
+        self.plan = plan
+        self.registry = registry
+        self.sinks = sinks
         self.info: Mapping[str, Any] = {}
         self._builder = RequestBuilder(plan, tokenizer, registry)
         self._engine = engine
         self._streams: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids, self._request_ids = count(), count()
+        self._call_ids = count()
+        self._request_ids = count()
         self._ready: asyncio.Future[None] | None = None
         self._dead: EngineDeadError | None = None
         self._is_shut_down = False
         self._created = int(time.time())
         self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()], self._modules)
 
-    # --- start and end ---------------------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Wait until the engine is ready. Later calls return at once. Raises the error of the engine's start."""
+        """Wait until the engine is ready. Later calls return at once. Raises the error of the
+        engine's start."""
         if self._ready is None:
             self._refuse_if_dead()
             self._ready = asyncio.get_running_loop().create_future()
-            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # asyncio wants it to be read
+            # asyncio wants it to be read
+            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
             self._engine.attach(self._on_message, self._fail_everything)
         await asyncio.shield(self._ready)
 
@@ -182,8 +216,8 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the engine process, and all streams with EngineDeadError. Blocks until the process is gone. A second call does
-        nothing."""
+        """End the engine process, and all streams with EngineDeadError. Blocks until the process is
+        gone. A second call does nothing."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -227,7 +261,8 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
             try:
                 if stream.feed(delta):
                     ended.append(stream.key(delta.index))
-            except Exception as error:  # a tokenizer can raise anything, and other requests must get their tokens
+            except Exception as error:
+                # a tokenizer can raise anything, and other requests must get their tokens
                 log.exception("the answer to request %s could not be decoded", delta.request_id)
                 live.fail(Failure.of(blamed(error, self._modules) or error).error())
                 ended.append(delta.request_id)
@@ -244,13 +279,14 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         self._dead = error
         self._fail_start(error)
         for live in self._streams.values():
-            live.fail(EngineDeadError(str(error)))  # one error for each stream, because raising adds to an exception's traceback
+            # one error for each stream, because raising adds to an exception's traceback
+            live.fail(EngineDeadError(str(error)))
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
         self._calls.clear()
 
-    # --- requests --------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -264,18 +300,22 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         lora_request: "LoRARequest | None" = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task aborts the request.
+        """Stream outputs as `params.output_kind` says. Closing the iterator or cancelling its task
+        aborts the request.
 
-        Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt, sampling_params, request_id)` work.
-        Without an id, one is made. PoolingParams ask for one output, with `embedding`. Raises RequestError before the first
-        output, EngineDeadError if the engine dies, and PegboardError if the engine gave up the request.
+        Both `generate(prompt, params, RequestOptions(...))` and vLLM's `generate(prompt,
+        sampling_params, request_id)` work. Without an id, one is made. PoolingParams ask for one
+        output, with `embedding`. Raises RequestError before the first output, EngineDeadError if
+        the engine dies, and PegboardError if the engine gave up the request.
         """
         params = params if params is not None else sampling_params
         if params is None:
             params = SamplingParams(**self.default_params())
         if not isinstance(request, RequestOptions):
             name = request or request_id or f"request-{next(self._request_ids)}"
-            request = RequestOptions(request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers)
+            request = RequestOptions(
+                request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers
+            )
         return self._generate(prompt, params, request)
 
     async def _generate(
@@ -302,19 +342,35 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
             if not stream.is_finished and not live.is_lost:
                 self._engine.send(Abort([options.request_id]))
 
-    async def _add(self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions) -> "_Live":
+    async def _add(
+        self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
+    ) -> "_Live":
         prompt = as_prompt(prompt)
-        build = partial(self._builder.build, prompt, params, options.request_id, priority=options.priority, lora=options.lora)
+        build = partial(
+            self._builder.build,
+            prompt,
+            params,
+            options.request_id,
+            priority=options.priority,
+            lora=options.lora,
+        )
         num_units = max(len(prompt.text or ""), len(prompt.token_ids or ()))
-        is_long = num_units >= LONG_PROMPT_CHARS or len(getattr(params, "bad_words", None) or ()) > 8
+        is_long = (
+            num_units >= LONG_PROMPT_CHARS or len(getattr(params, "bad_words", None) or ()) > 8
+        )
         request = await asyncio.to_thread(build) if is_long else build()
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
         self._refuse_if_dead()
         if options.request_id in self._streams:
-            raise RequestError(f"request id {options.request_id!r} is in use by a running request", parameter="request_id")
-        live = self._streams[options.request_id] = _Live(self._builder.stream(request, prompt.text), options.response_id)
+            raise RequestError(
+                f"request id {options.request_id!r} is in use by a running request",
+                parameter="request_id",
+            )
+        live = self._streams[options.request_id] = _Live(
+            self._builder.stream(request, prompt.text), options.response_id
+        )
         self._engine.send(Add(request))
         return live
 
@@ -322,8 +378,11 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
 
-    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions) -> AsyncIterator[RequestOutput]:
-        """Stream one final output with the `beam_width` best completions. See `pegboard.front.beam_search`."""
+    def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream one final output with the `beam_width` best completions. See
+        `pegboard.front.beam_search`."""
         return beam_search_online(self, prompt, params, request, self._builder.eos_token_ids)
 
     def parsers(self) -> Parsers:
@@ -331,16 +390,20 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         return self._builder.parsers
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests with finish reason "abort". An id may also be the `response_id` of requests. Unknown ids are ignored."""
+        """End requests with finish reason "abort". An id may also be the `response_id` of requests.
+        Unknown ids are ignored."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        running = [name for name, live in self._streams.items() if name in ids or live.response_id in ids]
+        running = [
+            name for name, live in self._streams.items() if name in ids or live.response_id in ids
+        ]
         if running:
             self._engine.send(Abort(running))
 
-    # --- other methods ---------------------------------------------------------------------------------------------------
+    # --- other methods ----------------------------------------------------------------------------
 
     def tokenizer(self) -> "Tokenizer":
-        """Return the served model's tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
+        """Return the served model's tokenizer. Raises RequestError if `skip_tokenizer_init` is
+        set."""
         return self._builder.get_tokenizer()
 
     get_tokenizer = tokenizer
@@ -349,7 +412,10 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         """Return one entry per served name."""
         plan = self.plan
         root = plan.settings.engine.model or plan.model_names[0]
-        return [ServedModel(name, root, plan.max_model_len, self._created, None, *plan.task) for name in plan.model_names]
+        return [
+            ServedModel(name, root, plan.max_model_len, self._created, None, *plan.task)
+            for name in plan.model_names
+        ]
 
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
@@ -379,9 +445,11 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         self._refuse_if_dead()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use, unless `reset_running_requests` makes the
-        running requests compute their tokens again."""
-        return bool(await self.control("reset_prefix_cache", reset_running_requests=reset_running_requests))
+        """Forget all cached blocks. Return False and do nothing while some are in use, unless
+        `reset_running_requests` makes the running requests compute their tokens again."""
+        return bool(
+            await self.control("reset_prefix_cache", reset_running_requests=reset_running_requests)
+        )
 
     async def start_profile(self, path: str) -> None:
         """Start the platform's profiler, which writes below the folder `path`."""
@@ -394,37 +462,40 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
     async def adapter(self, name: str) -> "LoRARequest | None":
         return None
 
-    # --- LoRA adapters ---------------------------------------------------------------------------------------------------
+    # --- LoRA adapters ----------------------------------------------------------------------------
 
     async def add_lora(self, lora_request: "LoRARequest") -> bool:
-        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or does not fit the model, if
-        there is no room for it, or if LoRA is off."""
+        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or
+        does not fit the model, if there is no room for it, or if LoRA is off."""
         while not await self.control("add_lora", lora=msgspec.to_builtins(lora_request)):
             lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
             await asyncio.sleep(POLL_S)
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. Running requests keep it until they end. Return False if none with this id is in memory."""
+        """Forget an adapter. Running requests keep it until they end. Return False if none with
+        this id is in memory."""
         return bool(await self.control("remove_lora", lora_id=lora_id))
 
     async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in memory, or if as many adapters as
-        there are slots are pinned."""
+        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in
+        memory, or if as many adapters as there are slots are pinned."""
         return bool(await self.control("pin_lora", lora_id=lora_id))
 
     async def list_loras(self) -> set[int]:
         """Return the ids of the adapters in memory."""
         return set(cast("list[int]", await self.control("list_loras")))
 
-    # --- control ---------------------------------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     async def control(self, action: str, **arguments: object) -> object:
-        """Run a control action. This process answers "abort" (request_ids), "plugins", "settings" and "load" (the number of
-        running prompts). `Engine.control` answers all others."""
+        """Run a control action. This process answers "abort" (request_ids), "plugins", "settings"
+        and "load" (the number of running prompts). `Engine.control` answers all others."""
         if action == "plugins":
             registry = self.registry
-            installed, decisions = (registry.describe(), registry.describe_decisions()) if registry else ([], [])
+            installed, decisions = (
+                (registry.describe(), registry.describe_decisions()) if registry else ([], [])
+            )
             return {"installed": installed, "decisions": decisions}
         if action == "settings":
             return describe_settings(self.plan.settings)
@@ -445,16 +516,18 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
 
 
 class _Live:
-    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no longer has the request, or
-    never accepted it."""
+    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no
+    longer has the request, or never accepted it."""
 
     def __init__(self, stream: OutputStream, response_id: str | None) -> None:
-        self.stream, self.response_id = stream, response_id
+        self.stream = stream
+        self.response_id = response_id
         self.wake = asyncio.Event()
         self.is_lost = False
 
     def fail(self, error: PegboardError) -> None:
         """End the stream with an exception, which the consumer gets when it next wakes up."""
         if not self.stream.is_finished and not self.is_lost:
-            self.stream.error, self.is_lost = error, True
+            self.stream.error = error
+            self.is_lost = True
             self.wake.set()

@@ -1,9 +1,12 @@
-"""Beam search with an engine that knows nothing about it. Every round extends every beam by one token. The rules are vLLM's.
+"""Beam search with an engine that knows nothing about it. Every round extends every beam by one
+token. The rules are vLLM's.
 
-The score of a beam is cumulative logprob / length ** length_penalty. The length includes the prompt but not a final
-end-of-sequence token. Each round asks for 2 * beam_width logprobs, so `max_logprobs` must allow that many.
+The score of a beam is cumulative logprob / length ** length_penalty. The length includes the prompt
+but not a final end-of-sequence token. Each round asks for 2 * beam_width logprobs, so
+`max_logprobs` must allow that many.
 
-`BeamSearch` chooses the beams. `LLM.beam_search` runs it offline, and `beam_search_online` with an `EngineClient`.
+`BeamSearch` chooses the beams. `LLM.beam_search` runs it offline, and `beam_search_online` with an
+`EngineClient`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from pegboard.interfaces.api import EngineClient, Prompt, RequestOptions
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam. tokens: the token ids of prompt and output. text: the decoded `tokens`. logprobs: one entry per output token."""
+    """One beam. tokens: the token ids of prompt and output. text: the decoded `tokens`. logprobs:
+    one entry per output token."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]
@@ -48,10 +52,15 @@ def score(beam: BeamSearchSequence, length_penalty: float, eos_token_ids: Collec
 
 
 class BeamSearch:
-    """The search of one prompt. beams: the beams to extend by one token each; empty when the search is over."""
+    """The search of one prompt. beams: the beams to extend by one token each; empty when the search
+    is over."""
 
     def __init__(
-        self, prompt_token_ids: Sequence[int], params: BeamSearchParams, eos_token_ids: Collection[int], max_model_len: int
+        self,
+        prompt_token_ids: Sequence[int],
+        params: BeamSearchParams,
+        eos_token_ids: Collection[int],
+        max_model_len: int,
     ) -> None:
         self.beams = [BeamSearchSequence(list(prompt_token_ids), [])]
         self._params = params
@@ -61,9 +70,14 @@ class BeamSearch:
         self._num_rounds_left = params.max_tokens
 
     def extend(self, logprobs: Sequence[Mapping[int, Logprob]]) -> None:
-        """Apply the results of one round. logprobs: the most likely next tokens of every beam, in the order of `beams`."""
+        """Apply the results of one round. logprobs: the most likely next tokens of every beam, in
+        the order of `beams`."""
         longer = [
-            BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, dict(found)], beam.cum_logprob + entry.logprob)
+            BeamSearchSequence(
+                [*beam.tokens, token],
+                [*beam.logprobs, dict(found)],
+                beam.cum_logprob + entry.logprob,
+            )
             for beam, found in zip(self.beams, logprobs, strict=True)
             for token, entry in found.items()
         ]
@@ -77,12 +91,15 @@ class BeamSearch:
         kept = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
         self._num_rounds_left -= 1
         # all beams of a search have the same length, so they reach the limit together
-        is_over = self._num_rounds_left == 0 or bool(kept and len(kept[0].tokens) >= self._max_model_len)
+        is_over = self._num_rounds_left == 0 or bool(
+            kept and len(kept[0].tokens) >= self._max_model_len
+        )
         self._completed += kept if is_over else []
         self.beams = [] if is_over else kept
 
     def best(self) -> list[BeamSearchSequence]:
-        """Return the `beam_width` best beams, best first. A beam without end of sequence has the finish reason "length"."""
+        """Return the `beam_width` best beams, best first. A beam without end of sequence has the
+        finish reason "length"."""
         best = sorted(self._completed, key=self._rank, reverse=True)[: self._params.beam_width]
         for beam in best:
             beam.finish_reason = beam.finish_reason or "length"
@@ -98,9 +115,12 @@ class BeamSearch:
 
 
 def step_params(params: BeamSearchParams) -> SamplingParams:
-    """Return the sampling parameters of one round. Raises RequestError unless `params` are BeamSearchParams."""
+    """Return the sampling parameters of one round. Raises RequestError unless `params` are
+    BeamSearchParams."""
     if not isinstance(params, BeamSearchParams):
-        raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params")
+        raise RequestError(
+            f"params must be BeamSearchParams, got {type(params).__name__}", parameter="params"
+        )
     return SamplingParams(
         max_tokens=1,
         logprobs=2 * params.beam_width,
@@ -113,14 +133,21 @@ def step_params(params: BeamSearchParams) -> SamplingParams:
 def check_beam_prompt(prompt: Prompt) -> None:
     """Raise RequestError for a prompt that beams cannot be appended to."""
     if prompt.embeds is not None:
-        raise RequestError("prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds")
+        raise RequestError(
+            "prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds"
+        )
 
 
 async def beam_search_online(
-    client: EngineClient, prompt: Prompt, params: BeamSearchParams, request: RequestOptions, eos_token_ids: Collection[int]
+    client: EngineClient,
+    prompt: Prompt,
+    params: BeamSearchParams,
+    request: RequestOptions,
+    eos_token_ids: Collection[int],
 ) -> AsyncIterator[RequestOutput]:
-    """Stream one final output with the `beam_width` best completions. Their `text` and `token_ids` do not include the prompt. All
-    beams of a round run at once. Raises what `EngineClient.generate` raises. Closing the iterator aborts the request."""
+    """Stream one final output with the `beam_width` best completions. Their `text` and `token_ids`
+    do not include the prompt. All beams of a round run at once. Raises what `EngineClient.generate`
+    raises. Closing the iterator aborts the request."""
     asked = step_params(params)
     check_beam_prompt(prompt)
     try:
@@ -137,8 +164,14 @@ async def beam_search_online(
     while search.beams:
         number += 1
         prompts = [replace(prompt, text=None, token_ids=beam.tokens) for beam in search.beams]
-        names = [replace(request, request_id=f"{request.request_id}-{number}-{index}") for index in range(len(prompts))]
-        rounds = [_last(client.generate(longer, asked, name)) for longer, name in zip(prompts, names, strict=True)]
+        names = [
+            replace(request, request_id=f"{request.request_id}-{number}-{index}")
+            for index in range(len(prompts))
+        ]
+        rounds = [
+            _last(client.generate(longer, asked, name))
+            for longer, name in zip(prompts, names, strict=True)
+        ]
         search.extend([last_logprobs(output) for output in await _all(rounds)])
     completions = []
     for index, beam in enumerate(search.best()):
@@ -146,7 +179,11 @@ async def beam_search_online(
         text = client.tokenizer().decode(token_ids, skip_special_tokens=params.skip_special_tokens)
         logprobs = beam.logprobs[: len(token_ids)]
         stop = beam.stop_reason
-        completions.append(CompletionOutput(index, text, token_ids, beam.cum_logprob, logprobs, beam.finish_reason, stop))
+        completions.append(
+            CompletionOutput(
+                index, text, token_ids, beam.cum_logprob, logprobs, beam.finish_reason, stop
+            )
+        )
     yield RequestOutput(request.request_id, prompt.text, prompt_token_ids, completions, True)
 
 
@@ -159,7 +196,8 @@ async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
 
 
 async def _all(rounds: Sequence[Any]) -> list[RequestOutput]:
-    """Run all and return their results in order. The first failure, or a cancellation, also ends the others."""
+    """Run all and return their results in order. The first failure, or a cancellation, also ends
+    the others."""
     tasks = [asyncio.ensure_future(one) for one in rounds]
     try:
         return await asyncio.gather(*tasks)

@@ -22,7 +22,13 @@ from pegboard.data.output import MetricValue, RequestOutput
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
-from pegboard.front.beam_search import BeamSearch, BeamSearchOutput, check_beam_prompt, last_logprobs, step_params
+from pegboard.front.beam_search import (
+    BeamSearch,
+    BeamSearchOutput,
+    check_beam_prompt,
+    last_logprobs,
+    step_params,
+)
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.llm_pooling import PoolingMethods, as_list, per_prompt
 from pegboard.front.prompts import PromptInput, as_prompt
@@ -39,8 +45,9 @@ UseTqdm = bool | Callable[..., Any]
 class LLM(PoolingMethods):
     """One model, loaded in this process, for batches of prompts.
 
-    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`. If `model` is None, the
-    default model is loaded. Use it as a context manager, or call `shutdown`, to free the memory. It is not thread-safe.
+    settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`.
+    If `model` is None, the default model is loaded. Use it as a context manager, or call
+    `shutdown`, to free the memory. It is not thread-safe.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -84,10 +91,12 @@ class LLM(PoolingMethods):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts and return the outputs in the order of the prompts. One list of token ids is one prompt.
-        sampling_params, lora_request and priority: one for all prompts, or one per prompt. sampling_params None: the model's
-        defaults. use_tqdm: whether to show a progress bar, or a function that makes one. If one prompt is wrong or an adapter
-        cannot be read, raises RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used afterwards.
+        """Complete prompts and return the outputs in the order of the prompts. One list of token
+        ids is one prompt. sampling_params, lora_request and priority: one for all prompts, or one
+        per prompt. sampling_params None: the model's defaults. use_tqdm: whether to show a progress
+        bar, or a function that makes one. If one prompt is wrong or an adapter cannot be read,
+        raises RequestError before anything runs. Ctrl-C aborts all prompts; the LLM can be used
+        afterwards.
         """
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
@@ -96,8 +105,11 @@ class LLM(PoolingMethods):
         all_params = per_prompt("sampling_params", default, len(all_prompts))
         loras = per_prompt("lora_request", lora_request, len(all_prompts))
         priorities = per_prompt("priority", 0 if priority is None else priority, len(all_prompts))
-        build, requests = self.llm_engine.builder.build, []
-        for prompt, params, lora, value in zip(all_prompts, all_params, loras, priorities, strict=True):
+        build = self.llm_engine.builder.build
+        requests = []
+        for prompt, params, lora, value in zip(
+            all_prompts, all_params, loras, priorities, strict=True
+        ):
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
             requests.append(build(prompt, params, self.next_id(), priority=value or 0, lora=lora))
@@ -108,7 +120,9 @@ class LLM(PoolingMethods):
     def next_id(self) -> str:
         return str(next(self._request_ids))
 
-    def run_all(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def run_all(
+        self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
         try:
             for request, prompt in zip(requests, prompts, strict=True):
                 self.llm_engine.submit(request, prompt.text)
@@ -144,9 +158,10 @@ class LLM(PoolingMethods):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered with the model's chat template (or `chat_template`, Jinja source).
-        Structured output starts after the reasoning, if the model has a reasoning parser. Raises RequestError as `generate` does,
-        and if the template refuses a conversation."""
+        """Answer one conversation or several, rendered with the model's chat template (or
+        `chat_template`, Jinja source). Structured output starts after the reasoning, if the model
+        has a reasoning parser. Raises RequestError as `generate` does, and if the template refuses
+        a conversation."""
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in _conversations(messages):
@@ -160,21 +175,38 @@ class LLM(PoolingMethods):
             )
             rendered = tokenizer.render(chat)
             prompts.append(Prompt(text=rendered.text, token_ids=rendered.token_ids, chat=chat))
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+        )
 
     def beam_search(
-        self, prompts: PromptInput | Sequence[PromptInput], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """Return the `beam_width` best continuations of each prompt. All prompts are searched together. See
-        `pegboard.front.beam_search`. Raises RequestError as `generate` does."""
+        """Return the `beam_width` best continuations of each prompt. All prompts are searched
+        together. See `pegboard.front.beam_search`. Raises RequestError as `generate` does."""
         asked = step_params(params)
-        engine, tokenizer = self.llm_engine, self.get_tokenizer()
-        builder, length = engine.builder, engine.plan.max_model_len
+        engine = self.llm_engine
+        tokenizer = self.get_tokenizer()
+        builder = engine.builder
+        length = engine.plan.max_model_len
         given = [as_prompt(prompt) for prompt in as_list(prompts)]
         for prompt in given:
             check_beam_prompt(prompt)
-        first = [builder.build(prompt, asked, f"beam-{index}") for index, prompt in enumerate(given)]
-        searches = [BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length) for request in first]
+        first = [
+            builder.build(prompt, asked, f"beam-{index}") for index, prompt in enumerate(given)
+        ]
+        searches = [
+            BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length)
+            for request in first
+        ]
         while live := [search for search in searches if search.beams]:
             inputs = [Prompt(token_ids=beam.tokens) for search in live for beam in search.beams]
             outputs = iter(self.generate(inputs, asked, use_tqdm=use_tqdm))
@@ -184,7 +216,9 @@ class LLM(PoolingMethods):
         for search in searches:
             best = search.best()
             for beam in best:
-                beam.text = tokenizer.decode(search.shown(beam), skip_special_tokens=params.skip_special_tokens)
+                beam.text = tokenizer.decode(
+                    search.shown(beam), skip_special_tokens=params.skip_special_tokens
+                )
             results.append(BeamSearchOutput(best))
         return results
 
@@ -197,20 +231,26 @@ class LLM(PoolingMethods):
         return SamplingParams(**self.llm_engine.plan.default_params)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use, unless `reset_running_requests` makes the
-        running requests compute their tokens again."""
-        return bool(self.llm_engine.engine.control("reset_prefix_cache", reset_running_requests=reset_running_requests))
+        """Forget all cached blocks. Return False and do nothing while some are in use, unless
+        `reset_running_requests` makes the running requests compute their tokens again."""
+        return bool(
+            self.llm_engine.engine.control(
+                "reset_prefix_cache", reset_running_requests=reset_running_requests
+            )
+        )
 
     def sleep(self, level: int = 1, mode: "PauseMode" = "abort") -> None:
-        """Release memory until `wake_up`. level 0: none, only stop; 1: the KV cache, and the weights after they were saved
-        outside of it; 2: both, and the weights are read from the checkpoint again. mode: what becomes of requests that were added
-        to `llm_engine`, "abort", "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises ConfigError
-        if the platform cannot release memory or there is no room to save the weights."""
+        """Release memory until `wake_up`. level 0: none, only stop; 1: the KV cache, and the
+        weights after they were saved outside of it; 2: both, and the weights are read from the
+        checkpoint again. mode: what becomes of requests that were added to `llm_engine`, "abort",
+        "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises
+        ConfigError if the platform cannot release memory or there is no room to save the
+        weights."""
         self._until("sleep", mode, level=level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Take the memory with these tags again, "weights" or "kv_cache"; None = all of it. The engine serves again when it has
-        all its memory. Return whether it does."""
+        """Take the memory with these tags again, "weights" or "kv_cache"; None = all of it. The
+        engine serves again when it has all its memory. Return whether it does."""
         return bool(self.llm_engine.engine.control("wake_up", tags=tags))
 
     def is_sleeping(self) -> bool:
@@ -232,31 +272,36 @@ class LLM(PoolingMethods):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes the worker. Return the results
-        in rank order. Raises as `LLMEngine.collective_rpc` does."""
+        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes
+        the worker. Return the results in rank order. Raises as `LLMEngine.collective_rpc` does."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model of each rank (see `pegboard.layers`), and return the results in rank order."""
+        """Call a function with the model of each rank (see `pegboard.layers`), and return the
+        results in rank order."""
         return self.llm_engine.apply_model(func)
 
     def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
-        """Replace the weights by those in a folder or file, a checkpoint of the same model. mode: what becomes of requests that
-        were added to `llm_engine`, as in `sleep`. Nothing that was computed before is used any more. Raises RequestError if the
-        path is not such a checkpoint. The weights are then the same as before."""
+        """Replace the weights by those in a folder or file, a checkpoint of the same model. mode:
+        what becomes of requests that were added to `llm_engine`, as in `sleep`. Nothing that was
+        computed before is used any more. Raises RequestError if the path is not such a checkpoint.
+        The weights are then the same as before."""
         self._until("update_weights", mode, path=str(path))
 
     def _until(self, action: str, mode: "PauseMode", **arguments: Any) -> None:
         """Run an action that stops the engine, until it has stopped."""
         engine = self.llm_engine
         if mode == "wait" and engine.has_unfinished_requests():
-            raise RequestError("requests are not finished; call llm_engine.step() until they are", parameter="mode")
+            raise RequestError(
+                "requests are not finished; call llm_engine.step() until they are", parameter="mode"
+            )
         while not engine.engine.control(action, mode=mode, **arguments):
             engine.engine.step()  # until KV transfers have ended
 
     def get_metrics(self) -> list[MetricValue]:
-        """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of `pegboard.data.output`. The names
-        are vLLM's. Raises ConfigError unless the LLM was made with disable_log_stats=False."""
+        """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of
+        `pegboard.data.output`. The names are vLLM's. Raises ConfigError unless the LLM was made
+        with disable_log_stats=False."""
         return self.llm_engine.get_metrics()
 
 
@@ -269,17 +314,23 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
         if not is_list or not all(isinstance(message, Mapping) for message in conversation):
             got = f"got {str(messages)[:100]!r}"
             raise RequestError(
-                f"messages must be mappings with role and content, in one list or a list of lists; {got}", parameter="messages"
+                (
+                    "messages must be mappings with role and content, in one list or a list of "
+                    f"lists; {got}"
+                ),
+                parameter="messages",
             )
     return list(several)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C, because an engine that is interrupted in the middle of a step cannot be used again. Yields a function that
-    raises KeyboardInterrupt if Ctrl-C was pressed in the meantime. The end of the block raises it in any case.
+    """Delay Ctrl-C, because an engine that is interrupted in the middle of a step cannot be used
+    again. Yields a function that raises KeyboardInterrupt if Ctrl-C was pressed in the meantime.
+    The end of the block raises it in any case.
 
-    It does nothing in a thread other than the main thread, or if the program has set another handler for SIGINT.
+    It does nothing in a thread other than the main thread, or if the program has set another
+    handler for SIGINT.
     """
     is_pending = False
 
@@ -307,8 +358,8 @@ def _interrupts_held() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _progress(total: int, use_tqdm: UseTqdm) -> Iterator[Callable[[RequestOutput], None]]:
-    """Show a progress bar with the number of finished requests and the tokens per second. Yields a function that counts a
-    finished request."""
+    """Show a progress bar with the number of finished requests and the tokens per second. Yields a
+    function that counts a finished request."""
     if not use_tqdm or not total:
         yield lambda output: None
         return
@@ -323,7 +374,10 @@ def _progress(total: int, use_tqdm: UseTqdm) -> Iterator[Callable[[RequestOutput
         num_prompt_tokens += len(output.prompt_token_ids or ())
         num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         elapsed_s = max(time.perf_counter() - start_s, 1e-9)
-        bar.set_postfix_str(f"input {num_prompt_tokens / elapsed_s:.0f} tok/s, output {num_output_tokens / elapsed_s:.0f} tok/s")
+        bar.set_postfix_str(
+            f"input {num_prompt_tokens / elapsed_s:.0f} tok/s, output "
+            f"{num_output_tokens / elapsed_s:.0f} tok/s"
+        )
         bar.update(1)
 
     bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, file=sys.stderr)

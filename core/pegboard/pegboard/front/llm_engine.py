@@ -1,4 +1,5 @@
-"""LLMEngine: takes requests and returns outputs, one step at a time, in the caller's process. `LLM` uses it."""
+"""LLMEngine: takes requests and returns outputs, one step at a time, in the caller's process. `LLM`
+uses it."""
 
 from __future__ import annotations
 
@@ -33,12 +34,17 @@ log = get_logger(__name__)
 class LLMEngine:
     """An engine that takes and returns text. It is not thread-safe.
 
-    engine: an `engine.Engine`, or anything with its methods. tokenizer: None if `skip_tokenizer_init` is set. registry: finds the
-    plan's parsers; None = there are none. builder: makes the requests that `submit` takes.
+    engine: an `engine.Engine`, or anything with its methods. tokenizer: None if
+    `skip_tokenizer_init` is set. registry: finds the plan's parsers; None = there are none.
+    builder: makes the requests that `submit` takes.
     """
 
     def __init__(
-        self, plan: "EnginePlan", tokenizer: "Tokenizer | None", engine: Any, registry: "Registry | None" = None
+        self,
+        plan: "EnginePlan",
+        tokenizer: "Tokenizer | None",
+        engine: Any,
+        registry: "Registry | None" = None,
     ) -> None:
         self.plan = plan
         self.engine = engine
@@ -51,15 +57,18 @@ class LLMEngine:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLMEngine":
-        """Resolve the plan and load the model in this process. Raises what `plan.resolve` and `build_engine` raise.
+        """Resolve the plan and load the model in this process. Raises what `plan.resolve` and
+        `build_engine` raise.
 
-        The engine stops when the LLMEngine is garbage-collected, or at the latest when the interpreter exits.
+        The engine stops when the LLMEngine is garbage-collected, or at the latest when the
+        interpreter exits.
         """
         from pegboard.plan.engine_plan import make_tokenizer, resolve
 
         plan, registry = resolve(settings)
         tokenizer = None if settings.engine.skip_tokenizer_init else make_tokenizer(registry, plan)
-        build_engine = load_function(BUILDER)  # this imports torch, so it comes after all cheap checks
+        # this imports torch, so it comes after all cheap checks
+        build_engine = load_function(BUILDER)
         engine = build_engine(plan)
         self = cls(plan.of_length(engine.limits.max_model_len), tokenizer, engine, registry)
         # A thread that is inside torch when the interpreter exits would abort the process.
@@ -67,10 +76,13 @@ class LLMEngine:
         return self
 
     def submit(self, request: EngineRequest, prompt: str | None = None) -> None:
-        """Queue a request that the builder made. prompt: the text of the prompt, if it was given as text. Raises RequestError if
-        its id is in use or the engine refuses it."""
+        """Queue a request that the builder made. prompt: the text of the prompt, if it was given as
+        text. Raises RequestError if its id is in use or the engine refuses it."""
         if request.request_id in self._streams:
-            raise RequestError(f"request id {request.request_id!r} is in use by a running request", parameter="request_id")
+            raise RequestError(
+                f"request id {request.request_id!r} is in use by a running request",
+                parameter="request_id",
+            )
         self.engine.add(request)
         self._streams[request.request_id] = self.builder.stream(request, prompt)
 
@@ -85,13 +97,18 @@ class LLMEngine:
     ) -> None:
         """Check and queue a request. Raises RequestError."""
         prompt = as_prompt(prompt)
-        self.submit(self.builder.build(prompt, params, request_id, priority=priority, lora=lora_request), prompt.text)
+        self.submit(
+            self.builder.build(prompt, params, request_id, priority=priority, lora=lora_request),
+            prompt.text,
+        )
 
     def step(self) -> list[RequestOutput]:
-        """Run one engine step. Return the outputs of the requests that have new results, as their `output_kind` says. A request
-        that the engine gave up ends with finish_reason "error", and the reason is logged. After the last request, steps go on
-        until KV connectors have saved its blocks."""
-        ended, touched = [], {}
+        """Run one engine step. Return the outputs of the requests that have new results, as their
+        `output_kind` says. A request that the engine gave up ends with finish_reason "error", and
+        the reason is logged. After the last request, steps go on until KV connectors have saved its
+        blocks."""
+        ended = []
+        touched = {}
         for delta in self.engine.step():
             stream = self._streams.get(delta.request_id)
             if stream is None:
@@ -130,20 +147,21 @@ class LLMEngine:
         return len(self._streams)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or does not fit the model, if
-        there is no room for it, or if LoRA is off."""
+        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or
+        does not fit the model, if there is no room for it, or if LoRA is off."""
         while not self.engine.control("add_lora", lora=lora_request):
             lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
             time.sleep(POLL_S)
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. Running requests keep it until they end. Return False if none with this id is in memory."""
+        """Forget an adapter. Running requests keep it until they end. Return False if none with
+        this id is in memory."""
         return bool(self.engine.control("remove_lora", lora_id=lora_id))
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in memory, or if as many adapters as
-        there are slots are pinned."""
+        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in
+        memory, or if as many adapters as there are slots are pinned."""
         return bool(self.engine.control("pin_lora", lora_id=lora_id))
 
     def list_loras(self) -> set[int]:
@@ -157,13 +175,16 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes the worker, between two steps.
-        Return the results in rank order. The call cannot be interrupted: if it took more than `timeout` seconds, raises
-        TimeoutError when it has ended. Raises RequestError if there is no such method, and what the method raises."""
+        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes
+        the worker, between two steps. Return the results in rank order. The call cannot be
+        interrupted: if it took more than `timeout` seconds, raises TimeoutError when it has ended.
+        Raises RequestError if there is no such method, and what the method raises."""
         started = time.monotonic()
         results = self.engine.control("collective_rpc", method=method, args=args, kwargs=kwargs)
         if timeout is not None and (took := time.monotonic() - started) > timeout:
-            raise TimeoutError(f"collective_rpc took {took:.1f} s, timeout is {timeout} s; the call has ended")
+            raise TimeoutError(
+                f"collective_rpc took {took:.1f} s, timeout is {timeout} s; the call has ended"
+            )
         return list(results)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -173,7 +194,9 @@ class LLMEngine:
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far. Raises ConfigError if `disable_log_stats` is set."""
         if self._totals is None:
-            raise ConfigError("get_metrics needs statistics: make the LLM with disable_log_stats=False")
+            raise ConfigError(
+                "get_metrics needs statistics: make the LLM with disable_log_stats=False"
+            )
         return metric_values(self._totals, self.plan.model_names[0])
 
     def shutdown(self) -> None:
@@ -183,15 +206,18 @@ class LLMEngine:
 
 
 def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
-    """Return the sums of all samples in vLLM's classes, as `LLM.get_metrics` returns them. A counter with the label `position`
-    becomes one Vector per engine."""
+    """Return the sums of all samples in vLLM's classes, as `LLM.get_metrics` returns them. A
+    counter with the label `position` becomes one Vector per engine."""
     found: list[MetricValue] = []
     for metric, readings in totals.readings():
         if metric.labels != ("position",):
             found.extend(_value(reading, *_series(reading, model_name)) for reading in readings)
             continue
         for engine in sorted({reading.engine for reading in readings}):
-            own = sorted((one for one in readings if one.engine == engine), key=lambda one: int(one.labels[0]))
+            own = sorted(
+                (one for one in readings if one.engine == engine),
+                key=lambda one: int(one.labels[0]),
+            )
             name, labels = _series(own[0], model_name)
             del labels["position"]
             found.append(Vector(name, labels, [int(reading.value) for reading in own]))
@@ -203,16 +229,24 @@ def _series(reading: Reading, model_name: str) -> tuple[str, dict[str, str]]:
     metric = reading.metric
     name = metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
     common = {"model_name": model_name, "engine": str(reading.engine)}
-    labels = {label: common[label] for label in metric.common} | dict(zip(metric.labels, reading.labels, strict=True))
+    labels = {label: common[label] for label in metric.common} | dict(
+        zip(metric.labels, reading.labels, strict=True)
+    )
     return (PREFIX if metric.prefixed else "") + name, labels
 
 
 def _value(reading: Reading, name: str, labels: dict[str, str]) -> MetricValue:
     metric = reading.metric
     if metric.type == "counter":
-        return Counter(name, labels, int(reading.value) if reading.value.is_integer() else reading.value)  # type: ignore[arg-type]
+        return Counter(
+            name, labels, int(reading.value) if reading.value.is_integer() else reading.value
+        )  # type: ignore[arg-type]
     if metric.type == "gauge":
         return Gauge(name, labels, reading.value)
     edges = [*(str(edge) for edge in metric.buckets), "+Inf"]
-    counts = dict(zip(edges, accumulate(reading.bucket_counts), strict=True)) if reading.bucket_counts else {}
+    counts = (
+        dict(zip(edges, accumulate(reading.bucket_counts), strict=True))
+        if reading.bucket_counts
+        else {}
+    )
     return Histogram(name, labels, reading.count, reading.value, counts)

@@ -35,9 +35,10 @@ Result = TypeVar("Result", bound=PoolingRequestOutput[Any])
 
 
 class PoolingMethods:
-    """They need a model that pools: an encoder, or a decoder with runner="pooling". pooling_params and lora_request: one for all
-    prompts, or one per prompt. All raise RequestError if a prompt is wrong, before anything runs, or if the model does something
-    else, and if a vector is not finite."""
+    """They need a model that pools: an encoder, or a decoder with runner="pooling". pooling_params
+    and lora_request: one for all prompts, or one per prompt. All raise RequestError if a prompt is
+    wrong, before anything runs, or if the model does something else, and if a vector is not
+    finite."""
 
     llm_engine: "LLMEngine"
 
@@ -48,7 +49,9 @@ class PoolingMethods:
         """Return the id of a new request."""
         raise NotImplementedError
 
-    def run_all(self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def run_all(
+        self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
         """Run requests that are built, and return their outputs in order."""
         raise NotImplementedError
 
@@ -61,7 +64,15 @@ class PoolingMethods:
         lora_request: Loras = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of prompts, in their order."""
-        return self._pool("embed", prompts, EmbeddingRequestOutput, EmbeddingOutput, use_tqdm, pooling_params, lora_request)
+        return self._pool(
+            "embed",
+            prompts,
+            EmbeddingRequestOutput,
+            EmbeddingOutput,
+            use_tqdm,
+            pooling_params,
+            lora_request,
+        )
 
     def classify(
         self,
@@ -73,7 +84,13 @@ class PoolingMethods:
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of the model's classes for prompts, in their order."""
         return self._pool(
-            "classify", prompts, ClassificationRequestOutput, ClassificationOutput, use_tqdm, pooling_params, lora_request
+            "classify",
+            prompts,
+            ClassificationRequestOutput,
+            ClassificationOutput,
+            use_tqdm,
+            pooling_params,
+            lora_request,
         )
 
     def encode(
@@ -85,9 +102,17 @@ class PoolingMethods:
         lora_request: Loras = None,
         pooling_task: Task | None = None,
     ) -> list[PoolingRequestOutput[list[float]]]:
-        """Return what the model makes of prompts, in their order, as numbers. pooling_task: "embed" or "classify"; None = what
-        the model does."""
-        return self._pool(pooling_task, prompts, PoolingRequestOutput[list[float]], list, use_tqdm, pooling_params, lora_request)
+        """Return what the model makes of prompts, in their order, as numbers. pooling_task: "embed"
+        or "classify"; None = what the model does."""
+        return self._pool(
+            pooling_task,
+            prompts,
+            PoolingRequestOutput[list[float]],
+            list,
+            use_tqdm,
+            pooling_params,
+            lora_request,
+        )
 
     def score(
         self,
@@ -98,10 +123,11 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Return how well texts belong together: data_1 is one text for all of data_2, or has as many.
+        """Return how well texts belong together: data_1 is one text for all of data_2, or has as
+        many.
 
-        A model with one class reads both texts at once (cross-encoder), and its value is the score. With a model that makes
-        vectors, the score is the cosine of their angle.
+        A model with one class reads both texts at once (cross-encoder), and its value is the score.
+        With a model that makes vectors, the score is the cosine of their angle.
         """
         pairs = text_pairs(data_1, data_2)
         pooling = self.llm_engine.plan.pooling
@@ -110,13 +136,26 @@ class PoolingMethods:
             made = dict(
                 zip(
                     texts,
-                    self.embed(texts, use_tqdm=use_tqdm, pooling_params=pooling_params, lora_request=lora_request),
+                    self.embed(
+                        texts,
+                        use_tqdm=use_tqdm,
+                        pooling_params=pooling_params,
+                        lora_request=lora_request,
+                    ),
                     strict=True,
                 )
             )
             return [scored(made[first], made[second]) for first, second in pairs]
         prompts = [Prompt(text=first, second_text=second) for first, second in pairs]
-        outputs = self._pool("classify", prompts, PoolingRequestOutput[list[float]], list, use_tqdm, pooling_params, lora_request)
+        outputs = self._pool(
+            "classify",
+            prompts,
+            PoolingRequestOutput[list[float]],
+            list,
+            use_tqdm,
+            pooling_params,
+            lora_request,
+        )
         return [score_of_classes(output) for output in outputs]
 
     def _pool(
@@ -133,7 +172,8 @@ class PoolingMethods:
             raise RequestError("the engine sleeps; call wake_up first")
         all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
         given = PoolingParams() if pooling_params is None else pooling_params
-        build, requests = self.llm_engine.builder.build_pooling, []
+        build = self.llm_engine.builder.build_pooling
+        requests = []
         for prompt, params, lora in zip(
             all_prompts,
             per_prompt("pooling_params", given, len(all_prompts)),
@@ -146,7 +186,10 @@ class PoolingMethods:
         outputs = self.run_all(requests, all_prompts, use_tqdm)
         for place, output in enumerate(outputs):
             if not output.embedding:
-                reason = f"ended with {output.outputs[0].finish_reason!r}, without a vector; the log has the reason"
+                reason = (
+                    f"ended with {output.outputs[0].finish_reason!r}, without a vector; the log "
+                    "has the reason"
+                )
                 raise RequestError(f"prompt {place} {reason}", parameter="prompts")
         made = [make(array("f", output.embedding).tolist()) for output in outputs]
         return [
@@ -156,35 +199,52 @@ class PoolingMethods:
 
 
 def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of texts to score. Raises RequestError if the numbers of texts do not fit."""
+    """Return the pairs of texts to score. Raises RequestError if the numbers of texts do not
+    fit."""
     ones, others = ([texts] if isinstance(texts, str) else list(texts) for texts in (first, second))
     if wrong := [text for text in (*ones, *others) if not isinstance(text, str)]:
-        raise RequestError(f"a score is that of two texts, got {type(wrong[0]).__name__}", parameter="data_1")
+        raise RequestError(
+            f"a score is that of two texts, got {type(wrong[0]).__name__}", parameter="data_1"
+        )
     if not ones or not others:
-        raise RequestError("there are no texts to score", parameter="data_1" if not ones else "data_2")
+        raise RequestError(
+            "there are no texts to score", parameter="data_1" if not ones else "data_2"
+        )
     if len(ones) == 1:
         ones *= len(others)
     if len(ones) != len(others):
-        reason = f"{len(ones)} texts are scored with {len(others)}; give one text, or as many as the others"
+        reason = (
+            f"{len(ones)} texts are scored with {len(others)}; give one text, or as many as the "
+            "others"
+        )
         raise RequestError(reason, parameter="data_1")
     return list(zip(ones, others, strict=True))
 
 
 def scored(first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> ScoringRequestOutput:
     """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    one, other = first.outputs.embedding, second.outputs.embedding
+    one = first.outputs.embedding
+    other = second.outputs.embedding
     lengths = math.sqrt(math.fsum(x * x for x in one)) * math.sqrt(math.fsum(x * x for x in other))
     cosine = math.fsum(x * y for x, y in zip(one, other, strict=True)) / lengths if lengths else 0.0
     token_ids = [*(first.prompt_token_ids or ()), *(second.prompt_token_ids or ())]
-    return ScoringRequestOutput(f"{first.request_id}-{second.request_id}", ScoringOutput(cosine), token_ids)
+    return ScoringRequestOutput(
+        f"{first.request_id}-{second.request_id}", ScoringOutput(cosine), token_ids
+    )
 
 
 def score_of_classes(output: PoolingRequestOutput[list[float]]) -> ScoringRequestOutput:
     """Return the value of the only class. Raises RequestError if the model has more."""
     if len(output.outputs) != 1:
-        raise RequestError(f"a score is the value of a model with one class, and this model has {len(output.outputs)}")
+        raise RequestError(
+            "a score is the value of a model with one class, and this model has "
+            f"{len(output.outputs)}"
+        )
     return ScoringRequestOutput(
-        output.request_id, ScoringOutput(output.outputs[0]), output.prompt_token_ids, output.num_cached_tokens
+        output.request_id,
+        ScoringOutput(output.outputs[0]),
+        output.prompt_token_ids,
+        output.num_cached_tokens,
     )
 
 
@@ -197,11 +257,16 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
 
 
 def per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
-    """Return a value for each prompt: the items of `value` if it is a sequence of that length, else `value` itself."""
+    """Return a value for each prompt: the items of `value` if it is a sequence of that length, else
+    `value` itself."""
     if not isinstance(value, Sequence):
         return [value] * num_prompts
     if len(value) != num_prompts:
         raise RequestError(
-            f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or one each", parameter=name
+            (
+                f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or "
+                "one each"
+            ),
+            parameter=name,
         )
     return list(value)

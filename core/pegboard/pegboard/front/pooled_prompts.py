@@ -1,4 +1,5 @@
-"""The token ids of prompts that become vectors or scores: beginnings of texts, and pairs of texts."""
+"""The token ids of prompts that become vectors or scores: beginnings of texts, and pairs of
+texts."""
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ if TYPE_CHECKING:
     from pegboard.plan.engine_plan import EnginePlan
 
 
-def first_tokens(tokenizer: "Tokenizer | None", prompt: Prompt, token_ids: list[int], most: int) -> list[int]:
+def first_tokens(
+    tokenizer: "Tokenizer | None", prompt: Prompt, token_ids: list[int], most: int
+) -> list[int]:
     """Return the first tokens of a prompt. The special tokens after a text stay."""
-    if prompt.text is None or prompt.token_ids is not None or prompt.second_text is not None or tokenizer is None:
+    if (
+        prompt.text is None
+        or prompt.token_ids is not None
+        or prompt.second_text is not None
+        or tokenizer is None
+    ):
         return token_ids[:most]
     text = tokenizer.encode(prompt.text, add_special_tokens=False)
     start = next((i for i in range(len(token_ids)) if token_ids[i : i + len(text)] == text), None)
@@ -22,16 +30,24 @@ def first_tokens(tokenizer: "Tokenizer | None", prompt: Prompt, token_ids: list[
     return [*token_ids[: most - len(last)], *last] if len(last) < most else token_ids[:most]
 
 
-def ids_of_pair(tokenizer: "Tokenizer", plan: "EnginePlan", text: str, second: str, most: int | None) -> list[int]:
-    """Return the token ids of two texts. If the model has token types, those of the second text have the size of the vocabulary
-    added. most: the number of tokens to keep. Raises RequestError if the model does not classify, or if the tokenizer cannot
-    encode pairs."""
+def ids_of_pair(
+    tokenizer: "Tokenizer", plan: "EnginePlan", text: str, second: str, most: int | None
+) -> list[int]:
+    """Return the token ids of two texts. If the model has token types, those of the second text
+    have the size of the vocabulary added. most: the number of tokens to keep. Raises RequestError
+    if the model does not classify, or if the tokenizer cannot encode pairs."""
     if plan.pooling is None or plan.pooling.task != "classify":
-        raise RequestError("only a model that classifies reads two texts together", parameter="data_2")
+        raise RequestError(
+            "only a model that classifies reads two texts together", parameter="data_2"
+        )
     encode_pair = getattr(tokenizer, "encode_pair", None)
     if encode_pair is None:
-        raise RequestError("the model's tokenizer cannot encode two texts together", parameter="data_2")
-    token_ids, types = expect(encode_pair(text, second, limit=most), tuple, tokenizer, "encode_pair")
+        raise RequestError(
+            "the model's tokenizer cannot encode two texts together", parameter="data_2"
+        )
+    token_ids, types = expect(
+        encode_pair(text, second, limit=most), tuple, tokenizer, "encode_pair"
+    )
     if int(plan.checkpoint.config.get("type_vocab_size") or 0) < 2:
         return list(token_ids)
     return [token + plan.vocab_size * kind for token, kind in zip(token_ids, types, strict=True)]

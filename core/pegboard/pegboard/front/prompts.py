@@ -1,7 +1,8 @@
 """Turns prompts as users write them into `EngineRequest`s. It finds every mistake in a request.
 
-The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids": [...]}, {"prompt_embeds":
-tensor} (each with an optional "cache_salt"), or an `interfaces.api.Prompt`.
+The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids":
+[...]}, {"prompt_embeds": tensor} (each with an optional "cache_salt"), or an
+`interfaces.api.Prompt`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ _MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 KV_PARAMETERS = "kv_transfer_params"
-"""The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV connectors."""
+"""The key in `SamplingParams.extra_args` under which vLLM hands a request's parameters to KV
+connectors."""
 
 
 def as_prompt(value: PromptInput) -> Prompt:
-    """Convert any accepted form to a `Prompt`. Raises RequestError, which names what is wrong with the prompt."""
+    """Convert any accepted form to a `Prompt`. Raises RequestError, which names what is wrong with
+    the prompt."""
     if isinstance(value, Prompt):
         prompt = value
     elif isinstance(value, str):
@@ -53,17 +56,23 @@ def as_prompt(value: PromptInput) -> Prompt:
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         prompt = Prompt(token_ids=value)  # type: ignore[arg-type]  # not a str: that case is above
     else:
-        raise RequestError(f"prompt must be text, token ids or a mapping, got {type(value).__name__}", parameter="prompt")
+        raise RequestError(
+            f"prompt must be text, token ids or a mapping, got {type(value).__name__}",
+            parameter="prompt",
+        )
     if prompt.embeds is not None:
         if prompt.text is not None or prompt.token_ids is not None:
             raise RequestError(
-                "a prompt is either prompt_embeds, or text or token ids; both were given", parameter="prompt_embeds"
+                "a prompt is either prompt_embeds, or text or token ids; both were given",
+                parameter="prompt_embeds",
             )
         return prompt
     if prompt.text is None and prompt.token_ids is None:
         raise RequestError("a prompt needs text or token ids", parameter="prompt")
     if prompt.text is not None and not isinstance(prompt.text, str):
-        raise RequestError(f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt")
+        raise RequestError(
+            f"prompt must be text, got {type(prompt.text).__name__}", parameter="prompt"
+        )
     return prompt
 
 
@@ -74,20 +83,28 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
             raise RequestError(f"{key}: this model takes text only", parameter=key)
     unknown = [key for key in given if key not in _PROMPT_KEYS]
     if unknown:
-        raise RequestError(f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}", parameter=unknown[0])
+        raise RequestError(
+            f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}",
+            parameter=unknown[0],
+        )
     embeds = PromptEmbeds.of(given["prompt_embeds"]) if "prompt_embeds" in given else None
-    text, token_ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+    text = given.get("prompt")
+    token_ids = given.get("prompt_token_ids")
+    salt = given.get("cache_salt")
     return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
 
 
 class RequestBuilder:
-    """Builds engine requests for one model. It has no state after construction, so any thread may use it.
+    """Builds engine requests for one model. It has no state after construction, so any thread may
+    use it.
 
-    tokenizer: None if the engine takes only token ids (`skip_tokenizer_init`). registry: finds the plan's parsers and its logits
-    processors, which may refuse parameters; None = there are none.
+    tokenizer: None if the engine takes only token ids (`skip_tokenizer_init`). registry: finds the
+    plan's parsers and its logits processors, which may refuse parameters; None = there are none.
     """
 
-    def __init__(self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None) -> None:
+    def __init__(
+        self, plan: "EnginePlan", tokenizer: "Tokenizer | None", registry: "Registry | None" = None
+    ) -> None:
         self.plan = plan
         self.tokenizer = tokenizer
         self._registry = registry
@@ -102,14 +119,18 @@ class RequestBuilder:
     def get_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
         if self.tokenizer is None:
-            raise RequestError("no tokenizer: skip_tokenizer_init is set, so only token ids are served")
+            raise RequestError(
+                "no tokenizer: skip_tokenizer_init is set, so only token ids are served"
+            )
         return self.tokenizer
 
     def stream(self, request: EngineRequest, prompt: str | None) -> OutputStream:
-        """Return a stream that turns the deltas of a built request into outputs. prompt: the text of the prompt, if it was given
-        as text."""
+        """Return a stream that turns the deltas of a built request into outputs. prompt: the text
+        of the prompt, if it was given as text."""
         interval = self.plan.settings.engine.stream_interval
-        return OutputStream(request, self.tokenizer, self._texts, prompt=prompt, stream_interval=interval)
+        return OutputStream(
+            request, self.tokenizer, self._texts, prompt=prompt, stream_interval=interval
+        )
 
     def build(
         self,
@@ -120,12 +141,17 @@ class RequestBuilder:
         priority: int = 0,
         lora: "LoRARequest | None" = None,
     ) -> EngineRequest:
-        """Build the engine's form of a request. Raises RequestError, which names the field that is wrong."""
+        """Build the engine's form of a request. Raises RequestError, which names the field that is
+        wrong."""
         if isinstance(params, PoolingParams):
             return self.build_pooling(prompt, params, request_id, priority=priority, lora=lora)
-        arrival_s = time.time()  # set before the text is tokenized, because that is part of the time to the first token
+        # set before the text is tokenized, because that is part of the time to the first token
+        arrival_s = time.time()
         if self.plan.pooling is not None:
-            raise RequestError("this engine makes vectors and does not generate text; start it with runner 'generate' for that")
+            raise RequestError(
+                "this engine makes vectors and does not generate text; start it with runner "
+                "'generate' for that"
+            )
         self._check(params, priority, lora)
         token_ids = (
             self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
@@ -133,7 +159,9 @@ class RequestBuilder:
             else self._zeros(prompt, params)
         )
         params = params.clone(
-            max_tokens=self.plan.max_model_len - len(token_ids) if params.max_tokens is None else params.max_tokens,
+            max_tokens=self.plan.max_model_len - len(token_ids)
+            if params.max_tokens is None
+            else params.max_tokens,
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words or ()),
             structured_outputs=self._after_reasoning(params.structured_outputs, prompt, token_ids),
@@ -151,22 +179,42 @@ class RequestBuilder:
         )
 
     def build_pooling(
-        self, prompt: Prompt, params: PoolingParams, request_id: str, *, priority: int = 0, lora: "LoRARequest | None" = None
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        lora: "LoRARequest | None" = None,
     ) -> EngineRequest:
-        """Build the engine's form of a request for the prompt's vector. Raises RequestError, which names the field that is
-        wrong."""
-        arrival_s, pooling = time.time(), self.plan.pooling
+        """Build the engine's form of a request for the prompt's vector. Raises RequestError, which
+        names the field that is wrong."""
+        arrival_s = time.time()
+        pooling = self.plan.pooling
         if pooling is None:
-            raise RequestError("this engine generates text and does not make vectors; start it with runner 'pooling' for that")
+            raise RequestError(
+                "this engine generates text and does not make vectors; start it with runner "
+                "'pooling' for that"
+            )
         if not isinstance(params, PoolingParams):
-            raise RequestError(f"pooling_params must be PoolingParams, got {type(params).__name__}", parameter="pooling_params")
+            raise RequestError(
+                f"pooling_params must be PoolingParams, got {type(params).__name__}",
+                parameter="pooling_params",
+            )
         if prompt.embeds is not None:
-            raise RequestError("prompt_embeds: vectors are made of text or token ids only", parameter="prompt_embeds")
-        unused = SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+            raise RequestError(
+                "prompt_embeds: vectors are made of text or token ids only",
+                parameter="prompt_embeds",
+            )
+        unused = SamplingParams(
+            max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
         self._check(unused, priority, lora)
         return EngineRequest(
             request_id=request_id,
-            prompt_token_ids=self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len),
+            prompt_token_ids=self._token_ids(
+                prompt, params.truncate_prompt_tokens, self.plan.max_model_len
+            ),
             params=unused,
             arrival_s=arrival_s,
             priority=priority,
@@ -177,55 +225,95 @@ class RequestBuilder:
 
     @cached_property
     def parsers(self) -> Parsers:
-        """The parsers that the plan has chosen. There are none if `skip_tokenizer_init` is set. Raises PluginBroken if one cannot
-        be imported."""
-        plan, registry = self.plan, self._registry
+        """The parsers that the plan has chosen. There are none if `skip_tokenizer_init` is set.
+        Raises PluginBroken if one cannot be imported."""
+        plan = self.plan
+        registry = self._registry
         if registry is None or self.tokenizer is None:
             return Parsers()
         backends = structured_outputs_config(plan.settings.engine).names
-        entries = [entry for entry in registry.entries("structured_output") if not backends or entry.name in backends]
+        entries = [
+            entry
+            for entry in registry.entries("structured_output")
+            if not backends or entry.name in backends
+        ]
         return Parsers(
             tool=_chosen(registry, "tool_parser", plan.tool_parser),
             reasoning=_chosen(registry, "reasoning_parser", plan.reasoning_parser),
-            can_be_compact=any(registry.spec(entry).supports.get("compact") is True for entry in entries),
+            can_be_compact=any(
+                registry.spec(entry).supports.get("compact") is True for entry in entries
+            ),
         )
 
     def _after_reasoning(
         self, structure: StructuredOutputsParams | None, prompt: Prompt, token_ids: list[int]
     ) -> StructuredOutputsParams | None:
-        """Return `structure` with the token ids that end the reasoning before it, unless it already has them.
+        """Return `structure` with the token ids that end the reasoning before it, unless it already
+        has them.
 
-        As in vLLM, the answer to a prompt that is not a chat is expected to reason only if the user has named the parser. The
-        parser that a model family recommends is for chats only.
+        As in vLLM, the answer to a prompt that is not a chat is expected to reason only if the user
+        has named the parser. The parser that a model family recommends is for chats only.
         """
         chat = prompt.chat
         parser = self._named_reasoning if chat is None else self.parsers.reasoning
-        if structure is None or structure.reasoning_end_token_ids is not None or parser is None or self.tokenizer is None:
+        if (
+            structure is None
+            or structure.reasoning_end_token_ids is not None
+            or parser is None
+            or self.tokenizer is None
+        ):
             return structure
-        tools, template_kwargs = ((), None) if chat is None else (chat.tools or (), chat.template_kwargs)
+        tools, template_kwargs = (
+            ((), None) if chat is None else (chat.tools or (), chat.template_kwargs)
+        )
         setup = OutputParserSetup.after_prompt(self.tokenizer, token_ids, tools, template_kwargs)
-        ends = [self.tokenizer.encode(end, add_special_tokens=False) for end in parser.make(setup).reasoning_end()]
+        ends = [
+            self.tokenizer.encode(end, add_special_tokens=False)
+            for end in parser.make(setup).reasoning_end()
+        ]
         return msgspec.structs.replace(structure, reasoning_end_token_ids=ends)
 
     def _check(self, params: SamplingParams, priority: int, lora: "LoRARequest | None") -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(
-                f"sampling parameters must be SamplingParams, got {type(params).__name__}", parameter="sampling_params"
+                f"sampling parameters must be SamplingParams, got {type(params).__name__}",
+                parameter="sampling_params",
             )
         if not isinstance(priority, int) or isinstance(priority, bool):
-            raise RequestError(f"priority must be an integer, got {priority!r}", parameter="priority")
+            raise RequestError(
+                f"priority must be an integer, got {priority!r}", parameter="priority"
+            )
         if lora is not None and not isinstance(lora, LoRARequest):
-            raise RequestError(f"lora_request must be a LoRARequest, got {type(lora).__name__}", parameter="lora_request")
-        params.check_against_model(vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs)
+            raise RequestError(
+                f"lora_request must be a LoRARequest, got {type(lora).__name__}",
+                parameter="lora_request",
+            )
+        params.check_against_model(
+            vocab_size=self.plan.vocab_size, max_logprobs=self.plan.settings.engine.max_logprobs
+        )
         if self.tokenizer is None:
-            needs = [name for name in ("stop", "bad_words", "structured_outputs") if getattr(params, name)]
+            needs = [
+                name
+                for name in ("stop", "bad_words", "structured_outputs")
+                if getattr(params, name)
+            ]
             if needs:
-                raise RequestError(f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set", parameter=needs[0])
+                raise RequestError(
+                    f"{needs[0]} needs a tokenizer, but skip_tokenizer_init is set",
+                    parameter=needs[0],
+                )
         arguments = set(params.extra_args or ()) - {KV_PARAMETERS}
         if unknown := sorted(arguments - self._arguments) if self._arguments is not None else []:
-            known = f"known: {', '.join(sorted(self._arguments))}" if self._arguments else "none is configured"
+            known = (
+                f"known: {', '.join(sorted(self._arguments))}"
+                if self._arguments
+                else "none is configured"
+            )
             raise RequestError(
-                f"extra_args (vllm_xargs): no logits processor (--logits-processors) reads {unknown[0]!r}; {known}",
+                (
+                    "extra_args (vllm_xargs): no logits processor (--logits-processors) reads "
+                    f"{unknown[0]!r}; {known}"
+                ),
                 parameter="extra_args",
             )
         for name, (plugin, validate) in self._validators.items():
@@ -240,12 +328,22 @@ class RequestBuilder:
         """Return what the KV connectors are told about the request. A null means "not given"."""
         given = (params.extra_args or {}).get(KV_PARAMETERS) or {}
         if not isinstance(given, dict):
-            raise RequestError(f"{KV_PARAMETERS} must be an object, got {given!r:.60}", parameter=KV_PARAMETERS)
+            raise RequestError(
+                f"{KV_PARAMETERS} must be an object, got {given!r:.60}", parameter=KV_PARAMETERS
+            )
         given = {name: value for name, value in given.items() if value is not None}
         if unknown := sorted(map(str, set(given) - self._kv_names)):
-            known = f"known: {', '.join(sorted(self._kv_names))}" if self._kv_names else "none is configured"
+            known = (
+                f"known: {', '.join(sorted(self._kv_names))}"
+                if self._kv_names
+                else "none is configured"
+            )
             raise RequestError(
-                f"{KV_PARAMETERS}: no KV connector (--kv-connectors) reads {unknown[0]!r:.60}; {known}", parameter=KV_PARAMETERS
+                (
+                    f"{KV_PARAMETERS}: no KV connector (--kv-connectors) reads "
+                    f"{unknown[0]!r:.60}; {known}"
+                ),
+                parameter=KV_PARAMETERS,
             )
         return given or None
 
@@ -254,33 +352,53 @@ class RequestBuilder:
         assert prompt.embeds is not None
         for name in ("prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(params, name) is not None:
-                raise RequestError(f"{name} needs the token ids of the prompt, and prompt_embeds has none", parameter=name)
+                raise RequestError(
+                    f"{name} needs the token ids of the prompt, and prompt_embeds has none",
+                    parameter=name,
+                )
         num_tokens = prompt.embeds.shape[0] if prompt.embeds.shape else 0
         if num_tokens >= self.plan.max_model_len:
             raise self._too_long(f"{num_tokens} tokens")
         return [0] * max(1, num_tokens)
 
     def _token_ids(self, prompt: Prompt, limit: int | None, longest: int) -> list[int]:
-        """Return the token ids of the prompt. limit: the number of tokens to keep; -1 keeps as many as possible. A prompt for
-        text keeps its last ones, a prompt for a vector its first ones. longest: the number of tokens that a prompt may have."""
+        """Return the token ids of the prompt. limit: the number of tokens to keep; -1 keeps as many
+        as possible. A prompt for text keeps its last ones, a prompt for a vector its first ones.
+        longest: the number of tokens that a prompt may have."""
         vocab_size = self.plan.vocab_size * (1 if prompt.second_text is None else 2)
         if limit is not None and limit > self.plan.max_model_len:
-            reason = f"truncate_prompt_tokens={limit} is over the model's max_model_len of {self.plan.max_model_len}"
+            reason = (
+                f"truncate_prompt_tokens={limit} is over the model's max_model_len of "
+                f"{self.plan.max_model_len}"
+            )
             raise RequestError(reason, parameter="truncate_prompt_tokens")
         most = longest if limit == -1 else limit
         if prompt.token_ids is not None:
             if limit is None and len(prompt.token_ids) > longest:
                 raise self._too_long(f"{len(prompt.token_ids)} tokens")
             token_ids = list(prompt.token_ids)
-            wrong = next((token for token in token_ids if not isinstance(token, int) or isinstance(token, bool)), None)
+            wrong = next(
+                (
+                    token
+                    for token in token_ids
+                    if not isinstance(token, int) or isinstance(token, bool)
+                ),
+                None,
+            )
             if wrong is not None:
-                raise RequestError(f"prompt token ids must be integers, got {wrong!r}", parameter="prompt")
+                raise RequestError(
+                    f"prompt token ids must be integers, got {wrong!r}", parameter="prompt"
+                )
         elif self.tokenizer is None:
-            raise RequestError("this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt")
+            raise RequestError(
+                "this engine takes token ids only (skip_tokenizer_init is set)", parameter="prompt"
+            )
         else:
-            text, second = prompt.text or "", prompt.second_text
+            text = prompt.text or ""
+            second = prompt.second_text
             num_chars = len(text) + len(second or "")
-            if limit is None and num_chars > longest and num_chars > longest * self._longest_token:  # it cannot fit
+            # it cannot fit
+            if limit is None and num_chars > longest and num_chars > longest * self._longest_token:
                 raise self._too_long(f"{num_chars} characters")
             if second is not None:
                 token_ids = ids_of_pair(self.tokenizer, self.plan, text, second, most)
@@ -297,7 +415,9 @@ class RequestBuilder:
             raise self._too_long(f"{len(token_ids)} tokens")
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             outside = next(token for token in token_ids if not 0 <= token < vocab_size)
-            raise RequestError(f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt")
+            raise RequestError(
+                f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt"
+            )
         return token_ids
 
     @cached_property
@@ -307,15 +427,15 @@ class RequestBuilder:
     def _too_long(self, what: str) -> RequestError:
         also = " and must also hold at least one output token" if self.plan.pooling is None else ""
         return RequestError(
-            f"the prompt has {what}, but max_model_len is {self.plan.max_model_len}{also}: shorten the prompt or set "
-            "truncate_prompt_tokens",
+            f"the prompt has {what}, but max_model_len is {self.plan.max_model_len}{also}: "
+            "shorten the prompt or set truncate_prompt_tokens",
             parameter="prompt",
         )
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each word at the start of a text and after a space. The second form is included only if the
-        space changes the first token and not the number of tokens. Otherwise it would ban the space itself. This is vLLM's
-        rule."""
+        """Return the token ids of each word at the start of a text and after a space. The second
+        form is included only if the space changes the first token and not the number of tokens.
+        Otherwise it would ban the space itself. This is vLLM's rule."""
         banned: list[list[int]] = []
         for word in words:
             assert self.tokenizer is not None, "checked before"
@@ -333,24 +453,33 @@ def _chosen(registry: "Registry", kind: str, name: str | None) -> ChosenParser |
     if name is None:
         return None
     entry = registry.find(kind, name)
-    registry.load(entry)  # load it now, so that a broken plugin fails at the start and not in the first request
+    # load it now, so that a broken plugin fails at the start and not in the first request
+    registry.load(entry)
     reads_special = "special_tokens" in registry.spec(entry).flags
-    return ChosenParser(entry.name, lambda setup: registry.build(entry, setup), reads_special, entry.id)
+    return ChosenParser(
+        entry.name, lambda setup: registry.build(entry, setup), reads_special, entry.id
+    )
 
 
 def _kv_names(plan: "EnginePlan", registry: "Registry | None") -> frozenset[str]:
     """Return the names in `kv_transfer_params` that the configured KV connectors read."""
     names = plan.settings.engine.kv_connectors or ()
-    specs = [registry.spec(registry.find("kv_connector", name)) for name in names] if registry is not None else []
-    return frozenset().union(*(spec.parameters for spec in specs if isinstance(spec, KVConnectorSpec)))
+    specs = (
+        [registry.spec(registry.find("kv_connector", name)) for name in names]
+        if registry is not None
+        else []
+    )
+    return frozenset().union(
+        *(spec.parameters for spec in specs if isinstance(spec, KVConnectorSpec))
+    )
 
 
 def _validators(
     plan: "EnginePlan", registry: "Registry | None"
 ) -> tuple[dict[str, tuple[str, Callable[[SamplingParams], str | None]]], frozenset[str] | None]:
-    """Return the functions of the configured logits processors that check a request's parameters, by name, each with the id of
-    its plugin, and all names in `extra_args` that the processors read, or None if one of them does not say. Raises
-    PluginError."""
+    """Return the functions of the configured logits processors that check a request's parameters,
+    by name, each with the id of its plugin, and all names in `extra_args` that the processors read,
+    or None if one of them does not say. Raises PluginError."""
     found: dict[str, tuple[str, Callable[[SamplingParams], str | None]]] = {}
     arguments: frozenset[str] | None = frozenset()
     for name in plan.settings.engine.logits_processors or ():
@@ -358,7 +487,9 @@ def _validators(
         entry = registry.find("logits_processor", name)
         spec = registry.spec(entry)
         assert isinstance(spec, LogitsProcessorSpec)
-        arguments = None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
+        arguments = (
+            None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
+        )
         if spec.validate is not None:
             found[name] = entry.id, import_part(entry, spec.validate, "validate")
     return found, arguments

@@ -1,4 +1,5 @@
-"""Kind `api`: HTTP routes, in the API process (A). Ambient: runs only when enabled (the defaults enable some)."""
+"""Kind `api`: HTTP routes, in the API process (A). Ambient: runs only when enabled (the defaults
+enable some)."""
 
 from __future__ import annotations
 
@@ -32,11 +33,14 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSpec(Spec):
     """public_paths: paths of this API that need no API key (health checks).
-    content_types: media types that its routes accept as request bodies. The server refuses all others.
-    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all the time.
-    switches: path → the flags that turn it on, for paths that are off by default. The answer 404 names them.
-    flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`). "loads_adapters" = its clients
-    can load and unload adapters."""
+    content_types: media types that its routes accept as request bodies. The server refuses all
+    others.
+    unmeasured_paths: paths that the HTTP metrics leave out, because monitoring requests them all
+    the time.
+    switches: path → the flags that turn it on, for paths that are off by default. The answer 404
+    names them.
+    flags: "adapters" = its clients can name LoRA adapters as their model (`RequestOptions.lora`).
+    "loads_adapters" = its clients can load and unload adapters."""
 
     FLAGS = frozenset({"adapters", "loads_adapters"})
 
@@ -49,9 +53,10 @@ class ApiSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
     """client: the engine. settings: the server settings that an API may read, as plain values (see
-    `pegboard.config.schema.ServerConfig`), and the engine's enable_prompt_embeds. sinks: the metrics sinks of this process, by
-    plugin name. builtin_tools: the plugins that serve each type of tool, in the order in which they are asked. modules: module →
-    plugin, for `errors.blame`, to name a plugin that failed."""
+    `pegboard.config.schema.ServerConfig`), and the engine's enable_prompt_embeds. sinks: the
+    metrics sinks of this process, by plugin name. builtin_tools: the plugins that serve each type
+    of tool, in the order in which they are asked. modules: module → plugin, for `errors.blame`, to
+    name a plugin that failed."""
 
     client: "EngineClient"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -62,9 +67,10 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt, as text, as token ids or as embeddings. text: if there are also token ids, the text that they came from.
-    chat: the conversation that the ids were rendered from. If it is given, a structured output starts after the reasoning with
-    which this model begins its answers. second_text: a model with one class scores it together with `text`."""
+    """One prompt, as text, as token ids or as embeddings. text: if there are also token ids, the
+    text that they came from. chat: the conversation that the ids were rendered from. If it is
+    given, a structured output starts after the reasoning with which this model begins its answers.
+    second_text: a model with one class scores it together with `text`."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -77,9 +83,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """request_id: unique among running requests. response_id: the id that the client knows, if it is another one. Several
-    requests may share it, and the action "abort" finds them by it. priority: requests with lower values go first. trace_headers:
-    "traceparent" and "tracestate" for traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
+    """request_id: unique among running requests. response_id: the id that the client knows, if it
+    is another one. Several requests may share it, and the action "abort" finds them by it.
+    priority: requests with lower values go first. trace_headers: "traceparent" and "tracestate" for
+    traces. None means those of the HTTP request that is being answered (`TRACE_HEADERS`)."""
 
     request_id: str
     response_id: str | None = None
@@ -90,8 +97,9 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model name that clients may use. parent: the base model's name, if this is an adapter. created: Unix time in seconds.
-    task: what it makes of prompts. labels: the names of its classes."""
+    """A model name that clients may use. parent: the base model's name, if this is an adapter.
+    created: Unix time in seconds. task: what it makes of prompts. labels: the names of its
+    classes."""
 
     name: str
     root: str
@@ -104,7 +112,8 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """is_alive: the engine answers. is_stalled: its process runs, but a part of it has hung for a long time."""
+    """is_alive: the engine answers. is_stalled: its process runs, but a part of it has hung for a
+    long time."""
 
     is_alive: bool
     reason: str = ""
@@ -112,17 +121,22 @@ class Health:
 
 
 class EngineClient(Protocol):
-    """The engine as API plugins see it. `AsyncLLM` is one. All methods are called on the server's event loop."""
+    """The engine as API plugins see it. `AsyncLLM` is one. All methods are called on the server's
+    event loop."""
 
     def generate(
         self, prompt: Prompt, params: "SamplingParams | PoolingParams", request: RequestOptions
     ) -> "AsyncIterator[RequestOutput]":
-        """Stream the outputs of all n completions in the form that `params.output_kind` asks for. With PoolingParams there is one
-        output, which has `embedding`. Closing the iterator aborts the request. Before the first output it raises RequestError if
-        anything is wrong with the request, Overloaded or EngineDeadError."""
+        """Stream the outputs of all n completions in the form that `params.output_kind` asks for.
+        With PoolingParams there is one output, which has `embedding`. Closing the iterator aborts
+        the request. Before the first output it raises RequestError if anything is wrong with the
+        request, Overloaded or EngineDeadError."""
 
-    def beam_search(self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions) -> "AsyncIterator[RequestOutput]":
-        """Yield one final output with the `beam_width` best completions, best first. Everything else is as in `generate`."""
+    def beam_search(
+        self, prompt: Prompt, params: "BeamSearchParams", request: RequestOptions
+    ) -> "AsyncIterator[RequestOutput]":
+        """Yield one final output with the `beam_width` best completions, best first. Everything
+        else is as in `generate`."""
 
     def parsers(self) -> "Parsers":
         """Return the parsers for the answers of the served model."""
@@ -134,30 +148,33 @@ class EngineClient(Protocol):
         """Return the base model's names first, then the adapters."""
 
     def default_params(self) -> Mapping[str, Any]:
-        """Return the model's sampling defaults (generation_config and overrides) by SamplingParams field. `max_tokens` is
-        included only if the model limits it."""
+        """Return the model's sampling defaults (generation_config and overrides) by SamplingParams
+        field. `max_tokens` is included only if the model limits it."""
 
     async def adapter(self, name: str) -> "LoRARequest | None":
-        """Return the LoRA adapter that a request names as its model, or None if there is no such adapter. An adapter that is not
-        listed in `models` may be found and loaded now. Raises RequestError if there is one but it cannot be used."""
+        """Return the LoRA adapter that a request names as its model, or None if there is no such
+        adapter. An adapter that is not listed in `models` may be found and loaded now. Raises
+        RequestError if there is one but it cannot be used."""
 
     async def control(self, action: str, **arguments: object) -> object:
         """Run any other action: "abort", "reset_prefix_cache", "plugins", "stats", …"""
 
     def health(self) -> Health:
-        """Return the state of the engine as this process knows it. Cheap, because it does not ask the engine."""
+        """Return the state of the engine as this process knows it. Cheap, because it does not ask
+        the engine."""
 
 
 class Api(Protocol):
     def routes(self) -> "Sequence[BaseRoute]":
         """Return the Starlette routes. Called once at start-up.
 
-        Handlers raise PegboardError, and the server makes the API family's error body from it with `error_body`.
-        `request.state.request_id` is the id of the HTTP request: its X-Request-Id header, or a fresh id. /openapi.json describes
-        a route by the endpoint's docstring. If the endpoint has the attribute `body_model`, the pydantic model of the JSON body,
-        that is described as well.
+        Handlers raise PegboardError, and the server makes the API family's error body from it with
+        `error_body`. `request.state.request_id` is the id of the HTTP request: its X-Request-Id
+        header, or a fresh id. /openapi.json describes a route by the endpoint's docstring. If the
+        endpoint has the attribute `body_model`, the pydantic model of the JSON body, that is
+        described as well.
         """
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
-        """Return the JSON error body of this API family. It is also used for errors raised outside its handlers (authentication,
-        404)."""
+        """Return the JSON error body of this API family. It is also used for errors raised outside
+        its handlers (authentication, 404)."""

@@ -1,8 +1,9 @@
-"""Kind `attention`: attention over the paged KV cache. A backend is chosen per layer group by capability; each KV group has one
-instance (W).
+"""Kind `attention`: attention over the paged KV cache. A backend is chosen per layer group by
+capability; each KV group has one instance (W).
 
-The backend says what a layer stores (`kv_spec`). Core groups the layers with equal specs, allocates one pool of equal-sized
-blocks and hands the backend views of it. Shape letters: T tokens, B rows, H heads, K KV heads, D head_dim.
+The backend says what a layer stores (`kv_spec`). Core groups the layers with equal specs, allocates
+one pool of equal-sized blocks and hands the backend views of it. Shape letters: T tokens, B rows, H
+heads, K KV heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
-    """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window, chunk, sinks and soft_cap are True if the backend
-    can do them (see `AttentionLayer`).
-    latent: the types in which it can store the latents of latent attention, where kv_dtype does not count. sparse: True if it can
-    choose keys by an index (see `SparseIndex`). encoder: True if it can compute layers whose tokens attend to those after
-    them, where kv_dtype does not count (see `AttentionLayer`). Keys and values are then stored in the compute type, if at all.
+    """supports: dtype, kv_dtype, head_dim (set), block_size (Multiple); window, chunk, sinks and
+    soft_cap are True if the backend can do them (see `AttentionLayer`).
+    latent: the types in which it can store the latents of latent attention, where kv_dtype does not
+    count. sparse: True if it can choose keys by an index (see `SparseIndex`). encoder: True if it
+    can compute layers whose tokens attend to those after them, where kv_dtype does not count (see
+    `AttentionLayer`). Keys and values are then stored in the compute type, if at all.
 
-    flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of `AttentionInputs` and memory that
-    `plan` fills in place.
+    flags: "replay" = bound calls can be recorded. Of a step, they then read only the tensors of
+    `AttentionInputs` and memory that `plan` fills in place.
     """
 
     FLAGS = frozenset({"replay"})
@@ -54,7 +56,7 @@ class AttentionNeed(Need):
     block_size: int | None = None
 
 
-# --- retention rules and what a layer stores: plain values that cross processes -----------------------------------------
+# --- retention rules and what a layer stores: plain values that cross processes -------------------
 
 
 class Full(msgspec.Struct, frozen=True, tag=True):
@@ -62,21 +64,24 @@ class Full(msgspec.Struct, frozen=True, tag=True):
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
-    """Only the last `tokens` tokens and the first `sinks` tokens are needed. Older blocks may be dropped."""
+    """Only the last `tokens` tokens and the first `sinks` tokens are needed. Older blocks may be
+    dropped."""
 
     tokens: int
     sinks: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """A token attends only within its chunk of `tokens` tokens. Blocks of earlier chunks may be dropped."""
+    """A token attends only within its chunk of `tokens` tokens. Blocks of earlier chunks may be
+    dropped."""
 
     tokens: int
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
-    """A request has one state instead of a slot per token. checkpoint_every: the state is saved every so many tokens for the
-    prefix cache; 0 = never. draft_states: number of extra states, which hold the state after each draft."""
+    """A request has one state instead of a slot per token. checkpoint_every: the state is saved
+    every so many tokens for the prefix cache; 0 = never. draft_states: number of extra states,
+    which hold the state after each draft."""
 
     checkpoint_every: int = 0
     draft_states: int = 0
@@ -98,7 +103,8 @@ class KVTensor(msgspec.Struct, frozen=True):
 
     def item_bytes(self) -> int:
         """Bytes of one number."""
-        return int(re.findall(r"\d+", self.dtype)[0]) // 8  # "bfloat16" has 16 bits, "float8_e4m3fn" has 8
+        # "bfloat16" has 16 bits, "float8_e4m3fn" has 8
+        return int(re.findall(r"\d+", self.dtype)[0]) // 8
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +121,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVGroup(msgspec.Struct, frozen=True):
-    """Layers that share block tables. layers: their indices. spec: what each of them stores. block_size: tokens per block."""
+    """Layers that share block tables. layers: their indices. spec: what each of them stores.
+    block_size: tokens per block."""
 
     layers: tuple[int, ...]
     spec: KVCacheSpec
@@ -123,10 +130,11 @@ class KVGroup(msgspec.Struct, frozen=True):
 
 
 class KVPlan(msgspec.Struct, frozen=True):
-    """The KV cache of a rank. num_blocks: blocks in the one pool. block_bytes: bytes of a block. hash_block_size: tokens per
-    hashed block. identity: a digest of everything that determines the content of a block, except its tokens and adapter: the
-    checkpoint, its config, the compute type, the parallel sizes, and what the attention backends store and how. All block hashes
-    depend on it.
+    """The KV cache of a rank. num_blocks: blocks in the one pool. block_bytes: bytes of a block.
+    hash_block_size: tokens per hashed block. identity: a digest of everything that determines the
+    content of a block, except its tokens and adapter: the checkpoint, its config, the compute type,
+    the parallel sizes, and what the attention backends store and how. All block hashes depend on
+    it.
     """
 
     groups: tuple[KVGroup, ...]
@@ -136,14 +144,15 @@ class KVPlan(msgspec.Struct, frozen=True):
     identity: str = ""
 
 
-# --- the layer, the views and the step ----------------------------------------------------------------------------------
+# --- the layer, the views and the step ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SparseIndex:
-    """How a layer with latent attention chooses the keys that a query attends to (DeepSeek-AI 2025, "DeepSeek-V3.2"). Each token
-    also stores an index key i [head_dim]. A query has index vectors x_h [head_dim] of num_heads heads, and their weights w_h. A
-    key's score is the sum of w_h max(0, x_h · i). The query attends to the top_k visible keys with the best scores."""
+    """How a layer with latent attention chooses the keys that a query attends to (DeepSeek-AI 2025,
+    "DeepSeek-V3.2"). Each token also stores an index key i [head_dim]. A query has index vectors
+    x_h [head_dim] of num_heads heads, and their weights w_h. A key's score is the sum of w_h max(0,
+    x_h · i). The query attends to the top_k visible keys with the best scores."""
 
     num_heads: int
     head_dim: int
@@ -152,12 +161,14 @@ class SparseIndex:
 
 @dataclass(eq=False, slots=True)
 class Latent:
-    """The up-projections of a layer with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). They are set when weights are
-    loaded, in the compute type. Letters: C channels of a latent, R rotated channels, N other channels of a key, V of a value.
+    """The up-projections of a layer with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2").
+    They are set when weights are loaded, in the compute type. Letters: C channels of a latent, R
+    rotated channels, N other channels of a key, V of a value.
 
-    A token stores one latent c [C] and one part of its keys r [R], which all H heads share. The key of head h is (up_k[h] c, r)
-    and its value is up_v[h]ᵀ c. A backend may compute them (*expanded*), or multiply the queries with up_k and the results with
-    up_v (*absorbed*); then (c, r) is the only key and c the only value. up_k: [H, N, C]. up_v: [H, C, V]. index: None = a query
+    A token stores one latent c [C] and one part of its keys r [R], which all H heads share. The key
+    of head h is (up_k[h] c, r) and its value is up_v[h]ᵀ c. A backend may compute them
+    (*expanded*), or multiply the queries with up_k and the results with up_v (*absorbed*); then (c,
+    r) is the only key and c the only value. up_k: [H, N, C]. up_v: [H, C, V]. index: None = a query
     attends to all visible keys.
     """
 
@@ -173,19 +184,22 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer of the model. scale: factor of q·k. window: in tokens, including the current one. chunk: in tokens; a
-    token at position p attends to the positions from p − p mod chunk (Meta 2025, Llama 4). A layer has a window, a chunk or
-    neither. shares_kv_with: the layer whose cache this layer reads; it then writes none. value_dim: channels of a value; None =
-    head_dim. exact_keys: the cache must store floats of at least 16 bits. encoder: a token attends to all tokens of its request,
-    also to those after it (with a window, to those at most window // 2 away). A step has all of them, so they need not be stored.
-    latent: set for latent attention. Such a layer has one KV head, head_dim = C + R and value_dim = C.
+    """One attention layer of the model. scale: factor of q·k. window: in tokens, including the
+    current one. chunk: in tokens; a token at position p attends to the positions from p − p mod
+    chunk (Meta 2025, Llama 4). A layer has a window, a chunk or neither. shares_kv_with: the layer
+    whose cache this layer reads; it then writes none. value_dim: channels of a value; None =
+    head_dim. exact_keys: the cache must store floats of at least 16 bits. encoder: a token attends
+    to all tokens of its request, also to those after it (with a window, to those at most window //
+    2 away). A step has all of them, so they need not be stored. latent: set for latent attention.
+    Such a layer has one KV head, head_dim = C + R and value_dim = C.
 
-    sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more score, sinks[h], whose value
-    is zero (OpenAI 2025, gpt-oss). soft_cap does not change it.
+    sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more
+    score, sinks[h], whose value is zero (OpenAI 2025, gpt-oss). soft_cap does not change it.
 
-    k_scale, v_scale: float32 [K], positive, given exactly if the cache stores 8-bit floats. The cache stores k / k_scale, rounded
-    to the nearest code, and the largest code for what is larger; a code means code · k_scale. Values likewise. They are written
-    in place when weights are loaded, so a backend keeps the tensors and not their numbers.
+    k_scale, v_scale: float32 [K], positive, given exactly if the cache stores 8-bit floats. The
+    cache stores k / k_scale, rounded to the nearest code, and the largest code for what is larger;
+    a code means code · k_scale. Values likewise. They are written in place when weights are loaded,
+    so a backend keeps the tensors and not their numbers.
     """
 
     layer_index: int
@@ -220,30 +234,34 @@ LATENT_TILE = 128
 
 
 def latent_tensor(layer: AttentionLayer, dtype: str) -> KVTensor:
-    """Return what latent attention stores for a token: (c, r) in the type `dtype`. With fp8_ds_mla it is vLLM's layout for
-    DeepSeek: C codes of float8_e4m3fn, a float32 scale for each 128 of them (their largest magnitude / 448), and r in bfloat16.
+    """Return what latent attention stores for a token: (c, r) in the type `dtype`. With fp8_ds_mla
+    it is vLLM's layout for DeepSeek: C codes of float8_e4m3fn, a float32 scale for each 128 of them
+    (their largest magnitude / 448), and r in bfloat16.
     """
     rank = layer.value_dim or 0
     if dtype != "fp8_ds_mla":
         return KVTensor("latent", (layer.head_dim,), dtype)
-    return KVTensor("latent", (rank + 4 * -(-rank // LATENT_TILE) + 2 * (layer.head_dim - rank),), "uint8")
+    return KVTensor(
+        "latent", (rank + 4 * -(-rank // LATENT_TILE) + 2 * (layer.head_dim - rank),), "uint8"
+    )
 
 
 KVView = Mapping[str, Any]
-"""Named tensors that are views of one layer's raw block memory, each [num_blocks, block_size, *KVTensor.shape]."""
+"""Named tensors that are views of one layer's raw block memory, each [num_blocks, block_size,
+*KVTensor.shape]."""
 
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """One step of one KV group. The tensors are views of the worker's persistent buffers, so their addresses are stable. The
-    `_cpu` arrays are numpy arrays.
+    """One step of one KV group. The tensors are views of the worker's persistent buffers, so their
+    addresses are stable. The `_cpu` arrays are numpy arrays.
 
-    Rows are in execution order, with decodes (query_len ≤ 1 + drafts) first. A replayed step may be padded. Then the tensors and
-    arrays are longer than num_rows and num_tokens: the extra rows have no tokens and seq_len 0, and the extra tokens have slot
-    −1.
+    Rows are in execution order, with decodes (query_len ≤ 1 + drafts) first. A replayed step may be
+    padded. Then the tensors and arrays are longer than num_rows and num_tokens: the extra rows have
+    no tokens and seq_len 0, and the extra tokens have slot −1.
 
-    query_start_loc: [B+1]. seq_lens: [B], in tokens, including those of this step. block_table: [B, max_blocks] int32.
-    slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
+    query_start_loc: [B+1]. seq_lens: [B], in tokens, including those of this step. block_table: [B,
+    max_blocks] int32. slot_mapping: [T] int64, block_id * block_size + offset; −1 = do not store.
     """
 
     num_rows: int
@@ -259,7 +277,8 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """layers: of this group. dtype: of activations. limits: of one step. kernels: bound ops by name."""
+    """layers: of this group. dtype: of activations. limits: of one step. kernels: bound ops by
+    name."""
 
     layers: tuple[AttentionLayer, ...]
     dtype: str
@@ -270,24 +289,28 @@ class AttentionSetup:
 
 
 class AttentionBackend(Protocol):
-    """The attention of one KV group. The order of calls is: kv_spec (on the class) → constructor → attach → bind once per layer →
-    plan once per step → bound calls. For the memory profile, core builds a backend with a single block. It builds another one for
-    the real cache."""
+    """The attention of one KV group. The order of calls is: kv_spec (on the class) → constructor →
+    attach → bind once per layer → plan once per step → bound calls. For the memory profile, core
+    builds a backend with a single block. It builds another one for the real cache."""
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
-        """Return what `layer` stores. dtype: torch name of the type in which keys and values are stored."""
+        """Return what `layer` stores. dtype: torch name of the type in which keys and values are
+        stored."""
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
-        """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors. block_size: in tokens."""
+        """Hand over the cache, once. `views[layer_index]` holds the layer's named tensors.
+        block_size: in tokens."""
 
     def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
-        """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It writes k and v to the cache and
-        then attends under the current plan. k and v are None if the layer shares another layer's cache. Hot: it is called for
-        every layer in every step. For latent attention, the callable is (q [T, H, N], rotated part of q [T, H, R], latent [T, C],
-        rotated part of the key [T, R]) → [T, H * V], and writes the last two. With an index, it also takes the index vectors
-        [T, num_heads, head_dim], their weights float32 [T, num_heads], and the index key [T, head_dim], and writes the last."""
+        """Return the layer's callable (q [T, H, D], k [T, K, D], v [T, K, Dv]) → [T, H * Dv]. It
+        writes k and v to the cache and then attends under the current plan. k and v are None if the
+        layer shares another layer's cache. Hot: it is called for every layer in every step. For
+        latent attention, the callable is (q [T, H, N], rotated part of q [T, H, R], latent [T, C],
+        rotated part of the key [T, R]) → [T, H * V], and writes the last two. With an index, it
+        also takes the index vectors [T, num_heads, head_dim], their weights float32 [T, num_heads],
+        and the index key [T, head_dim], and writes the last."""
 
     def plan(self, inputs: AttentionInputs) -> None:
-        """Derive what all layers of the group share. Called once per step, before the forward. `inputs` stays valid until the
-        next plan."""
+        """Derive what all layers of the group share. Called once per step, before the forward.
+        `inputs` stays valid until the next plan."""

@@ -1,4 +1,5 @@
-"""Kind `draft` (provisional): proposes tokens that the model then verifies in one step (speculative decoding). Runs in W."""
+"""Kind `draft` (provisional): proposes tokens that the model then verifies in one step (speculative
+decoding). Runs in W."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ class DraftSetup:
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B], the rows that may draft. history: one host array of token ids per row. max_drafts: [B], the limit of each
-    row. The worker asks for fewer where drafts are seldom right, and compares a proposal with the next token before it asks for
-    more."""
+    """rows: [B], the rows that may draft. history: one host array of token ids per row. max_drafts:
+    [B], the limit of each row. The worker asks for fewer where drafts are seldom right, and
+    compares a proposal with the next token before it asks for more."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"

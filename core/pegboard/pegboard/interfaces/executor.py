@@ -1,4 +1,5 @@
-"""Kind `executor`: runs one batch on every rank. Implementations: in-process, multi-process, Ray."""
+"""Kind `executor`: runs one batch on every rank. Implementations: in-process, multi-process,
+Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ SERVING_CALLS = frozenset({"memory", "profile"})
 """Worker methods that `Executor.call` may also name between steps."""
 
 ENGINE_CALLS = frozenset(
-    {"read_adapter", "load_adapter", "drop_adapters", "sleep", "wake_up", "collective_rpc", "update_weights"}
+    {
+        "read_adapter",
+        "load_adapter",
+        "drop_adapters",
+        "sleep",
+        "wake_up",
+        "collective_rpc",
+        "update_weights",
+    }
 )
 """Worker methods that only the engine itself calls, while no step is in flight."""
 
@@ -32,16 +41,17 @@ class ExecutorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker: builds core's worker for a rank in the calling process. It can be pickled, so that a process that is spawned
-    elsewhere can call it."""
+    """make_worker: builds core's worker for a rank in the calling process. It can be pickled, so
+    that a process that is spawned elsewhere can call it."""
 
     make_worker: Callable[[int], "WorkerLike"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A rank that has loaded its weights. kv_specs: by layer index. kv_memory_bytes: memory that it can give to the KV cache.
-    weight_bytes: memory that its weights take. kv_layout: the attention backends that arrange the KV cache, with their versions.
+    """A rank that has loaded its weights. kv_specs: by layer index. kv_memory_bytes: memory that it
+    can give to the KV cache. weight_bytes: memory that its weights take. kv_layout: the attention
+    backends that arrange the KV cache, with their versions.
     """
 
     rank: int
@@ -64,12 +74,15 @@ class WorkerLike(Protocol):
 
     def load(self) -> WorkerReady: ...
 
-    def run(self, batch: "Batch", masks: "Callable[[], TokenMasks] | None") -> "Callable[[], StepOutput]":
-        """Compute a step, or start it if the device works asynchronously. The returned callable waits for the result. The next
-        step may be run before the callable is called."""
+    def run(
+        self, batch: "Batch", masks: "Callable[[], TokenMasks] | None"
+    ) -> "Callable[[], StepOutput]":
+        """Compute a step, or start it if the device works asynchronously. The returned callable
+        waits for the result. The next step may be run before the callable is called."""
 
     def call(self, method: str, *args: object) -> object:
-        """Call a method named in START_CALLS, SERVING_CALLS or ENGINE_CALLS. Raises ConfigError for any other method."""
+        """Call a method named in START_CALLS, SERVING_CALLS or ENGINE_CALLS. Raises ConfigError for
+        any other method."""
 
     def stop(self) -> None: ...
 
@@ -85,21 +98,24 @@ class Executor(Protocol):
     """Runs batches on the workers. The engine owns it and calls it only from its own thread."""
 
     def start(self) -> list[WorkerReady]:
-        """Start all ranks and load the model. Called once; cold. Raises ModelError, ConfigError or PluginError."""
+        """Start all ranks and load the model. Called once; cold. Raises ModelError, ConfigError or
+        PluginError."""
 
     def submit(self, batch: "Batch") -> StepFuture:
-        """Start a step. Steps run in the order in which they are submitted, and several may be in flight. Hot. An executor in the
-        engine's process may compute here, or in `StepFuture.result` if the batch needs masks."""
+        """Start a step. Steps run in the order in which they are submitted, and several may be in
+        flight. Hot. An executor in the engine's process may compute here, or in `StepFuture.result`
+        if the batch needs masks."""
 
     def provide_masks(self, step: int, masks: "TokenMasks") -> None:
-        """Hand over the grammar masks of a submitted step whose batch has `needs_masks`. The sampler of that step waits for
-        them."""
+        """Hand over the grammar masks of a submitted step whose batch has `needs_masks`. The
+        sampler of that step waits for them."""
 
     def call(self, method: str, *args: object) -> list[object]:
         """Run a worker method on all ranks, between steps, and return the results in rank order."""
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        """Register a callback for ranks that die outside a step. It is called at most once, from any thread."""
+        """Register a callback for ranks that die outside a step. It is called at most once, from
+        any thread."""
 
     def stop(self) -> None:
         """Stop all ranks, and leave no process and no socket behind. Later calls do nothing."""

@@ -1,8 +1,10 @@
-"""Hooks (group `pegboard.hooks.v1`): few, cold, additive. They observe or add, and never pick an implementation.
+"""Hooks (group `pegboard.hooks.v1`): few, cold, additive. They observe or add, and never pick an
+implementation.
 
-An entry point of the group names an object (or a module) with functions of the names below. Any other name that starts with
-`pegboard_` is an error. Hooks are ambient: they run only when enabled (`plugins.enable: ["hooks:name"]`). If a hook raises,
-Pegboard warns once and leaves it out for the rest of the run. The other hooks continue.
+An entry point of the group names an object (or a module) with functions of the names below. Any
+other name that starts with `pegboard_` is an error. Hooks are ambient: they run only when enabled
+(`plugins.enable: ["hooks:name"]`). If a hook raises, Pegboard warns once and leaves it out for the
+rest of the run. The other hooks continue.
 
     pegboard.hooks.v1:  audit = "acme_audit.hooks:AUDIT"
 
@@ -19,8 +21,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of `pegboard plugins doctor`. With a "problem" the command exits with status 1; with a "note" it does not.
-    subject: the id of the plugin, or the name of what the finding is about."""
+    """One finding of `pegboard plugins doctor`. With a "problem" the command exits with status 1;
+    with a "note" it does not. subject: the id of the plugin, or the name of what the finding is
+    about."""
 
     level: Literal["problem", "note"]
     subject: str
@@ -29,7 +32,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A process that starts or stops. role: "api", "engine" or "worker". rank: of a worker, else 0."""
+    """A process that starts or stops. role: "api", "engine" or "worker". rank: of a worker, else
+    0."""
 
     role: Literal["api", "engine", "worker"]
     rank: int = 0
@@ -37,7 +41,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. load_s: seconds from the first byte until the model is ready."""
+    """A model that is ready to run. load_s: seconds from the first byte until the model is
+    ready."""
 
     name: str
     architecture: str
@@ -47,12 +52,14 @@ class LoadedModel:
 
 
 def pegboard_doctor_checks() -> Sequence[Finding]:  # type: ignore[empty-body]
-    """Return the problems that the plugin finds in its environment. Called by `pegboard plugins doctor`."""
+    """Return the problems that the plugin finds in its environment. Called by `pegboard plugins
+    doctor`."""
 
 
 def pegboard_amend_config(draft: MutableMapping[str, Any]) -> None:
-    """Change settings before they are frozen. `draft` holds the engine settings by field name. Each change is recorded and shown
-    with the plugin's name. If the hook raises, its changes are undone."""
+    """Change settings before they are frozen. `draft` holds the engine settings by field name. Each
+    change is recorded and shown with the plugin's name. If the hook raises, its changes are
+    undone."""
 
 
 def pegboard_role_started(role: Role) -> None:
@@ -60,7 +67,8 @@ def pegboard_role_started(role: Role) -> None:
 
 
 def pegboard_role_stopping(role: Role) -> None:
-    """A process of this role is about to end. Called once for each `pegboard_role_started`, unless the process crashes."""
+    """A process of this role is about to end. Called once for each `pegboard_role_started`, unless
+    the process crashes."""
 
 
 def pegboard_model_loaded(model: LoadedModel) -> None:

@@ -3,8 +3,9 @@
 The entry-point name is "<name>.<implementation>", where <name> is one of:
 
 an op             a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
-a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with it
-a replay          a class that records the forward (`pegboard.interfaces.platform.Replay`), if the platform cannot record it
+a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with
+it a replay          a class that records the forward (`pegboard.interfaces.platform.Replay`), if
+the platform cannot record it
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ Provides = Literal["op", "weight_format", "replay"]
 class KernelSpec(Spec):
     """supports: `dtype` (of activations).
 
-    provides: what `implementation` is. An op is a function with the signature of its reference. A weight format is a class with
-    the methods of its reference. A replay is a class that is built without arguments.
-    declares: True if the op or weight format is new. This implementation then defines its meaning, and all others are compared
-    with it. Only one plugin may declare a name, and none may declare a name that core declares.
+    provides: what `implementation` is. An op is a function with the signature of its reference. A
+    weight format is a class with the methods of its reference. A replay is a class that is built
+    without arguments. declares: True if the op or weight format is new. This implementation then
+    defines its meaning, and all others are compared with it. Only one plugin may declare a name,
+    and none may declare a name that core declares.
     """
 
     provides: Provides = "op"
@@ -37,9 +39,11 @@ class KernelNeed(Need):
 
 
 RECORDER = "recorder"
-"""Key under which the kernel that records the forward is chosen. All other kernels are chosen by op or weight format."""
+"""Key under which the kernel that records the forward is chosen. All other kernels are chosen by op
+or weight format."""
 
 
 def key_of(name: str, spec: KernelSpec) -> str:
-    """Return the key under which the entry called `name` is chosen: its op, its weight format, or RECORDER."""
+    """Return the key under which the entry called `name` is chosen: its op, its weight format, or
+    RECORDER."""
     return RECORDER if spec.provides == "replay" else name.partition(".")[0]

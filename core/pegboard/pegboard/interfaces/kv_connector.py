@@ -1,5 +1,5 @@
-"""Kind `kv_connector` (provisional): moves KV blocks between engines or memory tiers. A connector has two halves, one for the
-scheduler (E) and one for the worker (W)."""
+"""Kind `kv_connector` (provisional): moves KV blocks between engines or memory tiers. A connector
+has two halves, one for the scheduler (E) and one for the worker (W)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
-    """`implementation` is the scheduler half. worker: "module:Class" of the worker half. parameters: the names in a request's
-    `kv_transfer_params` that it reads. A request with a name that no configured connector reads is refused."""
+    """`implementation` is the scheduler half. worker: "module:Class" of the worker half.
+    parameters: the names in a request's `kv_transfer_params` that it reads. A request with a name
+    that no configured connector reads is refused."""
 
     worker: str
     parameters: frozenset[str] = frozenset()
@@ -26,12 +27,14 @@ class KVConnectorSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorSetup:
-    """plan: the KV groups with their block sizes, the size of the blocks that are hashed, and the identity of their content.
-    Block hashes depend on the identity, so equal hashes mean equal content in all engines. Data that is found in another way, for
-    example by a request's id, must be stored with the identity and refused if it differs. rank: whose part of the keys and values
-    this half moves. The hashes of all ranks are equal, so stored data needs the rank in its name. The scheduler half has rank 0.
-    expired: for each KV group, number of computed tokens → the entries of a block table that no later token reads. A prefix needs
-    the other entries only. The worker half does not have it.
+    """plan: the KV groups with their block sizes, the size of the blocks that are hashed, and the
+    identity of their content. Block hashes depend on the identity, so equal hashes mean equal
+    content in all engines. Data that is found in another way, for example by a request's id, must
+    be stored with the identity and refused if it differs. rank: whose part of the keys and values
+    this half moves. The hashes of all ranks are equal, so stored data needs the rank in its name.
+    The scheduler half has rank 0. expired: for each KV group, number of computed tokens → the
+    entries of a block table that no later token reads. A prefix needs the other entries only. The
+    worker half does not have it.
     """
 
     plan: "KVPlan"
@@ -41,8 +44,9 @@ class KVConnectorSetup:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """num_tokens: tokens beyond the local prefix that can be loaded. load: when. "in_step": within the step that computes the
-    rest. "between_steps": before the request is scheduled; until then it has the status LOADING."""
+    """num_tokens: tokens beyond the local prefix that can be loaded. load: when. "in_step": within
+    the step that computes the rest. "between_steps": before the request is scheduled; until then it
+    has the status LOADING."""
 
     num_tokens: int
     load: Literal["in_step", "between_steps"] = "in_step"
@@ -57,7 +61,8 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """later: the blocks stay pinned until a report names the request as saved. parameters: sent to the client."""
+    """later: the blocks stay pinned until a report names the request as saved. parameters: sent to
+    the client."""
 
     later: bool = False
     parameters: Mapping[str, Any] | None = field(default=None)
@@ -65,18 +70,26 @@ class Release:
 
 class KVConnectorScheduler(Protocol):
     def match(self, request: "RequestView", num_local_tokens: int) -> Match | None:
-        """Return the external prefix beyond the local one. None means "ask again later", and the request is skipped in this
-        step."""
+        """Return the external prefix beyond the local one. None means "ask again later", and the
+        request is skipped in this step."""
 
-    def allocated(self, request: "RequestView", blocks: BlockView, num_external_tokens: int) -> None:
-        """Blocks are reserved for the request. Load the last `num_external_tokens` of its `num_computed_tokens` tokens. If it is
-        0, load nothing: another connector of the chain was chosen."""
+    def allocated(
+        self, request: "RequestView", blocks: BlockView, num_external_tokens: int
+    ) -> None:
+        """Blocks are reserved for the request. Load the last `num_external_tokens` of its
+        `num_computed_tokens` tokens. If it is 0, load nothing: another connector of the chain was
+        chosen."""
 
     def plan(self, batch: "Batch") -> bytes:
-        """Return this step's loads and saves for the worker half. Hot. A block that a request has given back since the last plan
-        may be saved without a pin: see `KVConnectorWorker.save`."""
+        """Return this step's loads and saves for the worker half. Hot. A block that a request has
+        given back since the last plan may be saved without a pin: see `KVConnectorWorker.save`."""
 
-    def released(self, request: "RequestView", blocks: BlockView, why: Literal["finished", "aborted", "preempted"]) -> Release:
+    def released(
+        self,
+        request: "RequestView",
+        blocks: BlockView,
+        why: Literal["finished", "aborted", "preempted"],
+    ) -> Release:
         """The request gives its blocks back."""
 
     def update(self, reports: "Sequence[TransferReport]") -> None:
@@ -91,14 +104,16 @@ class KVConnectorWorker(Protocol):
         """Hand over the KV memory. Called again after a resize."""
 
     def save(self, plan: bytes) -> None:
-        """Read the blocks that this plan saves, before the step changes any block. Blocks that were given back since the last
-        plan still have their content. This is not so later in the step: another request may own them."""
+        """Read the blocks that this plan saves, before the step changes any block. Blocks that were
+        given back since the last plan still have their content. This is not so later in the step:
+        another request may own them."""
 
     def begin(self, plan: bytes) -> None:
         """Start loads before the forward. Loads of "in_step" must also be finished."""
 
     def end(self) -> "TransferReport":
-        """Return a report after the forward. Also called in steps without tokens. The engine makes such steps as long as
-        transfers are open and nothing else can run, so `end` may wait some milliseconds for a transfer then."""
+        """Return a report after the forward. Also called in steps without tokens. The engine makes
+        such steps as long as transfers are open and nothing else can run, so `end` may wait some
+        milliseconds for a transfer then."""
 
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A sink that fails is switched off, and the engine
-continues.
+"""Kind `metrics`: where measurements go. Ambient: runs only when enabled. A sink that fails is
+switched off, and the engine continues.
 
-The engine measures. A sink whose spec asks for it is built in the API process instead. There it gets the same samples a few times
-per second, together with what the HTTP server measures.
+The engine measures. A sink whose spec asks for it is built in the API process instead. There it
+gets the same samples a few times per second, together with what the HTTP server measures.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ import msgspec
 from pegboard.interfaces.spec import Spec
 
 PREFIX = "vllm:"
-"""The prefix that dashboards expect before the name of a metric whose `prefixed` is true. Sinks may let the user change it."""
+"""The prefix that dashboards expect before the name of a metric whose `prefixed` is true. Sinks may
+let the user change it."""
 
 COMMON_LABELS = ("model_name", "engine")
-"""Labels that a sink adds by itself: the served model's name, and the number of the engine, counted from "0"."""
+"""Labels that a sink adds by itself: the served model's name, and the number of the engine, counted
+from "0"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSpec(Spec):
-    """process: where the sink is built. "engine": in E, where it is called at the end of every step. "api": in A, for sinks that
-    HTTP clients query. Each API process has its own sink, and each of them gets every sample.
-    flags: "requests" = the sink wants `Sample.requests`. "traces" = it exports requests as spans: the setting
-    `otlp_traces_endpoint` enables the sink and becomes its option `endpoint`, and `collect_detailed_traces` becomes its option
-    `collect`. "kv_events" = it publishes `Sample.kv_events`: the setting `kv_events_config` enables the sink by its name, as
+    """process: where the sink is built. "engine": in E, where it is called at the end of every
+    step. "api": in A, for sinks that HTTP clients query. Each API process has its own sink, and
+    each of them gets every sample. flags: "requests" = the sink wants `Sample.requests`. "traces" =
+    it exports requests as spans: the setting `otlp_traces_endpoint` enables the sink and becomes
+    its option `endpoint`, and `collect_detailed_traces` becomes its option `collect`. "kv_events" =
+    it publishes `Sample.kv_events`: the setting `kv_events_config` enables the sink by its name, as
     `publisher`, and its other keys become the sink's options."""
 
     FLAGS = frozenset({"requests", "traces", "kv_events"})
@@ -46,12 +49,13 @@ class MetricsSetup:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """name: without the prefix ("num_requests_running"); names of counters end in "_total". buckets: upper limits of a
-    histogram's buckets, ascending, without infinity. A summary is a histogram without buckets: it has only a count and a sum.
-    labels: names of the metric's own labels; `series` names one combination of their values. initial: combinations that exist
-    with value 0 before anything is measured. common: the labels of COMMON_LABELS that a sink adds. prefixed: False if the name
-    gets no prefix. latest: True for a gauge whose labels carry the information. Then only the combination of label values that
-    was published last counts."""
+    """name: without the prefix ("num_requests_running"); names of counters end in "_total".
+    buckets: upper limits of a histogram's buckets, ascending, without infinity. A summary is a
+    histogram without buckets: it has only a count and a sum. labels: names of the metric's own
+    labels; `series` names one combination of their values. initial: combinations that exist with
+    value 0 before anything is measured. common: the labels of COMMON_LABELS that a sink adds.
+    prefixed: False if the name gets no prefix. latest: True for a gauge whose labels carry the
+    information. Then only the combination of label values that was published last counts."""
 
     name: str
     type: Literal["counter", "gauge", "histogram", "summary"]
@@ -66,12 +70,13 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request that has ended, with all its completions. Times are seconds on the clock of `time.time()`; 0.0 means that the
-    event did not happen.
+    """One request that has ended, with all its completions. Times are seconds on the clock of
+    `time.time()`; 0.0 means that the event did not happen.
 
-    num_generated_tokens: of all completions together. finish_reasons: in the order in which the completions ended.
-    forward_s, execute_s: seconds that the request's steps took, in the model's forward and in the worker as a whole.
-    trace_headers: "traceparent" and "tracestate" of the client's request.
+    num_generated_tokens: of all completions together. finish_reasons: in the order in which the
+    completions ended. forward_s, execute_s: seconds that the request's steps took, in the model's
+    forward and in the worker as a whole. trace_headers: "traceparent" and "tracestate" of the
+    client's request.
     """
 
     request_id: str
@@ -97,8 +102,9 @@ class RequestRecord:
 class BlocksStored(msgspec.Struct, frozen=True, tag=True):
     """Consecutive blocks of a request that the prefix cache can find from now on.
 
-    block_hashes: one for each `block_size` tokens of `token_ids`. parent_hash: of the block before them; None if they start the
-    request. group: the KV group. cache_salt: only if they start the request, because later hashes depend on the first.
+    block_hashes: one for each `block_size` tokens of `token_ids`. parent_hash: of the block before
+    them; None if they start the request. group: the KV group. cache_salt: only if they start the
+    request, because later hashes depend on the first.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -127,11 +133,13 @@ KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 @dataclass(slots=True)
 class Sample:
-    """What has changed since the last publish: gauges as values, counters as increments, histograms as observations.
+    """What has changed since the last publish: gauges as values, counters as increments, histograms
+    as observations.
 
-    The keys are names of series: the metric's name, or the result of `series`. engine: number of the engine that was measured.
-    requests: the requests that have ended, if a sink's spec asks for them. kv_events: changes of the prefix cache, in order, if a
-    sink's spec asks for them and the sink is built in the engine process. Only blocks of tokens have events, not states.
+    The keys are names of series: the metric's name, or the result of `series`. engine: number of
+    the engine that was measured. requests: the requests that have ended, if a sink's spec asks for
+    them. kv_events: changes of the prefix cache, in order, if a sink's spec asks for them and the
+    sink is built in the engine process. Only blocks of tokens have events, not states.
     """
 
     time_s: float
@@ -148,14 +156,16 @@ class MetricsSink(Protocol):
         """Take the definitions of all metrics. Called once, before the first publish."""
 
     def publish(self, sample: Sample) -> None:
-        """Take a sample. Called at most once per step, and whenever the engine becomes idle. Must not block."""
+        """Take a sample. Called at most once per step, and whenever the engine becomes idle. Must
+        not block."""
 
     def close(self) -> None:
         """Flush. Called once."""
 
 
 def series(name: str, *values: str) -> str:
-    """Return the name of one series of a metric with labels: `series("request_success_total", "stop")`."""
+    """Return the name of one series of a metric with labels: `series("request_success_total",
+    "stop")`."""
     return "|".join((name, *(value.replace("%", "%25").replace("|", "%7C") for value in values)))
 
 
@@ -167,8 +177,9 @@ def split_series(key: str) -> tuple[str, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class Reading:
-    """The state of one series. value: of a counter or gauge, or the sum of the observations. count: number of observations.
-    bucket_counts: number of observations in each bucket (not cumulative), with one more entry than there are buckets."""
+    """The state of one series. value: of a counter or gauge, or the sum of the observations. count:
+    number of observations. bucket_counts: number of observations in each bucket (not cumulative),
+    with one more entry than there are buckets."""
 
     metric: Metric
     engine: int
@@ -179,7 +190,8 @@ class Reading:
 
 
 class Totals:
-    """Adds up samples, for sinks that answer requests. Metrics that are not declared are skipped."""
+    """Adds up samples, for sinks that answer requests. Metrics that are not declared are
+    skipped."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -187,7 +199,8 @@ class Totals:
         self._engines: set[int] = set()
 
     def declare(self, metrics: Sequence[Metric]) -> None:
-        """Create engine 0's series whose labels are known. Those of any other engine are created with its first sample."""
+        """Create engine 0's series whose labels are known. Those of any other engine are created
+        with its first sample."""
         self._metrics.update((metric.name, metric) for metric in metrics)
         self._engines.discard(0)
         self._open(0)
@@ -235,12 +248,18 @@ class Totals:
             if metric is None or len(labels) != len(metric.labels):
                 return None
             counts = [0] * (len(metric.buckets) + 1) if metric.type == "histogram" else []
-            reading = self._readings[engine, key] = Reading(metric, engine, labels, bucket_counts=counts)
+            reading = self._readings[engine, key] = Reading(
+                metric, engine, labels, bucket_counts=counts
+            )
         return reading
 
     def _retire(self, latest: Reading) -> None:
         for place, reading in list(self._readings.items()):
-            if reading is not latest and reading.metric is latest.metric and reading.engine == latest.engine:
+            if (
+                reading is not latest
+                and reading.metric is latest.metric
+                and reading.engine == latest.engine
+            ):
                 del self._readings[place]
 
 

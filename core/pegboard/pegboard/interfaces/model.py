@@ -1,5 +1,6 @@
-"""Kind `model`: an architecture, built from `pegboard.layers`. Keyed by the Hugging Face architecture name. The name `*` takes
-any architecture and ranks after every exact name. Runs in W."""
+"""Kind `model`: an architecture, built from `pegboard.layers`. Keyed by the Hugging Face
+architecture name. The name `*` takes any architecture and ranks after every exact name. Runs in
+W."""
 
 from __future__ import annotations
 
@@ -17,29 +18,34 @@ if TYPE_CHECKING:
 class ModelSpec(Spec):
     """Entry-point name: the architecture's name, as checkpoints write it.
 
-    flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step, nothing is cached, and the model
-    makes vectors and no text. "classifier" = `logits` returns one number for each class, of rows that the pooler made.
+    flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
+    nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
+    number for each class, of rows that the pooler made.
     """
 
     FLAGS = frozenset({"encoder", "classifier"})
 
 
 class Model(Protocol):
-    """One architecture family in one file: a `torch.nn.Module` that is built as `Model(config, build)`.
+    """One architecture family in one file: a `torch.nn.Module` that is built as `Model(config,
+    build)`.
 
-    The constructor declares layers through `build` and allocates no weights. A layer asks for its checkpoint tensors by path: a
-    layer built at `build.at("model").at("layers").at(3)…` reads `model.layers.3.….weight`.
+    The constructor declares layers through `build` and allocates no weights. A layer asks for its
+    checkpoint tensors by path: a layer built at `build.at("model").at("layers").at(3)…` reads
+    `model.layers.3.….weight`.
     """
 
     def __init__(self, config: Mapping[str, Any], build: Any) -> None:
-        """config: the checkpoint's configuration, in Hugging Face's form. build: a `pegboard.layers.Build`."""
+        """config: the checkpoint's configuration, in Hugging Face's form. build: a
+        `pegboard.layers.Build`."""
 
     def embed(self, input_ids: "Tensor") -> "Tensor":
         """Embed the tokens: [T] ids → [T, hidden]."""
 
     def forward(self, hidden: "Tensor", positions: "Tensor") -> "Tensor":
-        """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. The call is recorded and replayed as a whole, so
-        it must not synchronize with the host or branch on the values of tensors."""
+        """Apply the layers and the final norm: [T, hidden], [T] → [T, hidden]. The call is recorded
+        and replayed as a whole, so it must not synchronize with the host or branch on the values of
+        tensors."""
 
     def logits(self, hidden: "Tensor") -> "Tensor":
         """Compute the logits of the rows that need them: [N, hidden] → [N, V] float32."""

@@ -1,5 +1,5 @@
-"""Kinds `tool_parser` and `reasoning_parser` (provisional): from a completion's text to events. Both have the same interface.
-Runs in A."""
+"""Kinds `tool_parser` and `reasoning_parser` (provisional): from a completion's text to events.
+Both have the same interface. Runs in A."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ PROMPT_END_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserSpec(Spec):
-    """flags: `special_tokens` = the parser's markers are special tokens of the model, so the text that it reads keeps them."""
+    """flags: `special_tokens` = the parser's markers are special tokens of the model, so the text
+    that it reads keeps them."""
 
     FLAGS = frozenset({"special_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
 class OutputParserSetup:
-    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped). template_kwargs: the request's switches
-    for the chat template (`enable_thinking`, …). prompt_end: the end of the rendered prompt as text, including special tokens. It
-    shows whether the template has already opened or closed the reasoning."""
+    """vocabulary: for token-level markers. tools: the request's tools (OpenAI-shaped).
+    template_kwargs: the request's switches for the chat template (`enable_thinking`, …).
+    prompt_end: the end of the rendered prompt as text, including special tokens. It shows whether
+    the template has already opened or closed the reasoning."""
 
     vocabulary: "Vocabulary"
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -83,27 +85,32 @@ class OutputParser(Protocol):
     """Parses one completion. It never raises, whatever the text is, and loses no text."""
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
-        """Return the events that are certain now. However the text is divided into chunks, the joined events are the same."""
+        """Return the events that are certain now. However the text is divided into chunks, the
+        joined events are the same."""
 
     def finish(self) -> list[Event]:
-        """Return the text that was held back, and end open calls. Malformed calls are returned as Content."""
+        """Return the text that was held back, and end open calls. Malformed calls are returned as
+        Content."""
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> "Constraint | None":
-        """Return a grammar of the format for required or named calls, or None if the format cannot be enforced."""
+        """Return a grammar of the format for required or named calls, or None if the format cannot
+        be enforced."""
 
     def reasoning_end(self) -> tuple[str, ...]:
-        """Return the texts that end the reasoning of this completion (any of them does), or () if it does not begin with
-        reasoning. The engine also looks for them in the output, because a grammar starts after them."""
+        """Return the texts that end the reasoning of this completion (any of them does), or () if
+        it does not begin with reasoning. The engine also looks for them in the output, because a
+        grammar starts after them."""
 
     def call_id(self, index: int, name: str) -> str:
-        """Return an id for a call that the request forces. The model writes no id for such a call, and the templates of some
-        models require ids of a certain form."""
+        """Return an id for a call that the request forces. The model writes no id for such a call,
+        and the templates of some models require ids of a certain form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenParser:
-    """The parser of one kind for the served model. make: builds a parser for a completion. reads_special: its markers are special
-    tokens, so the text that it reads keeps them. plugin: its whole id, for messages."""
+    """The parser of one kind for the served model. make: builds a parser for a completion.
+    reads_special: its markers are special tokens, so the text that it reads keeps them. plugin: its
+    whole id, for messages."""
 
     name: str
     make: Callable[[OutputParserSetup], OutputParser]
@@ -113,8 +120,8 @@ class ChosenParser:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers for the answers of the served model. If one is None, its part stays content. can_be_compact: structured output
-    can forbid free white space."""
+    """The parsers for the answers of the served model. If one is None, its part stays content.
+    can_be_compact: structured output can forbid free white space."""
 
     tool: ChosenParser | None = None
     reasoning: ChosenParser | None = None

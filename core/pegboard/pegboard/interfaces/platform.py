@@ -1,5 +1,5 @@
-"""Kind `platform`: a device family. It is chosen by probe, and an explicit choice wins. If the chosen platform is broken,
-Pegboard never silently uses the CPU instead."""
+"""Kind `platform`: a device family. It is chosen by probe, and an explicit choice wins. If the
+chosen platform is broken, Pegboard never silently uses the CPU instead."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(Spec):
-    """Entry-point name: the device family ("cpu", "cuda"). flags: "device" = an Ok of its probe means that a device of its own is
-    there; the platform then comes before those that compute on the host's processor. runs: other families whose plugins also run
-    on this platform ("cpu", if its devices are torch's CPU)."""
+    """Entry-point name: the device family ("cpu", "cuda"). flags: "device" = an Ok of its probe
+    means that a device of its own is there; the platform then comes before those that compute on
+    the host's processor. runs: other families whose plugins also run on this platform ("cpu", if
+    its devices are torch's CPU)."""
 
     FLAGS = frozenset({"device"})
 
@@ -35,7 +36,8 @@ class PlatformSetup:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """name: torch device string of this rank, "cpu" or "cuda:0". num_threads: compute threads of this process."""
+    """name: torch device string of this rank, "cpu" or "cuda:0". num_threads: compute threads of
+    this process."""
 
     name: str
     num_threads: int
@@ -43,8 +45,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNumbers:
-    """Memory on the device, in bytes: free now, total, used by this process, and the most that it has used since the last
-    reset."""
+    """Memory on the device, in bytes: free now, total, used by this process, and the most that it
+    has used since the last reset."""
 
     free_bytes: int
     total_bytes: int
@@ -55,8 +57,8 @@ class MemoryNumbers:
 Trait = Literal["decode", "forward", "logits"]
 """What a recording computes. All its buffers have one row for each row of the step.
 
-decode      a step with one new token per request, all of which need logits: ids, positions → hidden states, logits
-forward     any step: ids, positions → hidden states
+decode      a step with one new token per request, all of which need logits: ids, positions → hidden
+states, logits forward     any step: ids, positions → hidden states
 logits      hidden states → logits
 """
 
@@ -67,77 +69,88 @@ class Recording(Protocol):
     size: int
 
     def __call__(self, num_rows: int) -> "tuple[Tensor, ...]":
-        """Compute from the current contents of the buffers, and return the first num_rows rows of the results. They are valid
-        until any recording of the same `Replay` is called. If `Replay.pads`, the other rows of the buffers are also computed, and
-        hold harmless values."""
+        """Compute from the current contents of the buffers, and return the first num_rows rows of
+        the results. They are valid until any recording of the same `Replay` is called. If
+        `Replay.pads`, the other rows of the buffers are also computed, and hold harmless values."""
 
 
 class Replay(Protocol):
-    """Records what a rank computes once, and replays it without running Python for each layer. Recordings may share memory,
-    because only one runs at a time. pads: a recording always computes all of its rows, so a step is padded to the next larger
-    size."""
+    """Records what a rank computes once, and replays it without running Python for each layer.
+    Recordings may share memory, because only one runs at a time. pads: a recording always computes
+    all of its rows, so a step is padded to the next larger size."""
 
     pads: bool
 
     def sizes(self, trait: Trait, largest: int) -> Sequence[int]:
-        """Return the numbers of rows to record this trait for, in ascending order, none above `largest`. With (), the trait runs
-        eagerly."""
+        """Return the numbers of rows to record this trait for, in ascending order, none above
+        `largest`. With (), the trait runs eagerly."""
 
-    def record(self, run: "Callable[..., tuple[Tensor, ...]]", inputs: "Sequence[Tensor]") -> Recording:
-        """Record `run(*inputs)`. The inputs are tensors whose first dimension is the rows and whose addresses do not change. A
-        recorder may run the function, or call it with stand-ins for the inputs, which only know their shapes. Raises
-        CannotRecord, which names the operation that cannot be recorded. Any other exception of `run` is passed on."""
+    def record(
+        self, run: "Callable[..., tuple[Tensor, ...]]", inputs: "Sequence[Tensor]"
+    ) -> Recording:
+        """Record `run(*inputs)`. The inputs are tensors whose first dimension is the rows and whose
+        addresses do not change. A recorder may run the function, or call it with stand-ins for the
+        inputs, which only know their shapes. Raises CannotRecord, which names the operation that
+        cannot be recorded. Any other exception of `run` is passed on."""
 
     def reset(self) -> None:
-        """Discard all recordings and free their memory. Called because addresses that they use have changed."""
+        """Discard all recordings and free their memory. Called because addresses that they use have
+        changed."""
 
 
 class Copies(Protocol):
-    """Copies between the host and a device with separate memory. They are in order with the computation on the device. No call
-    waits."""
+    """Copies between the host and a device with separate memory. They are in order with the
+    computation on the device. No call waits."""
 
     def host(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "Tensor":
         """Return zeroed, pinned host memory, which the device can copy from by itself."""
 
     def upload(self, source: "Tensor", target: "Tensor") -> None:
-        """Copy a `host` tensor, or a part of one, to the device. The tensor may not be written again until a later `mark` was
-        waited for."""
+        """Copy a `host` tensor, or a part of one, to the device. The tensor may not be written
+        again until a later `mark` was waited for."""
 
     def download(self, source: "Tensor") -> "Callable[[], Tensor]":
-        """Copy the current contents of a device tensor to the host. The callable waits for the copy and returns it."""
+        """Copy the current contents of a device tensor to the host. The callable waits for the copy
+        and returns it."""
 
     def mark(self) -> "Callable[[], None]":
         """Return a callable that waits until all copies so far are done."""
 
 
 class Platform(Protocol):
-    """One device family in one process. The worker's process builds it and calls `start` once, before anything else."""
+    """One device family in one process. The worker's process builds it and calls `start` once,
+    before anything else."""
 
     def start(self, local_rank: int) -> Device:
-        """Bind the device, the cores and the one thread pool. Cold. A second engine in the process must use the same, else
-        ConfigError."""
+        """Bind the device, the cores and the one thread pool. Cold. A second engine in the process
+        must use the same, else ConfigError."""
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after reading, and gives back memory that
-        nothing uses."""
+        """Return the current numbers. Cold. `reset_peak` starts a new peak measurement after
+        reading, and gives back memory that nothing uses."""
 
     def zeros(self, num_bytes: int) -> "Tensor":
-        """Return zeroed uint8 memory for the KV cache. Raises ConfigError if there is too little."""
+        """Return zeroed uint8 memory for the KV cache. Raises ConfigError if there is too
+        little."""
 
     def copies(self) -> Copies | None:
-        """Return the copies of this device, or None if it computes in the host's memory and nothing needs to be copied."""
+        """Return the copies of this device, or None if it computes in the host's memory and nothing
+        needs to be copied."""
 
     def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
-        """Return what this rank records with, or None if every step runs eagerly. programs: makes the `Replay` of a kernel plugin
-        for this platform. It is None if no such plugin is suitable."""
+        """Return what this rank records with, or None if every step runs eagerly. programs: makes
+        the `Replay` of a kernel plugin for this platform. It is None if no such plugin is
+        suitable."""
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """Return settings that this platform prefers, by `EngineConfig` field name (dtype, block_size, …). A user's value wins.
-        Each default that is used is recorded with the platform's name.
+        """Return settings that this platform prefers, by `EngineConfig` field name (dtype,
+        block_size, …). A user's value wins. Each default that is used is recorded with the
+        platform's name.
 
-        If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and measures how much memory is
-        left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`. If the weights are packed and their kernels do not take the
-        returned dtype, one that they take is used.
+        If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and
+        measures how much memory is left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`. If
+        the weights are packed and their kernels do not take the returned dtype, one that they take
+        is used.
         """
 
     def profile(self, path: Path | None) -> None:
@@ -148,6 +161,7 @@ class ReleasingPlatform(Protocol):
     """An optional addition to the Platform: it can give memory back while the engine sleeps."""
 
     def release(self, tensors: "Sequence[Tensor]", *, keep: bool) -> "Callable[[], None]":
-        """Give the memory of these tensors back. Their addresses stay reserved. Call the returned function before they are used
-        again: it brings back their contents if `keep`, else they are zero or what they were when the memory was mapped. Raises
-        ConfigError, before anything has changed, if the contents cannot be kept."""
+        """Give the memory of these tensors back. Their addresses stay reserved. Call the returned
+        function before they are used again: it brings back their contents if `keep`, else they are
+        zero or what they were when the memory was mapped. Raises ConfigError, before anything has
+        changed, if the contents cannot be kept."""

@@ -1,8 +1,8 @@
-"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; plain weights are the method "none". Runs
-in W.
+"""Kind `quantization`: how weights are stored and multiplied. Keyed by `quant_method`; plain
+weights are the method "none". Runs in W.
 
-Core calls the methods of a weight in this order, layer by layer: declare → accept (once per checkpoint piece) → finish → bind →
-calls.
+Core calls the methods of a weight in this order, layer by layer: declare → accept (once per
+checkpoint piece) → finish → bind → calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec(Spec):
-    """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online" = it quantizes plain
-    checkpoints while they are loaded. reads: other methods whose checkpoints it reads when the user asks for it by name."""
+    """Entry-point name: the `quant_method`. supports: `dtype` (activation dtypes). flags: "online"
+    = it quantizes plain checkpoints while they are loaded. reads: other methods whose checkpoints
+    it reads when the user asks for it by name."""
 
     FLAGS = frozenset({"online"})
 
@@ -39,10 +40,12 @@ class QuantizationNeed(Need):
 
 @dataclass(eq=False, slots=True)
 class RepackCache:
-    """Where a kernel may keep the packed weights of one checkpoint between starts. The kernel reads and writes the files.
+    """Where a kernel may keep the packed weights of one checkpoint between starts. The kernel reads
+    and writes the files.
 
-    root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes: of all files in `root` together.
-    files: None at first. The kernel that keeps weights puts its own object here, which then lives as long as the engine.
+    root: the folder with the files of all checkpoints. digest: of this checkpoint. limit_bytes: of
+    all files in `root` together. files: None at first. The kernel that keeps weights puts its own
+    object here, which then lives as long as the engine.
     """
 
     root: Path
@@ -51,15 +54,15 @@ class RepackCache:
     files: object | None = None
 
     def entry(self, path: str, content: object) -> "RepackEntry":
-        """Return the place of one weight. path: of the layer. content: JSON values that determine, with the checkpoint, the
-        weight's values: method, stored types, rows of the parts."""
+        """Return the place of one weight. path: of the layer. content: JSON values that determine,
+        with the checkpoint, the weight's values: method, stored types, rows of the parts."""
         return RepackEntry(self, (self.digest, path, content))
 
 
 @dataclass(frozen=True, slots=True)
 class RepackEntry:
-    """One weight's place in the repack cache. key: JSON values that determine the weight's values. A kernel adds the name of its
-    layout."""
+    """One weight's place in the repack cache. key: JSON values that determine the weight's values.
+    A kernel adds the name of its layout."""
 
     cache: RepackCache
     key: tuple[object, ...]
@@ -67,8 +70,9 @@ class RepackEntry:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationSetup:
-    """config: the checkpoint's quantization config, {} if there is none. dtype, device: of activations, torch names. kernels:
-    bound ops by name (a reference of `pegboard.ops`, or a faster version). repack_cache: None = packed weights are not kept."""
+    """config: the checkpoint's quantization config, {} if there is none. dtype, device: of
+    activations, torch names. kernels: bound ops by name (a reference of `pegboard.ops`, or a faster
+    version). repack_cache: None = packed weights are not kept."""
 
     config: Mapping[str, Any]
     dtype: str
@@ -79,7 +83,8 @@ class QuantizationSetup:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor of a merged weight. rows: the rows of the merged weight that it fills, [start, stop)."""
+    """One checkpoint tensor of a merged weight. rows: the rows of the merged weight that it fills,
+    [start, stop)."""
 
     name: str
     rows: tuple[int, int]
@@ -87,8 +92,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom. is_head: the outputs are logits.
-    num_experts: W consists of the matrices of so many experts, which have equal numbers of rows; 0 = it is not of experts."""
+    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom.
+    is_head: the outputs are logits. num_experts: W consists of the matrices of so many experts,
+    which have equal numbers of rows; 0 = it is not of experts."""
 
     path: str
     in_features: int
@@ -100,7 +106,8 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLayer:
-    """A table [num_rows, width]. is_head: the table is also the matrix of the output head (tied)."""
+    """A table [num_rows, width]. is_head: the table is also the matrix of the output head
+    (tied)."""
 
     path: str
     num_rows: int
@@ -110,7 +117,8 @@ class EmbeddingLayer:
 
 
 def wanted_parts(parts: Iterable[Part], columns: int) -> list[WantedWeight]:
-    """Return the parts as tensors that are stored under their own names, [rows of the part, columns]."""
+    """Return the parts as tensors that are stored under their own names, [rows of the part,
+    columns]."""
     return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns)) for part in parts]
 
 
@@ -118,30 +126,33 @@ class WeightMethod(Protocol):
     """One weight of one layer in one format."""
 
     def declare(self, available: "Mapping[str, TensorEntry]") -> list[WantedWeight]:
-        """Return the checkpoint tensors that the weight is read from: the parts themselves (`wanted_parts`), or what the format
-        stores in their place (packed integers, scales, zero points). available: the checkpoint's tensors."""
+        """Return the checkpoint tensors that the weight is read from: the parts themselves
+        (`wanted_parts`), or what the format stores in their place (packed integers, scales, zero
+        points). available: the checkpoint's tensors."""
 
     def accept(self, piece: "WeightPiece") -> None:
-        """Take one piece in checkpoint form. It may be kept until `finish`. On a reload the pieces come again and use the same
-        storage."""
+        """Take one piece in checkpoint form. It may be kept until `finish`. On a reload the pieces
+        come again and use the same storage."""
 
     def finish(self) -> None:
-        """Repack the pieces, which are complete now, into the layout to compute with. A second call writes to the same
-        addresses."""
+        """Repack the pieces, which are complete now, into the layout to compute with. A second call
+        writes to the same addresses."""
 
     def bind(self, kernels: Mapping[str, Callable[..., Any]]) -> "Callable[[Tensor], Tensor]":
-        """Return the callable for the layer's forward. Linear: [T, in] → [T, out], without bias. Embedding: [T] ids → [T,
-        width]."""
+        """Return the callable for the layer's forward. Linear: [T, in] → [T, out], without bias.
+        Embedding: [T] ids → [T, width]."""
 
     def dequantize(self) -> "Tensor":
-        """Return the weight as float32 [out, in], for tests, absorption and tied heads of other formats."""
+        """Return the weight as float32 [out, in], for tests, absorption and tied heads of other
+        formats."""
 
     def num_bytes(self) -> int:
         """Return the bytes that the weight takes in memory."""
 
 
 class HeadMethod(Protocol):
-    """An optional addition to the WeightMethod of an embedding with `is_head`: it multiplies with the same table."""
+    """An optional addition to the WeightMethod of an embedding with `is_head`: it multiplies with
+    the same table."""
 
     def bind_head(self, kernels: Mapping[str, Callable[..., Any]]) -> "Callable[[Tensor], Tensor]":
         """Return the callable [N, width] → [N, num_rows]."""
@@ -153,16 +164,19 @@ class ExpertsMethod(Protocol):
     def bind_experts(
         self, kernels: Mapping[str, Callable[..., Any]], num_experts: int, bias: "Tensor | None"
     ) -> "Callable[[Tensor, Tensor], Tensor]":
-        """Return the callable (x [N, in], starts int32 [E + 1]) → [N, out / E]. The rows of x are sorted by expert; expert e
-        multiplies the rows from starts[e] to starts[e + 1]. bias: [E, out / E], added to the results."""
+        """Return the callable (x [N, in], starts int32 [E + 1]) → [N, out / E]. The rows of x are
+        sorted by expert; expert e multiplies the rows from starts[e] to starts[e + 1]. bias: [E,
+        out / E], added to the results."""
 
 
 class QuantizationMethod(Protocol):
-    """One instance per engine and rank. If a method returns None, the plain method takes the layer."""
+    """One instance per engine and rank. If a method returns None, the plain method takes the
+    layer."""
 
     def linear(self, layer: LinearLayer) -> WeightMethod | None: ...
 
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod | None: ...
 
     def kv_cache(self, layer: "AttentionLayer") -> str | None:
-        """Return the torch name of the type that the KV cache should store, or None for the compute dtype."""
+        """Return the torch name of the type that the KV cache should store, or None for the compute
+        dtype."""

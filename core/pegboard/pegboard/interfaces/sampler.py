@@ -1,9 +1,10 @@
-"""Kind `sampler`: logits → token ids (W). A sampler applies every SamplingParams field that concerns logits, in the documented
-order.
+"""Kind `sampler`: logits → token ids (W). A sampler applies every SamplingParams field that
+concerns logits, in the documented order.
 
-The order is vLLM's: token masks → raw logprobs are taken → float32 → allowed_token_ids → bad_words → min_tokens, logit_bias and
-custom processors that may change the argmax → penalties → greedy argmax where temperature is 0 → temperature → min_p and
-argmax-invariant processors → top_k, top_p → sample by exponential race.
+The order is vLLM's: token masks → raw logprobs are taken → float32 → allowed_token_ids → bad_words
+→ min_tokens, logit_bias and custom processors that may change the argmax → penalties → greedy
+argmax where temperature is 0 → temperature → min_p and argmax-invariant processors → top_k, top_p →
+sample by exponential race.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ class SamplerSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSetup:
-    """seed: of the generator for requests without a seed. processors: custom logits processors in chain order. kernels: the
-    chosen ops. They include "sample_tokens" (see `pegboard.ops.sampling`) if a plugin of the kind `kernel` provides it. copies:
-    from and to a device with separate memory; None if there is none. A sampler that copies with them never waits."""
+    """seed: of the generator for requests without a seed. processors: custom logits processors in
+    chain order. kernels: the chosen ops. They include "sample_tokens" (see `pegboard.ops.sampling`)
+    if a plugin of the kind `kernel` provides it. copies: from and to a device with separate memory;
+    None if there is none. A sampler that copies with them never waits."""
 
     limits: "Limits"
     device: str
     seed: int
-    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    logprobs_mode: Literal[
+        "raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"
+    ] = "raw_logprobs"
     processors: Sequence[Any] = field(default_factory=tuple)
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     copies: "Copies | None" = None
@@ -46,11 +50,11 @@ class SamplerSetup:
 
 @dataclass(slots=True)
 class SampleStep:
-    """The sampling of one step. Row i of `rows` has the logits rows offsets[i] … offsets[i+1]-1: one for each draft to verify,
-    plus one.
+    """The sampling of one step. Row i of `rows` has the logits rows offsets[i] … offsets[i+1]-1:
+    one for each draft to verify, plus one.
 
-    rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, None if no row has drafts.
-    masks: grammar masks, if any.
+    rows: int32 [B]. offsets: int32 [B+1]. draft_token_ids: int64 tensor [N − B] in row order, None
+    if no row has drafts. masks: grammar masks, if any.
     """
 
     rows: "np.ndarray"
@@ -61,8 +65,9 @@ class SampleStep:
 
 @dataclass(slots=True)
 class Sampled:
-    """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64 [B]. logprobs: for each row,
-    those of its accepted tokens, or None if the row did not ask for them. The whole field is None if no row did."""
+    """token_ids: int64 [B, 1 + max drafts], of which the first counts[i] are valid. counts: int64
+    [B]. logprobs: for each row, those of its accepted tokens, or None if the row did not ask for
+    them. The whole field is None if no row did."""
 
     token_ids: "Tensor"
     counts: "Tensor"
@@ -70,19 +75,28 @@ class Sampled:
 
 
 class Sampler(Protocol):
-    """One instance per rank, which keeps state per row. Hot methods run no Python code per row for rows that use no special
-    field."""
+    """One instance per rank, which keeps state per row. Hot methods run no Python code per row for
+    rows that use no special field."""
 
-    def add(self, row: int, params: "SamplingParams", seed: int | None, token_ids: "np.ndarray", num_prompt_tokens: int) -> None:
-        """A request in `row` starts or resumes. token_ids [n]: the prompt and the outputs so far. A resumed request with a seed
-        continues with the random numbers that it would have got without the interruption."""
+    def add(
+        self,
+        row: int,
+        params: "SamplingParams",
+        seed: int | None,
+        token_ids: "np.ndarray",
+        num_prompt_tokens: int,
+    ) -> None:
+        """A request in `row` starts or resumes. token_ids [n]: the prompt and the outputs so far. A
+        resumed request with a seed continues with the random numbers that it would have got without
+        the interruption."""
 
     def remove(self, rows: "np.ndarray") -> None:
         """Free these rows. Unknown rows are ignored."""
 
     def sample(self, logits: "Tensor", step: SampleStep) -> Sampled:
-        """Sample from logits [N, V] float32, which may be changed in place. Accepted tokens are added to the rows' history."""
+        """Sample from logits [N, V] float32, which may be changed in place. Accepted tokens are
+        added to the rows' history."""
 
     def score(self, logits: "Tensor", targets: "Tensor", top: int) -> "Logprobs":
-        """Return prompt logprobs of one chunk: from logits [n, V], the log-softmax of the targets [n] with their ranks, and the
-        `top` best tokens (−1 = all)."""
+        """Return prompt logprobs of one chunk: from logits [n, V], the log-softmax of the targets
+        [n] with their ranks, and the `top` best tokens (−1 = all)."""

@@ -1,7 +1,9 @@
-"""A plugin's spec. Only the standard library is imported here, and a module that holds specs must import in 20 ms.
+"""A plugin's spec. Only the standard library is imported here, and a module that holds specs must
+import in 20 ms.
 
-A plugin's entry point (group `pegboard.<kind>.v1`) names a frozen `<Kind>Spec` object. The object holds what selection needs as
-data, and *strings* that name everything heavy. Only the strings of a chosen plugin are imported.
+A plugin's entry point (group `pegboard.<kind>.v1`) names a frozen `<Kind>Spec` object. The object
+holds what selection needs as data, and *strings* that name everything heavy. Only the strings of a
+chosen plugin are imported.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ class Spec:
     """Base of every `<Kind>Spec`.
 
     api: lowest minor version of the interface that the plugin needs, "1.0".
-    implementation: "module:Class", built as `Class(options, setup)`. It is imported only if the plugin is chosen.
-    options: "module:Options", a frozen pydantic model that forbids unknown keys. None means that the plugin has no options, and
+    implementation: "module:Class", built as `Class(options, setup)`. It is imported only if the
+    plugin is chosen. options: "module:Options", a frozen pydantic model that forbids unknown keys.
+    None means that the plugin has no options, and
         the implementation gets None.
-    probe: "module:fn" with `fn(ProbeFacts) -> Ok | Absent | Broken`. It must not raise and must not import torch.
-    suits: "module:fn" with `fn(need) -> list[str]`, the reasons why it is not suitable. Asked after `supports`.
-    platforms: device families that it runs on; None = any.
+    probe: "module:fn" with `fn(ProbeFacts) -> Ok | Absent | Broken`. It must not raise and must not
+    import torch. suits: "module:fn" with `fn(need) -> list[str]`, the reasons why it is not
+    suitable. Asked after `supports`. platforms: device families that it runs on; None = any.
     tier: rank class, vendor > tuned > portable > reference.
     supports: compared with the kind's Need key by key, see `unmet`.
-    flags: words from the kind's closed list, `FLAGS`. A word, or a key of `supports`, that the kind does not know is an error.
-    replaces: qualified names ("distribution:name") of plugins that it wants to replace. The operator must also set `override`.
+    flags: words from the kind's closed list, `FLAGS`. A word, or a key of `supports`, that the kind
+    does not know is an error. replaces: qualified names ("distribution:name") of plugins that it
+    wants to replace. The operator must also set `override`.
     """
 
     api: str
@@ -47,15 +51,20 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What selection asks of a plugin. A kind that asks for more has a `<Kind>Need`. A field that is None or False asks for
-    nothing."""
+    """What selection asks of a plugin. A kind that asks for more has a `<Kind>Need`. A field that
+    is None or False asks for nothing."""
 
     platform: str | None = None
 
     def wants(self) -> dict[str, Any]:
-        """Return the fields that ask for something, without `platform`, which is compared with `Spec.platforms`."""
+        """Return the fields that ask for something, without `platform`, which is compared with
+        `Spec.platforms`."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "platform"}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,8 @@ class AtMost:
 def unmet(supports: Mapping[str, object], wants: Mapping[str, object]) -> list[str]:
     """Return the reasons why `supports` does not cover `wants`; an empty list means suitable.
 
-    A set means "one of", `True` means "can" (or any value), `Multiple` and `AtMost` compare numbers, and any other value must be
-    equal. A wanted key that is not declared is not supported.
+    A set means "one of", `True` means "can" (or any value), `Multiple` and `AtMost` compare
+    numbers, and any other value must be equal. A wanted key that is not declared is not supported.
     """
     reasons = []
     for key, value in wants.items():
@@ -91,7 +100,9 @@ def unmet(supports: Mapping[str, object], wants: Mapping[str, object]) -> list[s
                 reasons.append(f"{key} {value!r} is over {declared.limit}")
         elif isinstance(declared, set | frozenset | tuple | list):
             if value not in declared:
-                reasons.append(f"{key} {value!r} not in {{{', '.join(sorted(map(str, declared)))}}}")
+                reasons.append(
+                    f"{key} {value!r} not in {{{', '.join(sorted(map(str, declared)))}}}"
+                )
         elif declared is not True and declared != value:
             reasons.append(f"{key} {value!r} is not {declared!r}")
     return reasons
@@ -115,15 +126,16 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Something that the plugin needs is not on this machine: a device, an optional library. Not reported as a problem."""
+    """Something that the plugin needs is not on this machine: a device, an optional library. Not
+    reported as a problem."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Something that the plugin needs is on this machine but cannot be used: an old driver, a damaged library. Reported as a
-    problem."""
+    """Something that the plugin needs is on this machine but cannot be used: an old driver, a
+    damaged library. Reported as a problem."""
 
     reason: str
 

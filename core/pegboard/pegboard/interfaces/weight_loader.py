@@ -1,5 +1,5 @@
-"""Kind `weight_loader`: one checkpoint format. A loader describes it in Hugging Face terms (A, without torch) and streams its
-weights (W)."""
+"""Kind `weight_loader`: one checkpoint format. A loader describes it in Hugging Face terms (A,
+without torch) and streams its weights (W)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightLoaderSpec(Spec):
     """Entry-point name: the format, chosen by `--load-format` or by the files.
-    file_patterns: fnmatch patterns of the weight files that it reads. magic: first bytes of such a file, if the format has any. A
-    directory matches if it contains such a file. adapters: path of a function that reads a LoRA adapter in W: its folder and the
-    Checkpoint of the base model → (the factor of its products, {module path: (A [rank, in], B [out, rank])}), with rows of B in
-    the order of the base model. It raises ModelError; None = it reads none."""
+    file_patterns: fnmatch patterns of the weight files that it reads. magic: first bytes of such a
+    file, if the format has any. A directory matches if it contains such a file. adapters: path of a
+    function that reads a LoRA adapter in W: its folder and the Checkpoint of the base model → (the
+    factor of its products, {module path: (A [rank, in], B [out, rank])}), with rows of B in the
+    order of the base model. It raises ModelError; None = it reads none."""
 
     file_patterns: tuple[str, ...] = ()
     magic: bytes | None = None
@@ -38,8 +39,8 @@ class WeightLoaderSetup:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One stored tensor. shape: logical shape, rows first. stored: its type in the file ("float32", "bfloat16", "Q4_1", …).
-    offset, num_bytes: its place in the file, in bytes."""
+    """One stored tensor. shape: logical shape, rows first. stored: its type in the file ("float32",
+    "bfloat16", "Q4_1", …). offset, num_bytes: its place in the file, in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,8 +52,9 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPayload:
-    """What a tokenizer plugin needs. format: "hf" for files in `directory`, next to the checkpoint, or a name that the loader
-    gives. In that case, `data` has the loader's data as plain values (str, numbers, lists)."""
+    """What a tokenizer plugin needs. format: "hf" for files in `directory`, next to the checkpoint,
+    or a name that the loader gives. In that case, `data` has the loader's data as plain values
+    (str, numbers, lists)."""
 
     format: str
     directory: Path | None = None
@@ -63,11 +65,12 @@ class TokenizerPayload:
 class Checkpoint:
     """The description of a checkpoint. All later stages read only this. Picklable.
 
-    config: Hugging Face-shaped configuration (`hidden_size`, `num_hidden_layers`, `rope_parameters` or `rope_theta`, …).
-    tensors: index by the names that checkpoints of this architecture use in Hugging Face layout.
-    quantization: the checkpoint's quantization config ({"quant_method": …}), or None for plain weights.
-    dtype: torch name of the type ("float32", "bfloat16") that the config names, or else of most weights; None if neither says.
-    rope_style: the order of Q and K rows: "halves" (Hugging Face) or "pairs" (interleaved, as GGUF stores Llama).
+    config: Hugging Face-shaped configuration (`hidden_size`, `num_hidden_layers`, `rope_parameters`
+    or `rope_theta`, …). tensors: index by the names that checkpoints of this architecture use in
+    Hugging Face layout. quantization: the checkpoint's quantization config ({"quant_method": …}),
+    or None for plain weights. dtype: torch name of the type ("float32", "bfloat16") that the config
+    names, or else of most weights; None if neither says. rope_style: the order of Q and K rows:
+    "halves" (Hugging Face) or "pairs" (interleaved, as GGUF stores Llama).
     """
 
     format: str
@@ -86,8 +89,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
-    """A tensor that a layer needs. shape: as the layer expects it, or () if the layer does not know. Loaders that generate the
-    weights need it."""
+    """A tensor that a layer needs. shape: as the layer expects it, or () if the layer does not
+    know. Loaders that generate the weights need it."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -95,9 +98,9 @@ class WantedWeight:
 
 @dataclass(slots=True)
 class WeightPiece:
-    """The data of a tensor. data: a torch tensor for plain types. For all others, the raw bytes of the stored blocks; `shape` is
-    then the logical shape. It may be a read-only view of mapped memory: copy it before changing it, and do not keep it after the
-    layer's `finish`."""
+    """The data of a tensor. data: a torch tensor for plain types. For all others, the raw bytes of
+    the stored blocks; `shape` is then the logical shape. It may be a read-only view of mapped
+    memory: copy it before changing it, and do not keep it after the layer's `finish`."""
 
     name: str
     stored: str
@@ -107,9 +110,12 @@ class WeightPiece:
 
 class WeightLoader(Protocol):
     def describe(self, files: "LocalFiles") -> Checkpoint:
-        """Describe the checkpoint from its headers alone. Called in A, so it must not import torch. Raises ModelError, which
-        names the file and what is wrong with it (missing, truncated, unknown architecture, unsafe format)."""
+        """Describe the checkpoint from its headers alone. Called in A, so it must not import torch.
+        Raises ModelError, which names the file and what is wrong with it (missing, truncated,
+        unknown architecture, unsafe format)."""
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
-        """Stream the wanted tensors from memory-mapped files, in file order and each exactly once. Called in W. Raises ModelError
-        if the data is damaged."""
+    def tensors(
+        self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]
+    ) -> Iterator[WeightPiece]:
+        """Stream the wanted tensors from memory-mapped files, in file order and each exactly once.
+        Called in W. Raises ModelError if the data is damaged."""

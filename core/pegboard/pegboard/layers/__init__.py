@@ -1,8 +1,9 @@
 """What models are built from. These classes are public and have the same version as the interfaces.
 
-A layer is declared with a `Build`, which says where it is in the model and how this engine computes. Core then calls its methods:
-declare → accept pieces → finish → bind → calls. After `bind`, a call is one bound function. Quantization and adapters are chosen
-in `bind`, so a model does not know about either.
+A layer is declared with a `Build`, which says where it is in the model and how this engine
+computes. Core then calls its methods: declare → accept pieces → finish → bind → calls. After
+`bind`, a call is one bound function. Quantization and adapters are chosen in `bind`, so a model
+does not know about either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The attention layer: it rotates, writes to the KV cache and attends, through the chosen backend."""
+"""The attention layer: it rotates, writes to the KV cache and attends, through the chosen
+backend."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from pegboard.layers.rope import Rope, Rotation
 
 
 class Attention(Layer):
-    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv]. k, v: None with shares_kv_with.
+    """(q [T, H, D], k [T, K, D], v [T, K, Dv], rotation or None) → [T, H·Dv]. k, v: None with
+    shares_kv_with.
 
-    layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in tokens, including the current one.
-    rope: if given, q and k are first rotated by the step's rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at
-    build.path. chunk, exact_keys, encoder: see AttentionLayer.
+    layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
+    tokens, including the current one. rope: if given, q and k are first rotated by the step's
+    rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
+    encoder: see AttentionLayer.
     """
 
     def __init__(
@@ -44,10 +47,16 @@ class Attention(Layer):
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
-            raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
+            raise ModelError(
+                f"{build.path}: layer index {layer_index} already has an attention layer"
+            )
         self.rope = rope
         name = f"{build.path}.sinks"
-        self.sinks = PlainTensor({name: (0, num_heads)}, (num_heads,), replace(build, dtype="float32")) if has_sinks else None
+        self.sinks = (
+            PlainTensor({name: (0, num_heads)}, (num_heads,), replace(build, dtype="float32"))
+            if has_sinks
+            else None
+        )
         self.spec = AttentionLayer(
             layer_index=layer_index,
             num_heads=num_heads,
@@ -66,29 +75,50 @@ class Attention(Layer):
         build.declared.attention[layer_index] = self.spec
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        """Find the sinks, and the checkpoint's scales of the KV cache, if the cache has scales. The checkpoint's format decides
-        how scales are named."""
-        layer, path = self.build.declared.attention[self.spec.layer_index], self.build.path
+        """Find the sinks, and the checkpoint's scales of the KV cache, if the cache has scales. The
+        checkpoint's format decides how scales are named."""
+        layer = self.build.declared.attention[self.spec.layer_index]
+        path = self.build.path
         self.scales: dict[str, list[Tensor]] = {}
         for kind, scale in (("k", layer.k_scale), ("v", layer.v_scale)):
-            known = (f"{kind}_scale", f"{kind}_proj.{kind}_scale", f"{kind}_proj.output_scale", "kv_scale")
+            known = (
+                f"{kind}_scale",
+                f"{kind}_proj.{kind}_scale",
+                f"{kind}_proj.output_scale",
+                "kv_scale",
+            )
             name = next((name for last in known if (name := f"{path}.{last}") in available), None)
             if scale is not None and name is not None:
                 self.scales.setdefault(name, []).append(scale)
         if sum(map(len, self.scales.values())) == 1:
-            raise ModelError(f"{path}: the checkpoint has {next(iter(self.scales))}, but needs scales for keys and values")
+            raise ModelError(
+                f"{path}: the checkpoint has {next(iter(self.scales))}, but needs scales for keys "
+                "and values"
+            )
         wanted = [WantedWeight(name) for name in self.scales]
-        return wanted if self.sinks is None else [*wanted, WantedWeight(f"{path}.sinks", (self.spec.num_heads,))]
+        return (
+            wanted
+            if self.sinks is None
+            else [*wanted, WantedWeight(f"{path}.sinks", (self.spec.num_heads,))]
+        )
 
     def accept(self, piece: WeightPiece) -> None:
-        """Set the sinks, or the scales that this tensor is for. Raises ModelError if it is not a number per head, or, for scales,
-        not one positive number or one per KV head."""
+        """Set the sinks, or the scales that this tensor is for. Raises ModelError if it is not a
+        number per head, or, for scales, not one positive number or one per KV head."""
         if self.sinks is not None and piece.name in self.sinks.names:
             return self.sinks.accept(piece)
-        numbers, num_heads = as_tensor(piece.data).float().flatten(), self.spec.num_kv_heads
-        if numbers.numel() not in (1, num_heads) or not bool(((numbers > 0) & numbers.isfinite()).all()):
-            needed = f"a scale of the KV cache is one positive number, or one for each of {num_heads} KV heads"
-            raise ModelError(f"tensor {piece.name} {list(piece.shape)} holds {numbers[:4].tolist()}; {needed}")
+        numbers = as_tensor(piece.data).float().flatten()
+        num_heads = self.spec.num_kv_heads
+        if numbers.numel() not in (1, num_heads) or not bool(
+            ((numbers > 0) & numbers.isfinite()).all()
+        ):
+            needed = (
+                f"a scale of the KV cache is one positive number, or one for each of {num_heads} "
+                "KV heads"
+            )
+            raise ModelError(
+                f"tensor {piece.name} {list(piece.shape)} holds {numbers[:4].tolist()}; {needed}"
+            )
         for scale in self.scales[piece.name]:
             scale.copy_(numbers)
 
@@ -97,10 +127,13 @@ class Attention(Layer):
         if self.rope is None:
             self.forward = lambda q, k, v, rotation=None: attend(q, k, v)
             return
-        rotate, pairs = self.build.kernels["rope"], self.rope.pairs
+        rotate = self.build.kernels["rope"]
+        pairs = self.rope.pairs
 
         def forward(q: Tensor, k: Tensor | None, v: Tensor | None, rotation: Rotation) -> Tensor:
             cos, sin = rotation
-            return attend(rotate(q, cos, sin, pairs), None if k is None else rotate(k, cos, sin, pairs), v)
+            return attend(
+                rotate(q, cos, sin, pairs), None if k is None else rotate(k, cos, sin, pairs), v
+            )
 
         self.forward = forward

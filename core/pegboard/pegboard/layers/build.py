@@ -1,4 +1,5 @@
-"""Build: what a model's constructor gets; `at()` returns the same for a submodule. Layer: a module that core loads and binds."""
+"""Build: what a model's constructor gets; `at()` returns the same for a submodule. Layer: a module
+that core loads and binds."""
 
 from __future__ import annotations
 
@@ -11,15 +12,20 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError, expect
 from pegboard.interfaces.attention import AttentionLayer, KVTensor
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, QuantizationMethod, WeightMethod
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    QuantizationMethod,
+    WeightMethod,
+)
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.ops import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
 class LoRALimits:
-    """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base model, is not counted.
-    dtype: torch name of the type that they are stored in."""
+    """The number of adapters that may be loaded at once, and their largest rank. Slot 0, the base
+    model, is not counted. dtype: torch name of the type that they are stored in."""
 
     num_slots: int
     max_rank: int
@@ -28,24 +34,29 @@ class LoRALimits:
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model have registered, in order. states: the state of one request in each state layer.
-    weights: each weight method with its layer and the quantization method that made it."""
+    """What the constructors of one model have registered, in order. states: the state of one
+    request in each state layer. weights: each weight method with its layer and the quantization
+    method that made it."""
 
     layers: list[Layer] = field(default_factory=list)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
-    weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(default_factory=list)
+    weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(
+        default_factory=list
+    )
 
 
 @dataclass(frozen=True)
 class Build:
     """path: dotted checkpoint path of the module that is being built ("model.layers.3.self_attn").
 
-    dtype, device: torch names, of activations. quantization: how weights are stored. plain: the method for layers that
-    `quantization` does not take. kernels: op name → bound callable. rope_style: how the checkpoint orders Q and K rows.
-    max_positions: no step has a larger position; None = only the config limits them.
-    attention: layer index → its bound attention or states, which core adds before `bind`. lora_rows: returns which tokens of
-    the step use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head. None if LoRA is off.
+    dtype, device: torch names, of activations. quantization: how weights are stored. plain: the
+    method for layers that `quantization` does not take. kernels: op name → bound callable.
+    rope_style: how the checkpoint orders Q and K rows. max_positions: no step has a larger
+    position; None = only the config limits them. attention: layer index → its bound attention or
+    states, which core adds before `bind`. lora_rows: returns which tokens of the step use which
+    adapter, or None if none do; lora_head_rows: the same for the rows of the output head. None if
+    LoRA is off.
     """
 
     dtype: str
@@ -66,8 +77,11 @@ class Build:
         """Return the same build for a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
 
-    def method(self, kind: Literal["linear", "embedding"], layer: LinearLayer | EmbeddingLayer) -> WeightMethod:
-        """Return the weight method of a layer: from `quantization`, or from `plain` if that does not take the layer."""
+    def method(
+        self, kind: Literal["linear", "embedding"], layer: LinearLayer | EmbeddingLayer
+    ) -> WeightMethod:
+        """Return the weight method of a layer: from `quantization`, or from `plain` if that does
+        not take the layer."""
         source = self.quantization
         if (method := getattr(source, kind)(layer)) is None:
             source = self.plain
@@ -78,11 +92,11 @@ class Build:
 
 
 class Layer(nn.Module):
-    """One step of a model's computation. Subclasses implement `bind`. Those with weights also implement `declare`, `accept` and
-    `finish`.
+    """One step of a model's computation. Subclasses implement `bind`. Those with weights also
+    implement `declare`, `accept` and `finish`.
 
-    `bind` stores the composed callable as `self.forward`. Calling the layer calls only this. nn.Module's own call would look for
-    hooks, which takes 2.5 µs, several hundred times per step.
+    `bind` stores the composed callable as `self.forward`. Calling the layer calls only this.
+    nn.Module's own call would look for hooks, which takes 2.5 µs, several hundred times per step.
     """
 
     forward: Callable[..., Any]
@@ -110,40 +124,55 @@ class Layer(nn.Module):
         """Compose `self.forward`."""
 
     def holders(self) -> list[Any]:
-        """Return the objects that hold the weights. Their memory is released while the engine sleeps."""
+        """Return the objects that hold the weights. Their memory is released while the engine
+        sleeps."""
         return [item for item in vars(self).values() if isinstance(item, PlainTensor)]
 
 
 class PlainTensor:
-    """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A reload writes to the same
-    address. dtype: torch name; None = the compute type."""
+    """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A
+    reload writes to the same address. dtype: torch name; None = the compute type."""
 
     def __init__(
-        self, names: Mapping[str, tuple[int, int]], shape: tuple[int, ...], build: Build, dtype: str | None = None
+        self,
+        names: Mapping[str, tuple[int, int]],
+        shape: tuple[int, ...],
+        build: Build,
+        dtype: str | None = None,
     ) -> None:
         self.names = dict(names)
-        self.data = torch.empty(shape, dtype=getattr(torch, dtype or build.dtype), device=build.device)
+        self.data = torch.empty(
+            shape, dtype=getattr(torch, dtype or build.dtype), device=build.device
+        )
 
     def accept(self, piece: WeightPiece) -> None:
         """Copy a piece to its rows. Raises ModelError if it does not fit."""
         if not isinstance(piece.data, Tensor):
-            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here")
+            raise ModelError(
+                f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here"
+            )
         start, stop = self.names[piece.name]
         target = self.data[start:stop]
         if piece.data.shape != target.shape:
-            raise ModelError(f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects {tuple(target.shape)}")
+            raise ModelError(
+                f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects "
+                f"{tuple(target.shape)}"
+            )
         target.copy_(piece.data)
 
 
 class WeightLayer(Layer):
-    """A layer with one weight and an optional bias. The quantization method chooses the weight's format in `declare`."""
+    """A layer with one weight and an optional bias. The quantization method chooses the weight's
+    format in `declare`."""
 
     method: WeightMethod | None = None
     bias: PlainTensor | None = None
     adapters: Any = None  # layers.lora.AdapterSlots
 
     def accept(self, piece: WeightPiece) -> None:
-        target = self.bias if self.bias is not None and piece.name in self.bias.names else self.method
+        target = (
+            self.bias if self.bias is not None and piece.name in self.bias.names else self.method
+        )
         assert target is not None
         target.accept(piece)
 

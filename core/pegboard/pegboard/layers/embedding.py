@@ -18,7 +18,9 @@ class Embedding(WeightLayer):
 
     def __init__(self, build: Build, num_rows: int, width: int) -> None:
         super().__init__(build)
-        self.num_rows, self.width, self.is_head = num_rows, width, False
+        self.num_rows = num_rows
+        self.width = width
+        self.is_head = False
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         part = Part(f"{self.build.path}.weight", (0, self.num_rows))
@@ -31,19 +33,33 @@ class Embedding(WeightLayer):
         call = self.method.bind(self.build.kernels)
         if self.build.lora is not None:
             part = Part(f"{self.build.path}.weight", (0, self.width))
-            self.adapters = self.adapters or AdapterSlots(self.build, [part], self.num_rows, self.build.lora_rows)
+            self.adapters = self.adapters or AdapterSlots(
+                self.build, [part], self.num_rows, self.build.lora_rows
+            )
             call = self.adapters.added_to(call)
         self.forward = call
 
 
 class Head(WeightLayer):
-    """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's table."""
+    """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's
+    table."""
 
-    def __init__(self, build: Build, num_rows: int, width: int, *, tied: Embedding | None = None, bias: bool = False) -> None:
+    def __init__(
+        self,
+        build: Build,
+        num_rows: int,
+        width: int,
+        *,
+        tied: Embedding | None = None,
+        bias: bool = False,
+    ) -> None:
         super().__init__(build)
         if tied is not None and bias:
             raise ConfigError(f"{build.path}: a tied head has no bias")
-        self.num_rows, self.width, self.tied, self.wants_bias = num_rows, width, tied, bias
+        self.num_rows = num_rows
+        self.width = width
+        self.tied = tied
+        self.wants_bias = bias
         if tied is not None:
             tied.is_head = True
 
@@ -65,7 +81,10 @@ class Head(WeightLayer):
             method = self.tied.method
             bind_head = getattr(method, "bind_head", None)
             if bind_head is None:
-                raise ConfigError(f"{self.build.path}: {type(method).__name__} does not support a tied output head")
+                raise ConfigError(
+                    f"{self.build.path}: {type(method).__name__} does not support a tied output "
+                    "head"
+                )
             multiply = bind_head(self.build.kernels)
         else:
             assert self.method is not None
@@ -75,6 +94,8 @@ class Head(WeightLayer):
             multiply = with_bias(multiply, self.bias.data)
         if self.build.lora is not None:
             part = Part(f"{self.build.path}.weight", (0, self.num_rows))
-            self.adapters = self.adapters or AdapterSlots(self.build, [part], self.width, self.build.lora_head_rows)
+            self.adapters = self.adapters or AdapterSlots(
+                self.build, [part], self.width, self.build.lora_head_rows
+            )
             multiply = self.adapters.added_to(multiply)
         self.forward = lambda hidden: multiply(hidden).float()

@@ -20,19 +20,22 @@ from pegboard.ops.experts import RouterRule
 
 
 class Experts(Layer):
-    """(x [T, hidden], logits [T, E], shared [T, hidden] or None, gate [T, 1] or None) → [T, hidden]: the weighted sum of
-    down(activation(gate(x), up(x))) of the chosen experts. shared, gate: see `ops.sum_experts`. rule: None = the model itself
-    chooses; `logits` is then replaced by weights [T, k] and ids [T, k], as `ops.route` returns them.
+    """(x [T, hidden], logits [T, E], shared [T, hidden] or None, gate [T, 1] or None) → [T,
+    hidden]: the weighted sum of down(activation(gate(x), up(x))) of the chosen experts. shared,
+    gate: see `ops.sum_experts`. rule: None = the model itself chooses; `logits` is then replaced by
+    weights [T, k] and ids [T, k], as `ops.route` returns them.
 
-    The checkpoint has a module per expert at build.path ("….experts.3.gate_proj"; `names`: of gate, up and down), or tensors with
-    all experts below each other: one per name, or `merged` with gate and up of each expert ("….experts.gate_up_proj", [E, 2F,
-    hidden]). Stacked tensors are handed to the quantization method as if each expert had its own, so it does not know about them.
+    The checkpoint has a module per expert at build.path ("….experts.3.gate_proj"; `names`: of gate,
+    up and down), or tensors with all experts below each other: one per name, or `merged` with gate
+    and up of each expert ("….experts.gate_up_proj", [E, 2F, hidden]). Stacked tensors are handed to
+    the quantization method as if each expert had its own, so it does not know about them.
 
-    names: without the first one, experts have no gate: down(relu(up(x))²), and activation is "relu2". bias: gate, up and down
-    have biases. clamped: alpha and limit of gpt-oss' activation (`ops.clamped_swiglu`).
-    is_transposed: stacked floats are [E, in, out]. is_interleaved: gate and up alternate in `merged`. correction: name of the
-    tensor [E] that corrects the choice (see `ops.route`). weighs_input: the weights are multiplied with the input of the experts,
-    not with their output (Llama 4).
+    names: without the first one, experts have no gate: down(relu(up(x))²), and activation is
+    "relu2". bias: gate, up and down have biases. clamped: alpha and limit of gpt-oss' activation
+    (`ops.clamped_swiglu`). is_transposed: stacked floats are [E, in, out]. is_interleaved: gate and
+    up alternate in `merged`. correction: name of the tensor [E] that corrects the choice (see
+    `ops.route`). weighs_input: the weights are multiplied with the input of the experts, not with
+    their output (Llama 4).
     """
 
     def __init__(
@@ -55,13 +58,26 @@ class Experts(Layer):
     ) -> None:
         super().__init__(build)
         if activation not in (known := tuple(OPS) if len(names) == 3 else ("relu2",)):
-            raise ModelError(f"{build.path}: unknown activation {activation!r}; known: {', '.join(known)}")
-        if rule is not None and (not 0 < rule.top_k <= num_experts or num_experts % rule.num_groups):
+            raise ModelError(
+                f"{build.path}: unknown activation {activation!r}; known: {', '.join(known)}"
+            )
+        if rule is not None and (
+            not 0 < rule.top_k <= num_experts or num_experts % rule.num_groups
+        ):
             raise ModelError(f"{build.path}: {rule} does not fit {num_experts} experts")
-        self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
-        self.rule, self.activation, self.names, self.merged = rule, activation, names, merged
-        self.wants_bias, self.clamped, self.correction_name, self.weighs_input = bias, clamped, correction, weighs_input
-        self.is_transposed, self.is_interleaved = is_transposed, is_interleaved
+        self.num_experts = num_experts
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.rule = rule
+        self.activation = activation
+        self.names = names
+        self.merged = merged
+        self.wants_bias = bias
+        self.clamped = clamped
+        self.correction_name = correction
+        self.weighs_input = weighs_input
+        self.is_transposed = is_transposed
+        self.is_interleaved = is_interleaved
         self.correction: PlainTensor | None = None
         self.methods: list[WeightMethod] = []
         self.linears: list[LinearLayer] = []
@@ -69,58 +85,92 @@ class Experts(Layer):
         self.adapters: list[AdapterSlots] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        own = {name: entry for name, entry in available.items() if name.startswith(f"{self.build.path}.")}
+        own = {
+            name: entry
+            for name, entry in available.items()
+            if name.startswith(f"{self.build.path}.")
+        }
         index = self._per_expert(own)
         own |= {name: entry for name, (entry, *_) in index.items()}
-        self.is_merged = any(name.startswith(f"{self.build.path}.0.{self.merged}.") for name in index)
+        self.is_merged = any(
+            name.startswith(f"{self.build.path}.0.{self.merged}.") for name in index
+        )
         *before, down = self.names
         width = self.intermediate_size
         first = {self.merged: 2 * width} if self.is_merged else dict.fromkeys(before, width)
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
-        self.methods, self.linears, self.biases = [], [], []
+        self.methods = []
+        self.linears = []
+        self.biases = []
         wanted: dict[str, WantedWeight] = {}
         for inputs, modules in ((self.hidden_size, first), (width, {down: self.hidden_size})):
             layer = self._linear(inputs, modules)
             method = self.build.method("linear", layer)
             self.methods.append(method)
             self.linears.append(layer)
-            declared: list[tuple[WantedWeight, Any]] = [(weight, method) for weight in method.declare(own)]
+            declared: list[tuple[WantedWeight, Any]] = [
+                (weight, method) for weight in method.declare(own)
+            ]
             if self.wants_bias:
-                rows = {part.name.removesuffix("weight") + "bias": part.rows for part in layer.parts}
+                rows = {
+                    part.name.removesuffix("weight") + "bias": part.rows for part in layer.parts
+                }
                 bias = PlainTensor(rows, (layer.out_features,), self.build)
                 self.biases.append(bias)
-                declared += [(WantedWeight(name, (stop - start,)), bias) for name, (start, stop) in rows.items()]
+                declared += [
+                    (WantedWeight(name, (stop - start,)), bias)
+                    for name, (start, stop) in rows.items()
+                ]
             for weight, target in declared:
                 entry, name, expert = index.get(weight.name, (None, weight.name, None))
                 if entry is not None and weight.shape != entry.shape:
-                    told = f"has shape {list(available[name].shape)}; each of {self.num_experts} experts"
+                    told = (
+                        f"has shape {list(available[name].shape)}; each of {self.num_experts} "
+                        "experts"
+                    )
                     raise ModelError(f"tensor {name} {told} needs {list(weight.shape)}")
                 self.targets.setdefault(name, []).append((weight.name, expert, target))
-                wanted[name] = weight if entry is None else WantedWeight(name, available[name].shape)
+                wanted[name] = (
+                    weight if entry is None else WantedWeight(name, available[name].shape)
+                )
         if self.correction_name is not None:
-            self.correction = PlainTensor({self.correction_name: (0, self.num_experts)}, (self.num_experts,), self.build)
+            self.correction = PlainTensor(
+                {self.correction_name: (0, self.num_experts)}, (self.num_experts,), self.build
+            )
             self.targets[self.correction_name] = [(self.correction_name, None, self.correction)]
             wanted[self.correction_name] = WantedWeight(self.correction_name, (self.num_experts,))
         return list(wanted.values())
 
     def _linear(self, inputs: int, modules: Mapping[str, int]) -> LinearLayer:
         """Return the matrix with these modules of each expert below each other."""
-        parts, start = [], 0
+        parts = []
+        start = 0
         for expert in range(self.num_experts):
             for module, rows in modules.items():
-                parts.append(Part(f"{self.build.path}.{expert}.{module}.weight", (start, start + rows)))
+                parts.append(
+                    Part(f"{self.build.path}.{expert}.{module}.weight", (start, start + rows))
+                )
                 start += rows
         path = f"{self.build.path}.{'-'.join(modules)}"
         return LinearLayer(path, inputs, start, tuple(parts), num_experts=self.num_experts)
 
-    def _per_expert(self, available: Mapping[str, TensorEntry]) -> dict[str, tuple[TensorEntry, str, int | None]]:
-        """Return what the checkpoint's stacked tensors are for each expert: its tensor, the stacked one, and the expert; None = a
-        tensor that is the same for all."""
+    def _per_expert(
+        self, available: Mapping[str, TensorEntry]
+    ) -> dict[str, tuple[TensorEntry, str, int | None]]:
+        """Return what the checkpoint's stacked tensors are for each expert: its tensor, the stacked
+        one, and the expert; None = a tensor that is the same for all."""
         prefix = f"{self.build.path}."
         found: dict[str, tuple[TensorEntry, str, int | None]] = {}
         for name, entry in available.items():
             last = name.removeprefix(prefix)
-            module = next((m for m in (self.merged, *self.names) if last == m or last.startswith((f"{m}.", f"{m}_"))), None)
+            module = next(
+                (
+                    m
+                    for m in (self.merged, *self.names)
+                    if last == m or last.startswith((f"{m}.", f"{m}_"))
+                ),
+                None,
+            )
             if module is None:
                 continue
             ending = last[len(module) + 1 :] or "weight"
@@ -136,11 +186,14 @@ class Experts(Layer):
 
     def accept(self, piece: WeightPiece) -> None:
         for name, expert, target in self.targets[piece.name]:
-            target.accept(replace(piece, name=name) if expert is None else self._cut(piece, name, expert))
+            target.accept(
+                replace(piece, name=name) if expert is None else self._cut(piece, name, expert)
+            )
 
     def _cut(self, piece: WeightPiece, name: str, expert: int) -> WeightPiece:
         """Return one expert's part of a stacked tensor."""
-        data, shape = piece.data, tuple(piece.shape[1:])
+        data = piece.data
+        shape = tuple(piece.shape[1:])
         if not isinstance(data, Tensor):
             size = len(data) // self.num_experts
             return WeightPiece(name, piece.stored, shape, data[expert * size : (expert + 1) * size])
@@ -153,29 +206,46 @@ class Experts(Layer):
             method.finish()
 
     def bind(self) -> None:
-        kernels, num_experts, rule = self.build.kernels, self.num_experts, self.rule
+        kernels = self.build.kernels
+        num_experts = self.num_experts
+        rule = self.rule
         calls: list[Callable[[Tensor, Tensor], Tensor]] = []
         for index, method in enumerate(self.methods):
             bind_experts = getattr(method, "bind_experts", None)
             if bind_experts is None:
-                raise ConfigError(f"{self.build.path}: {type(method).__name__} does not support experts")
+                raise ConfigError(
+                    f"{self.build.path}: {type(method).__name__} does not support experts"
+                )
             bias = self.biases[index].data.view(num_experts, -1) if self.wants_bias else None
             calls.append(bind_experts(kernels, num_experts, bias))
         first, down = calls
         activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
         if self.clamped is not None:
-            (alpha, limit), alternates = self.clamped, self.is_merged and self.is_interleaved
-            activation = partial(kernels["clamped_swiglu"], alpha=alpha, limit=limit, interleaved=alternates)
-        sort, add_up = kernels["sort_by_expert"], kernels["sum_experts"]
-        correction, weighs_input = None if self.correction is None else self.correction.data, self.weighs_input
+            (alpha, limit) = self.clamped
+            alternates = self.is_merged and self.is_interleaved
+            activation = partial(
+                kernels["clamped_swiglu"], alpha=alpha, limit=limit, interleaved=alternates
+            )
+        sort = kernels["sort_by_expert"]
+        add_up = kernels["sum_experts"]
+        correction = None if self.correction is None else self.correction.data
+        weighs_input = self.weighs_input
         step_rows = self.build.lora_rows if self.build.lora is not None else None
         if step_rows is not None:
             self.adapters = self.adapters or [
-                AdapterSlots(self.build, linear.parts, linear.in_features, step_rows, num_experts) for linear in self.linears
+                AdapterSlots(self.build, linear.parts, linear.in_features, step_rows, num_experts)
+                for linear in self.linears
             ]
-            adapter_rows, (add_first, add_down) = kernels["expert_adapter_rows"], (slots.product() for slots in self.adapters)
+            adapter_rows = kernels["expert_adapter_rows"]
+            (add_first, add_down) = (slots.product() for slots in self.adapters)
 
-        def compute(x: Tensor, weights: Tensor, ids: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        def compute(
+            x: Tensor,
+            weights: Tensor,
+            ids: Tensor,
+            shared: Tensor | None = None,
+            gate: Tensor | None = None,
+        ) -> Tensor:
             rows, places, starts = sort(x, ids, num_experts, weights if weighs_input else None)
             if step_rows is None or (used := step_rows()) is None:
                 rows = down(activation(first(rows, starts)), starts)
@@ -190,7 +260,9 @@ class Experts(Layer):
         if rule is not None:
             route = kernels["route"]
 
-            def forward(x: Tensor, logits: Tensor, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+            def forward(
+                x: Tensor, logits: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+            ) -> Tensor:
                 weights, ids = route(logits, rule, correction)
                 return compute(x, weights, ids, shared, gate)
 
@@ -200,18 +272,26 @@ class Experts(Layer):
         return [*self.methods, *self.biases, *super().holders()]
 
     def unstacked(self, weights: Weights) -> Weights:
-        """Return an adapter with the matrices of each expert in place of those of all (see `AdapterSlots.unstacked`). PEFT names
-        these like transformers' module of the experts, or its base layer. That module is called as in the checkpoint, or it is
-        `experts` there, or `mlp.experts` of the decoder layer. Raises ModelError if the shapes do not fit."""
-        found, path = dict(weights), self.build.path
+        """Return an adapter with the matrices of each expert in place of those of all (see
+        `AdapterSlots.unstacked`). PEFT names these like transformers' module of the experts, or its
+        base layer. That module is called as in the checkpoint, or it is `experts` there, or
+        `mlp.experts` of the decoder layer. Raises ModelError if the shapes do not fit."""
+        found = dict(weights)
+        path = self.build.path
         modules = (path, f"{path}.experts", re.sub(r"(.*\.\d+)\..*", r"\1.mlp.experts", path))
-        for name in (f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")):
+        for name in (
+            f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")
+        ):
             if (pair := found.pop(name, None)) is not None:
-                own = next((own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None), None)
+                own = next(
+                    (own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None),
+                    None,
+                )
                 if own is None:
                     raise ModelError(
-                        f"the shapes of {name} do not fit {self.num_experts} experts with {self.hidden_size} and "
-                        f"{self.intermediate_size} channels: A {list(pair[0].shape)}, B {list(pair[1].shape)}"
+                        f"the shapes of {name} do not fit {self.num_experts} experts with "
+                        f"{self.hidden_size} and {self.intermediate_size} channels: A "
+                        f"{list(pair[0].shape)}, B {list(pair[1].shape)}"
                     )
                 found |= own
         return found

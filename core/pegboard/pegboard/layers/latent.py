@@ -1,4 +1,5 @@
-"""Latent attention (MLA, DeepSeek-AI 2024): keys and values of all heads are linear functions of one small vector per token."""
+"""Latent attention (MLA, DeepSeek-AI 2024): keys and values of all heads are linear functions of
+one small vector per token."""
 
 from __future__ import annotations
 
@@ -17,15 +18,18 @@ from pegboard.layers.rope import Rotation
 
 
 class LatentAttention(Layer):
-    """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of q, and k_rope, are rotated,
-    unless the rotation is None. With an index, it also takes what the backend's callable then takes more.
+    """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of
+    q, and k_rope, are rotated, unless the rotation is None. With an index, it also takes what the
+    backend's callable then takes more.
 
-    The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N other channels of every head's
-    keys, and its values. The weight has two uses that need different layouts, and backends multiply it head by head. So it is
-    dequantized once and kept in the compute type: it is a small part of a model.
+    The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N
+    other channels of every head's keys, and its values. The weight has two uses that need different
+    layouts, and backends multiply it head by head. So it is dequantized once and kept in the
+    compute type: it is a small part of a model.
 
-    layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale: factor of q·k. pairs: the
-    rotated channels are neighbors (DeepSeek); otherwise halves (MiniCPM3). index: how keys are chosen; None = all.
+    layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale:
+    factor of q·k. pairs: the rotated channels are neighbors (DeepSeek); otherwise halves
+    (MiniCPM3). index: how keys are chosen; None = all.
     """
 
     def __init__(
@@ -44,9 +48,15 @@ class LatentAttention(Layer):
     ) -> None:
         super().__init__(build)
         if layer_index in build.declared.attention:
-            raise ModelError(f"{build.path}: layer index {layer_index} already has an attention layer")
-        self.latent, self.pairs = Latent(index=index), pairs
-        self.num_heads, self.rank, self.nope_dim, self.value_dim = num_heads, rank, nope_dim, value_dim
+            raise ModelError(
+                f"{build.path}: layer index {layer_index} already has an attention layer"
+            )
+        self.latent = Latent(index=index)
+        self.pairs = pairs
+        self.num_heads = num_heads
+        self.rank = rank
+        self.nope_dim = nope_dim
+        self.value_dim = value_dim
         self.layer_index = layer_index
         self.method: WeightMethod | None = None
         self.available: Mapping[str, Any] = {}
@@ -61,9 +71,11 @@ class LatentAttention(Layer):
         )
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        path, rows = f"{self.build.path}.kv_b_proj", self.num_heads * (self.nope_dim + self.value_dim)
+        path = f"{self.build.path}.kv_b_proj"
+        rows = self.num_heads * (self.nope_dim + self.value_dim)
         layer = LinearLayer(path, self.rank, rows, (Part(f"{path}.weight", (0, rows)),))
-        self.method, self.available = self.build.method("linear", layer), available
+        self.method = self.build.method("linear", layer)
+        self.available = available
         return self.method.declare(available)
 
     def accept(self, piece: WeightPiece) -> None:
@@ -77,10 +89,12 @@ class LatentAttention(Layer):
         assert self.method is not None
         self.method.finish()
         heads = self.method.dequantize().view(self.num_heads, -1, self.rank)
-        up_k, up_v = heads[:, : self.nope_dim], heads[:, self.nope_dim :].transpose(1, 2)
+        up_k = heads[:, : self.nope_dim]
+        up_v = heads[:, self.nope_dim :].transpose(1, 2)
         if self.latent.up_k is None or self.latent.up_v is None:
             options: Any = {"dtype": getattr(torch, self.build.dtype), "device": self.build.device}
-            self.latent.up_k, self.latent.up_v = torch.empty(up_k.shape, **options), torch.empty(up_v.shape, **options)
+            self.latent.up_k = torch.empty(up_k.shape, **options)
+            self.latent.up_v = torch.empty(up_v.shape, **options)
         self.latent.up_k.copy_(up_k)
         self.latent.up_v.copy_(up_v)
         self.method = None
@@ -89,14 +103,19 @@ class LatentAttention(Layer):
         return [self.latent]
 
     def bind(self) -> None:
-        attend, rotate = self.build.attention[self.layer_index], self.build.kernels["rope"]
-        nope, pairs = self.nope_dim, self.pairs
+        attend = self.build.attention[self.layer_index]
+        rotate = self.build.kernels["rope"]
+        nope = self.nope_dim
+        pairs = self.pairs
 
-        def forward(q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation | None, *index: Tensor) -> Tensor:
+        def forward(
+            q: Tensor, latent: Tensor, k_rope: Tensor, rotation: Rotation | None, *index: Tensor
+        ) -> Tensor:
             turned = q[..., nope:]
             if rotation is not None:
                 cos, sin = rotation
-                turned, k_rope = rotate(turned, cos, sin, pairs), rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
+                turned = rotate(turned, cos, sin, pairs)
+                k_rope = rotate(k_rope.unsqueeze(1), cos, sin, pairs).squeeze(1)
             out: Tensor = attend(q[..., :nope], turned, latent, k_rope, *index)
             return out
 

@@ -1,4 +1,5 @@
-"""LoRA on a layer with a weight. The adapters' product is added to the output, so the format of the weight does not matter."""
+"""LoRA on a layer with a weight. The adapters' product is added to the output, so the format of the
+weight does not matter."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ Weights = Mapping[str, tuple[Tensor, Tensor]]
 """The matrices of an adapter: module path → A [rank, in] and B [out, rank]."""
 
 Fitted = list[tuple[int, Tensor, Tensor]]
-"""The matrices of one adapter in one layer: number of the part, A transposed, and B times the scaling, transposed."""
+"""The matrices of one adapter in one layer: number of the part, A transposed, and B times the
+scaling, transposed."""
 
 
 class AdapterSlots:
-    """The matrices A [slots, in, parts · rank] and B [slots, rank, out] of one layer (see `ops.lora_add`). Adapters are copied in
-    place, so the addresses that recordings use stay valid. rows: returns the rows of the step's adapters; None = there are none.
-    num_experts: the parts are those of each expert, one expert after the other, and each adapter has as many slots.
+    """The matrices A [slots, in, parts · rank] and B [slots, rank, out] of one layer (see
+    `ops.lora_add`). Adapters are copied in place, so the addresses that recordings use stay valid.
+    rows: returns the rows of the step's adapters; None = there are none. num_experts: the parts are
+    those of each expert, one expert after the other, and each adapter has as many slots.
     """
 
     def __init__(
@@ -38,9 +41,12 @@ class AdapterSlots:
     ) -> None:
         limits = build.lora
         assert limits is not None and rows is not None
-        self.rows, self.kernels, self.max_rank = rows, build.kernels, limits.max_rank
+        self.rows = rows
+        self.kernels = build.kernels
+        self.max_rank = limits.max_rank
         self.modules = {part.name.removesuffix(".weight"): part for part in parts}
-        self.num_experts, self.num_parts = num_experts, len(parts) // num_experts
+        self.num_experts = num_experts
+        self.num_parts = len(parts) // num_experts
         self.bounds = (0, *(part.rows[1] for part in parts[: self.num_parts]))
         self.width = -(-limits.max_rank // LANES) * LANES
         options = {"dtype": getattr(torch, limits.dtype), "device": build.device}
@@ -50,46 +56,68 @@ class AdapterSlots:
         self.ranks = torch.zeros(num_slots, dtype=torch.int32, device=build.device)
 
     def fitted(self, weights: Weights, scaling: float) -> Fitted:
-        """Return an adapter's matrices for this layer as they are stored. weights: module path → (A [rank, in], B [out, rank]).
-        Raises ModelError if the rank is too large, a shape does not fit or a value is not finite."""
+        """Return an adapter's matrices for this layer as they are stored. weights: module path → (A
+        [rank, in], B [out, rank]). Raises ModelError if the rank is too large, a shape does not fit
+        or a value is not finite."""
         found = []
         for index, (name, part) in enumerate(self.modules.items()):
             if name not in weights:
                 continue
             a, b = weights[name]
-            fits = a.ndim == 2 and a.shape[1] == self.a.shape[1] and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
+            fits = (
+                a.ndim == 2
+                and a.shape[1] == self.a.shape[1]
+                and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
+            )
             if not fits:
-                raise ModelError(f"the shapes of {name} do not fit the model: A {list(a.shape)}, B {list(b.shape)}")
+                raise ModelError(
+                    f"the shapes of {name} do not fit the model: A {list(a.shape)}, B "
+                    f"{list(b.shape)}"
+                )
             if a.shape[0] > self.max_rank:
-                raise ModelError(f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}")
-            a, b = a.T.to(self.a.dtype).contiguous(), (b * scaling).T.to(self.b.dtype).contiguous()
+                raise ModelError(
+                    f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}"
+                )
+            a = a.T.to(self.a.dtype).contiguous()
+            b = (b * scaling).T.to(self.b.dtype).contiguous()
             if not (a.isfinite().all() and b.isfinite().all()):
                 raise ModelError(f"{name} has values that are not finite")
             found.append((index, a, b))
         return found
 
     def load(self, slot: int, fitted: Fitted) -> None:
-        """Copy an adapter into a slot, from 1 on. Modules that the adapter does not change get zeros."""
+        """Copy an adapter into a slot, from 1 on. Modules that the adapter does not change get
+        zeros."""
         own = slice((slot - 1) * self.num_experts, slot * self.num_experts)
-        a, b, ranks = self.a[own], self.b[own], self.ranks[own]
+        a = self.a[own]
+        b = self.b[own]
+        ranks = self.ranks[own]
         if ranks.any():
             a.zero_()
             b.zero_()
             ranks.zero_()
         for index, own_a, own_b in fitted:
             expert, part = divmod(index, self.num_parts)
-            first, rank = part * self.width, own_a.shape[1]
+            first = part * self.width
+            rank = own_a.shape[1]
             a[expert, :, first : first + rank].copy_(own_a)
             b[expert, :rank, self.bounds[part] : self.bounds[part + 1]].copy_(own_b)
             ranks[expert] = max(rank, int(ranks[expert]))
 
     def unstacked(self, a: Tensor, b: Tensor) -> Weights | None:
-        """Return the adapters of the modules from one that changes the matrices of all experts (PEFT's `target_parameters`):
-        A [E · rank, in] and B [out, rank · E]. None if these do not have the shapes of this layer."""
-        num_experts, bounds = self.num_experts, self.bounds
-        if a.shape[1:] != self.a.shape[1:2] or a.shape[0] % num_experts or b.shape != (bounds[-1], a.shape[0]):
+        """Return the adapters of the modules from one that changes the matrices of all experts
+        (PEFT's `target_parameters`): A [E · rank, in] and B [out, rank · E]. None if these do not
+        have the shapes of this layer."""
+        num_experts = self.num_experts
+        bounds = self.bounds
+        if (
+            a.shape[1:] != self.a.shape[1:2]
+            or a.shape[0] % num_experts
+            or b.shape != (bounds[-1], a.shape[0])
+        ):
             return None
-        each_a, each_b = a.view(num_experts, -1, a.shape[1]), b.view(bounds[-1], -1, num_experts)
+        each_a = a.view(num_experts, -1, a.shape[1])
+        each_b = b.view(bounds[-1], -1, num_experts)
         found = {}
         for index, name in enumerate(self.modules):
             expert, part = divmod(index, self.num_parts)
@@ -97,16 +125,24 @@ class AdapterSlots:
         return found
 
     def product(self) -> Callable[[Tensor, Tensor, AdapterRows], Tensor]:
-        """Return what adds the products of the adapters to y, for the input x: (y [T, out], x [T, in], rows) → y."""
-        add, a, b, ranks, bounds = self.kernels["lora_add"], self.a, self.b, self.ranks, self.bounds
+        """Return what adds the products of the adapters to y, for the input x: (y [T, out], x [T,
+        in], rows) → y."""
+        add = self.kernels["lora_add"]
+        a = self.a
+        b = self.b
+        ranks = self.ranks
+        bounds = self.bounds
         return lambda y, x, rows: add(y, x, a, b, ranks, bounds, rows)
 
     def added_to(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return `call` plus the products of the adapters. A step without adapters only calls `call`."""
-        add, rows_of_step = self.product(), self.rows
+        """Return `call` plus the products of the adapters. A step without adapters only calls
+        `call`."""
+        add = self.product()
+        rows_of_step = self.rows
 
         def forward(x: Tensor) -> Tensor:
-            y, rows = call(x), rows_of_step()
+            y = call(x)
+            rows = rows_of_step()
             return y if rows is None else add(y, x, rows)
 
         return forward

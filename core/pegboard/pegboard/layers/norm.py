@@ -12,14 +12,17 @@ from pegboard.layers.build import Build, Layer, PlainTensor
 
 
 class Norm(Layer):
-    """(x) → normalized x. (x, residual) → (normalized sum, sum), where `residual` is overwritten with the sum.
+    """(x) → normalized x. (x, residual) → (normalized sum, sum), where `residual` is overwritten
+    with the sum.
 
-    It divides by the root mean square of the last dimension. A per-head norm is therefore a Norm of size head_dim on [T, H, D].
+    It divides by the root mean square of the last dimension. A per-head norm is therefore a Norm of
+    size head_dim on [T, H, D].
     """
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__(build)
-        self.size, self.eps = size, eps
+        self.size = size
+        self.eps = eps
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         name = f"{self.build.path}.weight"
@@ -30,26 +33,37 @@ class Norm(Layer):
         self.weight.accept(piece)
 
     def bind(self) -> None:
-        weight, eps = self.weight.data, self.eps
-        rms_norm, add_rms_norm = self.build.kernels["rms_norm"], self.build.kernels["add_rms_norm"]
+        weight = self.weight.data
+        eps = self.eps
+        rms_norm = self.build.kernels["rms_norm"]
+        add_rms_norm = self.build.kernels["add_rms_norm"]
 
         def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            return rms_norm(x, weight, eps) if residual is None else add_rms_norm(x, residual, weight, eps)
+            return (
+                rms_norm(x, weight, eps)
+                if residual is None
+                else add_rms_norm(x, residual, weight, eps)
+            )
 
         self.forward = forward
 
 
 class LayerNorm(Norm):
-    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). has_weight, has_bias: whether the checkpoint has
-    them."""
+    """Like Norm, but it subtracts the mean and adds a bias (Ba et al. 2016). has_weight, has_bias:
+    whether the checkpoint has them."""
 
-    def __init__(self, build: Build, size: int, eps: float, *, has_weight: bool = True, has_bias: bool = True) -> None:
+    def __init__(
+        self, build: Build, size: int, eps: float, *, has_weight: bool = True, has_bias: bool = True
+    ) -> None:
         super().__init__(build, size, eps)
-        self.has_weight, self.has_bias = has_weight, has_bias
+        self.has_weight = has_weight
+        self.has_bias = has_bias
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         names = {name: f"{self.build.path}.{name}" for name in ("weight", "bias")}
-        self.weight, bias = (PlainTensor({name: (0, self.size)}, (self.size,), self.build) for name in names.values())
+        self.weight, bias = (
+            PlainTensor({name: (0, self.size)}, (self.size,), self.build) for name in names.values()
+        )
         self.bias = bias if self.has_bias else None
         if not self.has_weight:
             self.weight.data.fill_(1.0)
@@ -61,10 +75,17 @@ class LayerNorm(Norm):
         own.accept(piece)
 
     def bind(self) -> None:
-        weight, eps, bias = self.weight.data, self.eps, None if self.bias is None else self.bias.data
-        layer_norm, add_layer_norm = self.build.kernels["layer_norm"], self.build.kernels["add_layer_norm"]
+        weight = self.weight.data
+        eps = self.eps
+        bias = None if self.bias is None else self.bias.data
+        layer_norm = self.build.kernels["layer_norm"]
+        add_layer_norm = self.build.kernels["add_layer_norm"]
 
         def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            return layer_norm(x, weight, bias, eps) if residual is None else add_layer_norm(x, residual, weight, bias, eps)
+            return (
+                layer_norm(x, weight, bias, eps)
+                if residual is None
+                else add_layer_norm(x, residual, weight, bias, eps)
+            )
 
         self.forward = forward

@@ -1,4 +1,5 @@
-"""Layers with one state per request: what a model declares for them, and the short convolution that most of them begin with."""
+"""Layers with one state per request: what a model declares for them, and the short convolution that
+most of them begin with."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from pegboard.ops.states import StateRows
 
 
 class StateLayer(Layer):
-    """() → (states by name, each [blocks, *shape]; where the rows of this step have theirs). The ops of `ops.states` take both.
+    """() → (states by name, each [blocks, *shape]; where the rows of this step have theirs). The
+    ops of `ops.states` take both.
 
-    layer_index: names the layer's states, as an attention layer's index names its cache; no other layer may have it. tensors: the
-    state of one request, those of wider types first.
+    layer_index: names the layer's states, as an attention layer's index names its cache; no other
+    layer may have it. tensors: the state of one request, those of wider types first.
     """
 
     def __init__(self, build: Build, layer_index: int, *tensors: KVTensor) -> None:
@@ -34,19 +36,24 @@ class StateLayer(Layer):
 
 
 class Parameters(Layer):
-    """Plain tensors of the checkpoint module at build.path, by name: parameters["D"]. dtype: torch name; None = the compute type.
-    They can be read from `bind` on."""
+    """Plain tensors of the checkpoint module at build.path, by name: parameters["D"]. dtype: torch
+    name; None = the compute type. They can be read from `bind` on."""
 
-    def __init__(self, build: Build, shapes: Mapping[str, tuple[int, ...]], dtype: str | None = None) -> None:
+    def __init__(
+        self, build: Build, shapes: Mapping[str, tuple[int, ...]], dtype: str | None = None
+    ) -> None:
         super().__init__(build)
-        self.shapes, self.dtype = dict(shapes), dtype
+        self.shapes = dict(shapes)
+        self.dtype = dtype
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         self.tensors = {}
         for name, shape in self.shapes.items():
             full = f"{self.build.path}.{name}"
             self.tensors[full] = PlainTensor({full: (0, shape[0])}, shape, self.build, self.dtype)
-        return [WantedWeight(name, tuple(tensor.data.shape)) for name, tensor in self.tensors.items()]
+        return [
+            WantedWeight(name, tuple(tensor.data.shape)) for name, tensor in self.tensors.items()
+        ]
 
     def accept(self, piece: WeightPiece) -> None:
         self.tensors[piece.name].accept(piece)
@@ -56,15 +63,22 @@ class Parameters(Layer):
 
 
 class ShortConv(Parameters):
-    """(x [T, C], state [blocks, C, K - 1], rows) → [T, C]: see `ops.causal_conv`. The checkpoint has its weight as [C, 1, K]."""
+    """(x [T, C], state [blocks, C, K - 1], rows) → [T, C]: see `ops.causal_conv`. The checkpoint
+    has its weight as [C, 1, K]."""
 
-    def __init__(self, build: Build, channels: int, width: int, *, bias: bool, activates: bool) -> None:
-        super().__init__(build, {"weight": (channels, 1, width), **({"bias": (channels,)} if bias else {})})
+    def __init__(
+        self, build: Build, channels: int, width: int, *, bias: bool, activates: bool
+    ) -> None:
+        super().__init__(
+            build, {"weight": (channels, 1, width), **({"bias": (channels,)} if bias else {})}
+        )
         self.activates = activates
 
     def bind(self) -> None:
-        conv, activates = self.build.kernels["causal_conv"], self.activates
-        weight, bias = self["weight"].squeeze(1), self["bias"] if "bias" in self.shapes else None
+        conv = self.build.kernels["causal_conv"]
+        activates = self.activates
+        weight = self["weight"].squeeze(1)
+        bias = self["bias"] if "bias" in self.shapes else None
 
         def forward(x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
             out: Tensor = conv(x, weight, bias, state, rows, activates)

@@ -1,7 +1,9 @@
-"""Ops: what the layers compute with. Each op has its signature, docstring and plain-torch reference here.
+"""Ops: what the layers compute with. Each op has its signature, docstring and plain-torch reference
+here.
 
-The reference defines the op. Every kernel's contract test compares with it, and it is used if no kernel plugin is suitable. Fast
-versions are plugins of the `kernel` kind. Layers get the chosen one as `kernels[op]`.
+The reference defines the op. Every kernel's contract test compares with it, and it is used if no
+kernel plugin is suitable. Fast versions are plugins of the `kernel` kind. Layers get the chosen one
+as `kernels[op]`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from pegboard.ops.lora import AdapterRows, expert_adapter_rows, lora_add
 from pegboard.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
-from pegboard.ops.states import StateRows, causal_conv, chunked_scan, gated_delta_rule, gated_norm, selective_scan
+from pegboard.ops.states import (
+    StateRows,
+    causal_conv,
+    chunked_scan,
+    gated_delta_rule,
+    gated_norm,
+    selective_scan,
+)
 
 OPS: dict[str, Callable[..., Any]] = {
     op.__name__: op
@@ -51,8 +60,19 @@ WEIGHT_FORMATS: dict[str, Callable[..., Any]] = {
     "block_weight": BlockWeight,
     "code_weight": CodeWeight,
 }
-"""Name of every weight format → its reference: a class that holds a matrix in the layout that it is multiplied in."""
+"""Name of every weight format → its reference: a class that holds a matrix in the layout that it is
+multiplied in."""
 
 REFERENCES = OPS | WEIGHT_FORMATS
 
-__all__ = ["OPS", "REFERENCES", "WEIGHT_FORMATS", "AdapterRows", "BlockWeight", "CodeWeight", "FloatWeight", "StateRows", *OPS]
+__all__ = [
+    "OPS",
+    "REFERENCES",
+    "WEIGHT_FORMATS",
+    "AdapterRows",
+    "BlockWeight",
+    "CodeWeight",
+    "FloatWeight",
+    "StateRows",
+    *OPS,
+]

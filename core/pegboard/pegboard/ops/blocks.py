@@ -1,7 +1,8 @@
-"""Weights that are stored as small integers with a scale per block of consecutive columns, and their products.
+"""Weights that are stored as small integers with a scale per block of consecutive columns, and
+their products.
 
-This is the neutral form that quantization methods hand over and that kernels repack. It says what a matrix *means*, not how a
-file or a kernel arranges it.
+This is the neutral form that quantization methods hand over and that kernels repack. It says what a
+matrix *means*, not how a file or a kernel arranges it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero[r, b]) + minimum[r, b] with b = c // block_size.
+    """Some rows of a matrix: W[r, c] = scale[r, b] · (codes[r, c] − zero[r, b]) + minimum[r, b]
+    with b = c // block_size.
 
-    bits: from 1 to 8. codes: [rows, columns], uint8 from 0 to 2^bits − 1, or int8 if bits = 8. scale, minimum: [rows, columns /
-    block_size], both float16 or both float32, exactly as stored; minimum None = 0. zero: one number for all blocks, or, if
-    minimum is None, int8 [rows, columns / block_size]. block_size: 16, or a multiple of 32 that divides the columns. order: int64
+    bits: from 1 to 8. codes: [rows, columns], uint8 from 0 to 2^bits − 1, or int8 if bits = 8.
+    scale, minimum: [rows, columns / block_size], both float16 or both float32, exactly as stored;
+    minimum None = 0. zero: one number for all blocks, or, if minimum is None, int8 [rows, columns /
+    block_size]. block_size: 16, or a multiple of 32 that divides the columns. order: int64
     [columns], where each column of codes belongs in W (GPTQ's act order); None = in order.
 
-    outer: float16 [1 or 2, rows, columns / N], the second level of scales that are integers themselves. N columns of a row share
-    outer[0], which their scales are multiplied with, and outer[1] for their minimums. N is a multiple of block_size and 32. The
-    integers are int8, or uint8 with the scale in the lower four bits and the minimum in the upper four (minimum is None then).
+    outer: float16 [1 or 2, rows, columns / N], the second level of scales that are integers
+    themselves. N columns of a row share outer[0], which their scales are multiplied with, and
+    outer[1] for their minimums. N is a multiple of block_size and 32. The integers are int8, or
+    uint8 with the scale in the lower four bits and the minimum in the upper four (minimum is None
+    then).
     """
 
     bits: int
@@ -43,8 +48,10 @@ class Blocks:
     outer: Tensor | None = None
 
     def scales(self) -> tuple[Tensor, Tensor | None]:
-        """Return scales and minimums of one level, as float32 [rows, columns / block_size]. minimums: None = 0."""
-        scale, minimum = self.scale, self.minimum
+        """Return scales and minimums of one level, as float32 [rows, columns / block_size].
+        minimums: None = 0."""
+        scale = self.scale
+        minimum = self.minimum
         if self.outer is None:
             return scale.float(), None if minimum is None else minimum.float()
         if scale.dtype == torch.uint8:
@@ -54,7 +61,8 @@ class Blocks:
 
     def dense(self) -> Tensor:
         """Return the rows as float32 [rows, columns]."""
-        (rows, columns), (scale, minimum) = self.codes.shape, self.scales()
+        (rows, columns) = self.codes.shape
+        (scale, minimum) = self.scales()
         zero = self.zero.float().unsqueeze(-1) if isinstance(self.zero, Tensor) else self.zero
         blocks = (self.codes.float().view(rows, -1, self.block_size) - zero) * scale.unsqueeze(-1)
         if minimum is not None:
@@ -71,11 +79,13 @@ class Rows(Protocol):
 
 
 class BlockWeight:
-    """A matrix [out, in] made of `Blocks`, which may have different formats. Rows that were not written are zero.
+    """A matrix [out, in] made of `Blocks`, which may have different formats. Rows that were not
+    written are zero.
 
-    This reference dequantizes in `finish` and computes in `dtype`. A kernel plugin's class (weight format `block_weight`) has the
-    same methods and multiplies the integers. is_table: rows are also looked up (an embedding). cache: keeps the packed layout of
-    this weight between starts; None = it is not kept.
+    This reference dequantizes in `finish` and computes in `dtype`. A kernel plugin's class (weight
+    format `block_weight`) has the same methods and multiplies the integers. is_table: rows are also
+    looked up (an embedding). cache: keeps the packed layout of this weight between starts; None =
+    it is not kept.
     """
 
     FLOAT: ClassVar[type[FloatWeight]] = FloatWeight
@@ -93,12 +103,13 @@ class BlockWeight:
         self._float = self.FLOAT(shape, dtype, device, is_table)
 
     def restore(self) -> bool:
-        """Take the layout that an earlier start left in the cache. Returns True if the weight is then finished. Called once,
-        before the first `write`. The reference keeps nothing."""
+        """Take the layout that an earlier start left in the cache. Returns True if the weight is
+        then finished. Called once, before the first `write`. The reference keeps nothing."""
         return False
 
     def write(self, start: int, blocks: Rows) -> None:
-        """Write `blocks` to the rows from `start` on. It may be called again later, followed by `finish`."""
+        """Write `blocks` to the rows from `start` on. It may be called again later, followed by
+        `finish`."""
         values = blocks.dense()
         self._float.plain()[start : start + len(values)] = values
 
@@ -110,8 +121,11 @@ class BlockWeight:
         """Return the callable [T, in] → [T, out]."""
         return self._float.bind()
 
-    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E]. See `ExpertsMethod`."""
+    def bind_experts(
+        self, num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E].
+        See `ExpertsMethod`."""
         return self._float.bind_experts(num_experts, bias)
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:

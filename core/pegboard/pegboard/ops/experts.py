@@ -1,6 +1,8 @@
-"""A mixture of experts (Shazeer et al. 2017): which experts compute a token, and the order of the rows that they compute.
+"""A mixture of experts (Shazeer et al. 2017): which experts compute a token, and the order of the
+rows that they compute.
 
-A token that goes to k experts becomes k rows. The rows are sorted by expert, so that each expert multiplies consecutive rows.
+A token that goes to k experts becomes k rows. The rows are sorted by expert, so that each expert
+multiplies consecutive rows.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from torch import Tensor
 class RouterRule:
     """How the logits of a router become experts and their weights.
 
-    top_k: experts of a token. score: what a logit becomes, over all experts or by itself. With "sparsemixer", experts are chosen
-    one after the other, and the weight of each is its softmax among those that are left and near it. renormalize: divide the
-    weights of a token by their sum. (Softmax over the chosen experts only, as in gpt-oss and Granite, is the same.) scale: factor
-    of the weights. num_groups, top_groups: the experts form groups of equal size; only those of the best groups can be chosen. A
-    group is as good as the sum of its `group_best` best experts (DeepSeek-V2: 1, DeepSeek-V3: 2). jitter: of sparsemixer, which
-    takes no correction, renormalizing or groups: a logit l is near the best one b if b - l ≤ 2 · jitter · max(|l|, b).
+    top_k: experts of a token. score: what a logit becomes, over all experts or by itself. With
+    "sparsemixer", experts are chosen one after the other, and the weight of each is its softmax
+    among those that are left and near it. renormalize: divide the weights of a token by their sum.
+    (Softmax over the chosen experts only, as in gpt-oss and Granite, is the same.) scale: factor of
+    the weights. num_groups, top_groups: the experts form groups of equal size; only those of the
+    best groups can be chosen. A group is as good as the sum of its `group_best` best experts
+    (DeepSeek-V2: 1, DeepSeek-V3: 2). jitter: of sparsemixer, which takes no correction,
+    renormalizing or groups: a logit l is near the best one b if b - l ≤ 2 · jitter · max(|l|, b).
     """
 
     top_k: int
@@ -35,10 +39,14 @@ class RouterRule:
     jitter: float = 0.0
 
 
-def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Choose experts: logits [T, E] → their weights, float32 [T, k], and their numbers, int32 [T, k], the best first.
+def route(
+    logits: Tensor, rule: RouterRule, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose experts: logits [T, E] → their weights, float32 [T, k], and their numbers, int32 [T,
+    k], the best first.
 
-    correction: [E], added to the scores when experts are chosen, but not to their weights (DeepSeek-V3).
+    correction: [E], added to the scores when experts are chosen, but not to their weights
+    (DeepSeek-V3).
     """
     if rule.score == "sparsemixer":
         return _mix_sparsely(logits.float(), rule)
@@ -47,7 +55,9 @@ def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) ->
     if rule.num_groups > 1:
         groups = choice.unflatten(1, (rule.num_groups, -1))
         best = groups.topk(rule.group_best, -1).values.sum(-1).topk(rule.top_groups, -1).indices
-        closed = torch.ones(groups.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
+        closed = torch.ones(groups.shape[:2], dtype=torch.bool, device=logits.device).scatter_(
+            1, best, False
+        )
         choice = groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(1)
     ids = choice.topk(rule.top_k, -1).indices
     weights = scores.gather(1, ids)
@@ -58,7 +68,9 @@ def route(logits: Tensor, rule: RouterRule, correction: Tensor | None = None) ->
 
 def _mix_sparsely(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
     """Choose experts as SparseMixer does outside training (Liu et al. 2024, arXiv 2409.12136)."""
-    left, weights, ids = logits, [], []
+    left = logits
+    weights = []
+    ids = []
     for _ in range(rule.top_k):
         best, chosen = left.max(-1, keepdim=True)
         is_far = (best - logits) / logits.abs().maximum(best) > 2 * rule.jitter
@@ -68,14 +80,19 @@ def _mix_sparsely(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
     return torch.cat(weights, 1) * rule.scale, torch.cat(ids, 1).int()
 
 
-def sort_by_expert(x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy each token once for each of its experts: x [T, in], ids [T, k] → rows [T·k, in], places int32 [T, k], where each copy
-    is among the rows, and starts int32 [E + 1]: expert e has the rows starts[e] to starts[e + 1].
+def sort_by_expert(
+    x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy each token once for each of its experts: x [T, in], ids [T, k] → rows [T·k, in], places
+    int32 [T, k], where each copy is among the rows, and starts int32 [E + 1]: expert e has the rows
+    starts[e] to starts[e + 1].
 
     factors: [T, k], multiplied with the copies.
     """
     order = ids.flatten().argsort(stable=True)
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    places = torch.empty_like(order).scatter_(
+        0, order, torch.arange(len(order), device=order.device)
+    )
     counts = torch.bincount(ids.flatten(), minlength=num_experts)
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
     rows = x[order // ids.shape[1]]
@@ -85,39 +102,51 @@ def sort_by_expert(x: Tensor, ids: Tensor, num_experts: int, factors: Tensor | N
 
 
 def sum_experts(
-    rows: Tensor, places: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor | None,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
-    """Add up the rows of each token: rows [T·k, out], places [T, k], weights [T, k] (None = 1) → [T, out].
+    """Add up the rows of each token: rows [T·k, out], places [T, k], weights [T, k] (None = 1) →
+    [T, out].
 
-    shared: [T, out], added to the sum: the result of experts that compute every token. gate: [T, 1], logits of its factor.
+    shared: [T, out], added to the sum: the result of experts that compute every token. gate: [T,
+    1], logits of its factor.
     """
     found = rows[places].float()
     found = found.sum(1) if weights is None else (found * weights.unsqueeze(-1)).sum(1)
     if shared is not None:
-        found = found + (shared.float() if gate is None else shared.float() * gate.float().sigmoid())
+        found = found + (
+            shared.float() if gate is None else shared.float() * gate.float().sigmoid()
+        )
     return found.to(rows.dtype)
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float, interleaved: bool) -> Tensor:
-    """gate · sigmoid(alpha · gate) · (up + 1) with gate ≤ limit and |up| ≤ limit, which are clamped (gpt-oss): [T, 2F] → [T, F].
+    """gate · sigmoid(alpha · gate) · (up + 1) with gate ≤ limit and |up| ≤ limit, which are clamped
+    (gpt-oss): [T, 2F] → [T, F].
 
     interleaved: gate and up alternate; otherwise up follows gate.
     """
     gate, up = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
 def one_by_one(
     calls: Sequence[Callable[[Tensor], Tensor]], width: int, bias: Tensor | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the product of sorted rows from the products of each expert: (x [N, in], starts [E + 1]) → [N, width].
+    """Return the product of sorted rows from the products of each expert: (x [N, in], starts [E +
+    1]) → [N, width].
 
     bias: [E, width] or None. The callable reads `starts` on the host.
     """
 
     def forward(x: Tensor, starts: Tensor) -> Tensor:
-        bounds, parts = starts.tolist(), [x.new_empty(0, width)]
+        bounds = starts.tolist()
+        parts = [x.new_empty(0, width)]
         for expert, call in enumerate(calls):
             if bounds[expert] < bounds[expert + 1]:
                 part = call(x[bounds[expert] : bounds[expert + 1]])

@@ -1,7 +1,9 @@
-"""Weights that are stored as small floats (8, 6 or 4 bits) or as positions in a table of floats, with a scale per block.
+"""Weights that are stored as small floats (8, 6 or 4 bits) or as positions in a table of floats,
+with a scale per block.
 
-Like `Blocks`, this says what a matrix means, not how a file or a kernel arranges it. Activations are not quantized here. A format
-may allow a kernel to do that, but computing without it is exact enough, and more exact than with it.
+Like `Blocks`, this says what a matrix means, not how a file or a kernel arranges it. Activations
+are not quantized here. A format may allow a kernel to do that, but computing without it is exact
+enough, and more exact than with it.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from pegboard.ops.blocks import BlockWeight
 
 @dataclass(frozen=True, slots=True)
 class ScaleCodes:
-    """Scales that are codes themselves: values[codes[r, b]] · outer[r, b // N] + offset, computed in float32.
+    """Scales that are codes themselves: values[codes[r, b]] · outer[r, b // N] + offset, computed
+    in float32.
 
-    codes: uint8 [rows / R, blocks], each less than the number of values. values: float32 [2 to 256]. outer: float16 or float32
-    [rows / R, blocks / N], the second level.
+    codes: uint8 [rows / R, blocks], each less than the number of values. values: float32 [2 to
+    256]. outer: float16 or float32 [rows / R, blocks / N], the second level.
     """
 
     codes: Tensor
@@ -35,13 +38,14 @@ class ScaleCodes:
 
 @dataclass(frozen=True, slots=True)
 class FloatCodes:
-    """Some rows of a matrix: W[r, c] = values[codes[r, c]] · (scale[r // R, c // C] · factor) with R, C = block.
+    """Some rows of a matrix: W[r, c] = values[codes[r, c]] · (scale[r // R, c // C] · factor) with
+    R, C = block.
 
-    codes: uint8 [rows, columns], each less than the number of values. values: float32 [16], [64] or [256], what the codes stand
-    for. scale: [rows / R, columns / C], both rounded up, as stored: float32, float16, bfloat16, float8_e4m3fn, float8_e8m0fnu or
-    codes.
-    factor: a scale of the whole matrix. Its product with a scale is computed in double precision and rounded once, so a format
-    that divides by d has the factor 1 / d.
+    codes: uint8 [rows, columns], each less than the number of values. values: float32 [16], [64] or
+    [256], what the codes stand for. scale: [rows / R, columns / C], both rounded up, as stored:
+    float32, float16, bfloat16, float8_e4m3fn, float8_e8m0fnu or codes.
+    factor: a scale of the whole matrix. Its product with a scale is computed in double precision
+    and rounded once, so a format that divides by d has the factor 1 / d.
     """
 
     codes: Tensor
@@ -62,16 +66,21 @@ class FloatCodes:
 
 
 def float8_values(dtype: torch.dtype) -> Tensor:
-    """Return what the 256 codes of an 8-bit float type of torch stand for. NaN and infinities are included."""
+    """Return what the 256 codes of an 8-bit float type of torch stand for. NaN and infinities are
+    included."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def minifloat_values(exponent_bits: int, mantissa_bits: int) -> Tensor:
-    """Return what the codes of a float stand for that has a sign, these bits, no infinities and no NaN (FP4, FP6)."""
+    """Return what the codes of a float stand for that has a sign, these bits, no infinities and no
+    NaN (FP4, FP6)."""
     code = torch.arange(2 ** (exponent_bits + mantissa_bits))
-    exponent, mantissa = code >> mantissa_bits, (code & (1 << mantissa_bits) - 1) / (1 << mantissa_bits)
+    exponent = code >> mantissa_bits
+    mantissa = (code & (1 << mantissa_bits) - 1) / (1 << mantissa_bits)
     one = 2.0 ** (1 - (2 ** (exponent_bits - 1) - 1))  # the smallest normal number
-    positive = torch.where(exponent == 0, mantissa * one, (1 + mantissa) * one * 2.0 ** (exponent - 1))
+    positive = torch.where(
+        exponent == 0, mantissa * one, (1 + mantissa) * one * 2.0 ** (exponent - 1)
+    )
     return torch.cat((positive, -positive))
 
 
@@ -80,8 +89,9 @@ E2M1 = minifloat_values(2, 1)
 
 
 class CodeWeight(BlockWeight):
-    """A matrix [out, in] made of `FloatCodes`, which may have different formats. Rows that were not written are zero.
+    """A matrix [out, in] made of `FloatCodes`, which may have different formats. Rows that were not
+    written are zero.
 
-    See `BlockWeight`, which this reference differs from in what `write` takes. A kernel plugin's class (weight format
-    `code_weight`) has the same methods.
+    See `BlockWeight`, which this reference differs from in what `write` takes. A kernel plugin's
+    class (weight format `code_weight`) has the same methods.
     """

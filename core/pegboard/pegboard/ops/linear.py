@@ -13,40 +13,59 @@ from pegboard.ops.experts import one_by_one
 
 
 class FloatWeight:
-    """A matrix [out, in], which is zero at first. Write to `plain()`, then call `finish`. Both may be called again later.
+    """A matrix [out, in], which is zero at first. Write to `plain()`, then call `finish`. Both may
+    be called again later.
 
-    is_table: rows are also looked up (an embedding). A kernel plugin's class (weight format `float_weight`) has the same methods
-    and may hold the matrix in another layout. This reference holds it plain.
+    is_table: rows are also looked up (an embedding). A kernel plugin's class (weight format
+    `float_weight`) has the same methods and may hold the matrix in another layout. This reference
+    holds it plain.
     """
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, is_table: bool = False) -> None:
-        self.shape, self.is_table = shape, is_table
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        is_table: bool = False,
+    ) -> None:
+        self.shape = shape
+        self.is_table = is_table
         self._plain: Tensor | None = torch.zeros(shape, dtype=dtype, device=device)
 
     def plain(self) -> Tensor:
-        """Return the matrix itself, to write to. After `finish` it may first have to be unpacked. To read the values, use
-        `dense`."""
+        """Return the matrix itself, to write to. After `finish` it may first have to be unpacked.
+        To read the values, use `dense`."""
         if self._plain is None:
             self._plain = self.dense()
         return self._plain
 
     def dense(self) -> Tensor:
-        """Return the values, bit for bit as they were written. This may be the matrix itself or new memory."""
+        """Return the values, bit for bit as they were written. This may be the matrix itself or new
+        memory."""
         assert self._plain is not None, "a class that packs the matrix must unpack it here"
         return self._plain
 
     def finish(self) -> None:
-        """Pack the matrix, after all values were written. Callables from `bind` see the new values."""
+        """Pack the matrix, after all values were written. Callables from `bind` see the new
+        values."""
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T, in] → [T, out]."""
-        linear, weight = functional.linear, self.plain()
+        linear = functional.linear
+        weight = self.plain()
         return lambda x: linear(x, weight)
 
-    def bind_experts(self, num_experts: int, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E]. See `ExpertsMethod`."""
+    def bind_experts(
+        self, num_experts: int, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the callable of a weight of experts: (x [N, in], starts [E + 1]) → [N, out / E].
+        See `ExpertsMethod`."""
         weights = self.plain().view(num_experts, -1, self.shape[1])
-        return one_by_one([partial(functional.linear, weight=weight) for weight in weights], weights.shape[1], bias)
+        return one_by_one(
+            [partial(functional.linear, weight=weight) for weight in weights],
+            weights.shape[1],
+            bias,
+        )
 
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""

@@ -1,4 +1,5 @@
-"""Low-rank adapters (Hu et al. 2021): y += B A x, where each row has the A and B of its adapter, or none."""
+"""Low-rank adapters (Hu et al. 2021): y += B A x, where each row has the A and B of its adapter, or
+none."""
 
 from __future__ import annotations
 
@@ -10,37 +11,52 @@ from torch import Tensor
 
 
 class AdapterRows(NamedTuple):
-    """Which rows of a step use which adapter. order: int32 [T], the rows sorted by slot. starts: int32 [slots + 2]; the rows of
-    slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0 use the base model only."""
+    """Which rows of a step use which adapter. order: int32 [T], the rows sorted by slot. starts:
+    int32 [slots + 2]; the rows of slot s are order[starts[s] : starts[s + 1]]. The rows of slot 0
+    use the base model only."""
 
     order: Tensor
     starts: Tensor
 
 
 def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> AdapterRows:
-    """Return which of the rows sorted by expert use which adapter, where each adapter has a slot for each of the E experts: that
-    of expert e and slot s is 1 + (s - 1) · E + e.
+    """Return which of the rows sorted by expert use which adapter, where each adapter has a slot
+    for each of the E experts: that of expert e and slot s is 1 + (s - 1) · E + e.
 
     rows: of the tokens. places: int32 [T, k]; starts: int32 [E + 1] (see `ops.sort_by_expert`).
     """
-    num_experts, num_slots = len(starts) - 1, len(rows.starts) - 2
+    num_experts = len(starts) - 1
+    num_slots = len(rows.starts) - 2
     of_tokens = torch.arange(num_slots + 1).repeat_interleave(rows.starts.diff())
-    of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(0, rows.order[: len(of_tokens)].long(), of_tokens)
+    of_tokens = torch.zeros(len(places), dtype=torch.int64).index_copy_(
+        0, rows.order[: len(of_tokens)].long(), of_tokens
+    )
     slots = torch.empty(places.numel(), dtype=torch.int64)
     slots[places.flatten().long()] = of_tokens.repeat_interleave(places.shape[1])
     experts = torch.arange(num_experts).repeat_interleave(starts.diff())
     slots = torch.where(slots > 0, 1 + (slots - 1) * num_experts + experts, 0)
     counts = torch.bincount(slots, minlength=num_slots * num_experts + 1)
-    return AdapterRows(slots.argsort(stable=True).int(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int())
+    return AdapterRows(
+        slots.argsort(stable=True).int(), torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    )
 
 
-def lora_add(y: Tensor, x: Tensor, a: Tensor, b: Tensor, ranks: Tensor, bounds: Sequence[int], rows: AdapterRows) -> Tensor:
+def lora_add(
+    y: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    bounds: Sequence[int],
+    rows: AdapterRows,
+) -> Tensor:
     """Add the products of the adapters to y [T, out] in place, and return y.
 
-    x: [T, in], or [T] integers i, which stand for rows that are 1 in column i and 0 elsewhere. a: [slots, in, P · R] and
-    b: [slots, R', out] with R' ≤ R, of slots 1 …. Part p of the P parts has the columns p · R … of a, and writes the columns
-    bounds[p] … bounds[p + 1] of y. ranks: int32 [slots]; only the first ranks[slot] columns of each part, and rows of b,
-    are not zero; 0 = the adapter does not change this layer.
+    x: [T, in], or [T] integers i, which stand for rows that are 1 in column i and 0 elsewhere. a:
+    [slots, in, P · R] and b: [slots, R', out] with R' ≤ R, of slots 1 …. Part p of the P parts has
+    the columns p · R … of a, and writes the columns bounds[p] … bounds[p + 1] of y. ranks: int32
+    [slots]; only the first ranks[slot] columns of each part, and rows of b, are not zero; 0 = the
+    adapter does not change this layer.
     """
     starts = rows.starts.tolist()
     width = a.shape[2] // (len(bounds) - 1)

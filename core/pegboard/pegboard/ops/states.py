@@ -1,7 +1,9 @@
-"""Layers with a state per request instead of keys and values per token: short convolutions and state-space models.
+"""Layers with a state per request instead of keys and values per token: short convolutions and
+state-space models.
 
-A step has B rows with T tokens in total. Every op reads the state of each row, computes the row's tokens, and writes the state
-after them, so that a prompt can be computed in any pieces. Rows of one token (decodes) are computed together.
+A step has B rows with T tokens in total. Every op reads the state of each row, computes the row's
+tokens, and writes the state after them, so that a prompt can be computed in any pieces. Rows of one
+token (decodes) are computed together.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ CHUNK = 64
 """Tokens that `chunked_scan` computes with one matrix product."""
 
 DELTA_CHUNK = 16
-"""Tokens that `gated_delta_rule` computes together. With a decay per channel, the memory grows with the square of this."""
+"""Tokens that `gated_delta_rule` computes together. With a decay per channel, the memory grows with
+the square of this."""
 
 
 @dataclass
 class StateRows:
-    """Where the rows of a step have their states. The tensors may be longer, and have the same addresses in every step.
+    """Where the rows of a step have their states. The tensors may be longer, and have the same
+    addresses in every step.
 
-    table: int32 [B, n], whose first column has indices of states. seq_lens: int32 [B], the tokens of each row with those of this
-    step. query_start_loc: int32 [B + 1]; row b has the tokens from query_start_loc[b] to query_start_loc[b + 1]. starts: the same
-    numbers on the host.
+    table: int32 [B, n], whose first column has indices of states. seq_lens: int32 [B], the tokens
+    of each row with those of this step. query_start_loc: int32 [B + 1]; row b has the tokens from
+    query_start_loc[b] to query_start_loc[b + 1]. starts: the same numbers on the host.
     """
 
     table: Tensor
@@ -52,7 +56,9 @@ class StateRows:
         """The tokens of the rows of one token, their blocks, and whether they are new."""
         if len(self.starts) - 1 == self.starts[-1]:
             return slice(None), self.blocks, self.is_new
-        singles = [row for row, (first, end) in enumerate(pairwise(self.starts)) if end - first == 1]
+        singles = [
+            row for row, (first, end) in enumerate(pairwise(self.starts)) if end - first == 1
+        ]
         rows = torch.tensor(singles, dtype=torch.int64, device=self.blocks.device)
         return self.query_start_loc[rows].long(), self.blocks[rows], self.is_new[rows]
 
@@ -63,8 +69,11 @@ class StateRows:
                 yield first, end, int(self.blocks[row]), bool(self.is_new[row])
 
 
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool) -> Tensor:
-    """Convolve each channel with its last K inputs: x [T, C], weight [C, K], bias [C] or None → [T, C].
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool
+) -> Tensor:
+    """Convolve each channel with its last K inputs: x [T, C], weight [C, K], bias [C] or None → [T,
+    C].
 
     state: [blocks, C, K - 1], the last inputs of each row. activates: the result goes through SiLU.
     """
@@ -86,14 +95,26 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, r
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor, rows: StateRows
+    x: Tensor,
+    steps: Tensor,
+    a_log: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    rows: StateRows,
 ) -> Tensor:
-    """The scan of Mamba (Gu & Dao 2023, algorithm 2): h ← exp(dt a) h + dt b x, y = h c + skip x, where dt = softplus(steps) and
-    a = -exp(a_log). → y [T, D], type of x.
+    """The scan of Mamba (Gu & Dao 2023, algorithm 2): h ← exp(dt a) h + dt b x, y = h c + skip x,
+    where dt = softplus(steps) and a = -exp(a_log). → y [T, D], type of x.
 
-    x, steps: [T, D]. a_log: float32 [D, N]. b, c: [T, N], of every token. skip: float32 [D]. state: h, float32 [blocks, D, N].
+    x, steps: [T, D]. a_log: float32 [D, N]. b, c: [T, N], of every token. skip: float32 [D]. state:
+    h, float32 [blocks, D, N].
     """
-    wide, dt, a, b, c = x.float(), softplus(steps.float()), -a_log.exp(), b.float(), c.float()
+    wide = x.float()
+    dt = softplus(steps.float())
+    a = -a_log.exp()
+    b = b.float()
+    c = c.float()
     out = wide * skip.float()
     tokens, blocks, is_new = rows.single
     if len(blocks):
@@ -105,7 +126,10 @@ def selective_scan(
     for first, end, block, new in rows.longer():
         own = torch.zeros_like(state[block]) if new else state[block]
         for token in range(first, end):
-            own = own * torch.exp(dt[token, :, None] * a) + (dt[token] * wide[token])[:, None] * b[token]
+            own = (
+                own * torch.exp(dt[token, :, None] * a)
+                + (dt[token] * wide[token])[:, None] * b[token]
+            )
             out[token] += own @ c[token]
         state[block] = own
     return out.to(x.dtype)
@@ -123,14 +147,19 @@ def chunked_scan(
     state: Tensor,
     rows: StateRows,
 ) -> Tensor:
-    """The scan of Mamba-2 (Dao & Gu 2024, section 6): h ← exp(dt a) h + dt x bᵀ, y = h c + skip x, where dt = softplus(steps +
-    bias) within the limits and a = -exp(a_log). → y [T, H, P], type of x.
+    """The scan of Mamba-2 (Dao & Gu 2024, section 6): h ← exp(dt a) h + dt x bᵀ, y = h c + skip x,
+    where dt = softplus(steps + bias) within the limits and a = -exp(a_log). → y [T, H, P], type of
+    x.
 
-    x: [T, H, P]. steps: [T, H]. bias, a_log, skip: float32 [H]. b, c: [T, G, N]; H is a multiple of G, and the heads of a group
-    share them. state: h, float32 [blocks, H, P, N].
+    x: [T, H, P]. steps: [T, H]. bias, a_log, skip: float32 [H]. b, c: [T, G, N]; H is a multiple of
+    G, and the heads of a group share them. state: h, float32 [blocks, H, P, N].
     """
-    dt, a, repeats = softplus(steps.float() + bias).clamp(*limits), -a_log.exp(), x.shape[1] // b.shape[1]
-    wide, b, c = x.float(), b.float().repeat_interleave(repeats, 1), c.float().repeat_interleave(repeats, 1)
+    dt = softplus(steps.float() + bias).clamp(*limits)
+    a = -a_log.exp()
+    repeats = x.shape[1] // b.shape[1]
+    wide = x.float()
+    b = b.float().repeat_interleave(repeats, 1)
+    c = c.float().repeat_interleave(repeats, 1)
     out = wide * skip.float().unsqueeze(-1)
     tokens, blocks, is_new = rows.single
     if len(blocks):
@@ -150,35 +179,52 @@ def chunked_scan(
     return out.to(x.dtype)
 
 
-def _chunk(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (y [L, H, P] without skip, the state after it) of L tokens: each reads the tokens before it, through one matrix of
-    decays per head, and the state before the chunk."""
+def _chunk(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (y [L, H, P] without skip, the state after it) of L tokens: each reads the tokens
+    before it, through one matrix of decays per head, and the state before the chunk."""
     decay = (dt * a).cumsum(0).T  # [H, L], the logarithm of what is left of the state
     between = (decay.unsqueeze(2) - decay.unsqueeze(1)).tril().exp().tril()
     scores = torch.einsum("ihn,jhn->hij", c, b) * between * dt.T.unsqueeze(1)
-    y = torch.einsum("hij,jhp->ihp", scores, x) + torch.einsum("ihn,hpn,hi->ihp", c, state, decay.exp())
+    y = torch.einsum("hij,jhp->ihp", scores, x) + torch.einsum(
+        "ihn,hpn,hi->ihp", c, state, decay.exp()
+    )
     left = (decay[:, -1:] - decay).exp() * dt.T
     return y, state * decay[:, -1, None, None].exp() + torch.einsum("hj,jhp,jhn->hpn", left, x, b)
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    bias: Tensor,
+    a_log: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: StateRows,
 ) -> Tensor:
-    """Linear attention that replaces what a key had stored: S ← S exp(g), S ← S + b (v - S k) kᵀ, y = S q. → y [T, H, P], type
-    of v. q and k are divided by their lengths, q also by √K, b = sigmoid(beta), g = -exp(a_log) softplus(steps + bias).
+    """Linear attention that replaces what a key had stored: S ← S exp(g), S ← S + b (v - S k) kᵀ, y
+    = S q. → y [T, H, P], type of v. q and k are divided by their lengths, q also by √K, b =
+    sigmoid(beta), g = -exp(a_log) softplus(steps + bias).
 
-    Yang et al. 2024, "Gated delta networks": steps [T, H], bias [H]. Kimi Team 2025, "Kimi Linear": steps [T, H, K], bias [H, K],
-    a decay per channel. q, k: [T, G, K]; H is a multiple of G. v: [T, H, P]. a_log: float32 [H]. beta: [T, H]. state: S, float32
-    [blocks, H, P, K].
+    Yang et al. 2024, "Gated delta networks": steps [T, H], bias [H]. Kimi Team 2025, "Kimi Linear":
+    steps [T, H, K], bias [H, K], a decay per channel. q, k: [T, G, K]; H is a multiple of G. v: [T,
+    H, P]. a_log: float32 [H]. beta: [T, H]. state: S, float32 [blocks, H, P, K].
     """
     repeats = v.shape[1] // k.shape[1]
     q, k = (_unit(x.float()).repeat_interleave(repeats, 1) for x in (q, k))
-    q, wide, beta = q * q.shape[-1] ** -0.5, v.float(), beta.float().sigmoid().unsqueeze(-1)
+    q = q * q.shape[-1] ** -0.5
+    wide = v.float()
+    beta = beta.float().sigmoid().unsqueeze(-1)
     decay = softplus(steps.float() + bias).view(*v.shape[:2], -1) * -a_log.exp().unsqueeze(-1)
     out = torch.empty_like(wide)
     tokens, blocks, is_new = rows.single
     if len(blocks):
-        own = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[tokens].exp().unsqueeze(2)
+        own = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[
+            tokens
+        ].exp().unsqueeze(2)
         found = (own @ k[tokens].unsqueeze(-1)).squeeze(-1)
         own = own + (beta[tokens] * (wide[tokens] - found)).unsqueeze(-1) * k[tokens].unsqueeze(2)
         out[tokens] = (own @ q[tokens].unsqueeze(-1)).squeeze(-1)
@@ -187,7 +233,9 @@ def gated_delta_rule(
         own = torch.zeros_like(state[block]) if new else state[block]
         for start in range(first, end, DELTA_CHUNK):
             part = slice(start, min(start + DELTA_CHUNK, end))
-            out[part], own = _delta_chunk(q[part], k[part], wide[part], decay[part], beta[part], own)
+            out[part], own = _delta_chunk(
+                q[part], k[part], wide[part], decay[part], beta[part], own
+            )
         state[block] = own
     return out.to(v.dtype)
 
@@ -196,29 +244,40 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def _delta_chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (y [L, H, P], the state after it) of L tokens. What each token adds, u kᵀ, depends on what those before it added:
-    (I + A) u = b (v - S k), where A is strictly lower triangular (Yang et al. 2024, section 3.3). decay: logarithms [L, H, 1 or
-    K]."""
+def _delta_chunk(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (y [L, H, P], the state after it) of L tokens. What each token adds, u kᵀ, depends on
+    what those before it added: (I + A) u = b (v - S k), where A is strictly lower triangular (Yang
+    et al. 2024, section 3.3). decay: logarithms [L, H, 1 or K]."""
     decay = decay.cumsum(0)
     is_past = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril()[..., None, None]
-    between = (decay.unsqueeze(1) - decay.unsqueeze(0)).masked_fill(~is_past, -torch.inf).exp() * k  # [L, L, H, K]
+    # [L, L, H, K]
+    between = (decay.unsqueeze(1) - decay.unsqueeze(0)).masked_fill(~is_past, -torch.inf).exp() * k
     added = torch.einsum("ihk,ijhk->hij", beta * k, between).tril(-1)
-    scores, left = torch.einsum("ihk,ijhk->hij", q, between), decay.exp()
+    scores = torch.einsum("ihk,ijhk->hij", q, between)
+    left = decay.exp()
     wanted = beta * (v - torch.einsum("ihk,hpk->ihp", k * left, state))
-    u = torch.linalg.solve_triangular(added, wanted.transpose(0, 1), upper=False, unitriangular=True)
+    u = torch.linalg.solve_triangular(
+        added, wanted.transpose(0, 1), upper=False, unitriangular=True
+    )
     y = torch.einsum("ihk,hpk->ihp", q * left, state) + (scores @ u).transpose(0, 1)
     last = (decay[-1] - decay).exp() * k
     return y, state * left[-1].unsqueeze(1) + torch.einsum("hjp,jhk->hpk", u, last)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool) -> Tensor:
-    """x silu(gate), normalized by the root mean square of every `size` channels: x, gate [T, n] → [T, n], type of x.
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool
+) -> Tensor:
+    """x silu(gate), normalized by the root mean square of every `size` channels: x, gate [T, n] →
+    [T, n], type of x.
 
-    weight: factors of the normalized channels, [n], or [size] if all parts have the same; None = do not normalize. gates_first:
-    normalize after the gate (Mamba-2); otherwise before it (Falcon-H1, gated delta networks).
+    weight: factors of the normalized channels, [n], or [size] if all parts have the same; None = do
+    not normalize. gates_first: normalize after the gate (Mamba-2); otherwise before it (Falcon-H1,
+    gated delta networks).
     """
-    wide, gate = x.float(), silu(gate.float())
+    wide = x.float()
+    gate = silu(gate.float())
     if weight is None:
         return (wide * gate).to(x.dtype)
     parts = (wide * gate if gates_first else wide).unflatten(-1, (-1, size))

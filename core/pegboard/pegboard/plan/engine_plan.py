@@ -1,7 +1,9 @@
-"""From settings to an engine plan: finds the model, describes it, and refuses what cannot work before any expensive step.
+"""From settings to an engine plan: finds the model, describes it, and refuses what cannot work
+before any expensive step.
 
-Runs in A, without torch and without reading weights, in well under a second if the files are on this machine. The plan is plain
-data. It includes the plugin lock, so the engine process makes the same choices without scanning the installation again.
+Runs in A, without torch and without reading weights, in well under a second if the files are on
+this machine. The plan is plain data. It includes the plugin lock, so the engine process makes the
+same choices without scanning the installation again.
 """
 
 from __future__ import annotations
@@ -21,15 +23,47 @@ from pegboard.config.schema import Settings, check_engine, structured_outputs_co
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.errors import ConfigError, ModelError, PluginError, PluginNotFound, RequestError, blame, expect
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelSource, ModelSourceSetup, Progress
+from pegboard.errors import (
+    ConfigError,
+    ModelError,
+    PluginError,
+    PluginNotFound,
+    RequestError,
+    blame,
+    expect,
+)
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelSource,
+    ModelSourceSetup,
+    Progress,
+)
 from pegboard.interfaces.spec import Need
-from pegboard.interfaces.tokenizer import Tokenizer, TokenizerNeed, TokenizerSetup, TokenizerSpec, Vocabulary
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoader, WeightLoaderSetup, WeightLoaderSpec
+from pegboard.interfaces.tokenizer import (
+    Tokenizer,
+    TokenizerNeed,
+    TokenizerSetup,
+    TokenizerSpec,
+    Vocabulary,
+)
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    TokenizerPayload,
+    WeightLoader,
+    WeightLoaderSetup,
+    WeightLoaderSpec,
+)
 from pegboard.log import get_logger
 from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
-from pegboard.plan.model_config import eos_token_ids, max_model_len, overridden, overriding, vocab_size
+from pegboard.plan.model_config import (
+    eos_token_ids,
+    max_model_len,
+    overridden,
+    overriding,
+    vocab_size,
+)
 from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
 from pegboard.plan.quantization import check_quantization
 from pegboard.plugins import lockfile
@@ -42,13 +76,22 @@ from pegboard.plugins.selection import Decision
 log = get_logger(__name__)
 
 REQUIRED = (
-    "model_source", "weight_loader", "tokenizer", "model", "quantization", "platform", "executor", "attention", "sampler",
+    "model_source",
+    "weight_loader",
+    "tokenizer",
+    "model",
+    "quantization",
+    "platform",
+    "executor",
+    "attention",
+    "sampler",
     "scheduling_policy",
-)  # fmt: skip
+)
 """The kinds that every model needs."""
 
 _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
-    name: name for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    name: name
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 }
 """Name in a generation_config → SamplingParams field."""
 
@@ -57,11 +100,12 @@ _DEFAULTS = {"max_new_tokens": "max_tokens"} | {
 class EnginePlan:
     """Everything that the engine process needs. Picklable.
 
-    lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens. eos_token_ids: ids that end an output
-    according to the checkpoint. default_params: sampling defaults by SamplingParams field. model_names: names that clients may
-    use. family: what the model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
-    pooling: what the engine makes of prompts; None = it generates text. task: what that is, with the names of the model's
-    classes.
+    lock: the plugins as child processes see them. max_model_len, vocab_size: in tokens.
+    eos_token_ids: ids that end an output according to the checkpoint. default_params: sampling
+    defaults by SamplingParams field. model_names: names that clients may use. family: what the
+    model's family recommends. tool_parser, reasoning_parser: qualified names of the chosen parsers.
+    pooling: what the engine makes of prompts; None = it generates text. task: what that is, with
+    the names of the model's classes.
     """
 
     settings: Settings
@@ -86,8 +130,8 @@ class EnginePlan:
 def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     """Find, fetch and describe the model, and make every choice that needs no device.
 
-    A download shows a bar on stderr, if that is a terminal. Each choice is logged as one DEBUG line. Raises ConfigError,
-    ModelError or PluginError.
+    A download shows a bar on stderr, if that is a terminal. Each choice is logged as one DEBUG
+    line. Raises ConfigError, ModelError or PluginError.
     """
     registry = Registry.discover(settings.plugins, settings.engine.logits_processors or ())
     if settings.plugins.lock is not None:
@@ -109,10 +153,14 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     with overriding(engine.hf_overrides):
         checkpoint = with_overrides(checkpoint, engine.hf_overrides)
         generation = _generation_config(settings, checkpoint)
-        settings, pooling = choose_pooling(settings, _choose_model(registry, settings, checkpoint), checkpoint)
+        settings, pooling = choose_pooling(
+            settings, _choose_model(registry, settings, checkpoint), checkpoint
+        )
         family = choose_family(registry, need_of(checkpoint))
         tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
-        reasoning_parser = choose_parser(registry, "reasoning_parser", engine.reasoning_parser, family)
+        reasoning_parser = choose_parser(
+            registry, "reasoning_parser", engine.reasoning_parser, family
+        )
         num_tokens = vocab_size(checkpoint)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
         if pooling is not None and engine.max_model_len in (None, *AUTO_LEN):
@@ -125,7 +173,9 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             model_names=tuple(engine.served_model_name or [reference]),
             max_model_len=longest,
             vocab_size=num_tokens,
-            eos_token_ids=eos_token_ids(num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})),
+            eos_token_ids=eos_token_ids(
+                num_tokens, (checkpoint.config, generation, engine.override_generation_config or {})
+            ),
             default_params=_default_params(settings, generation),
             family=family,
             tool_parser=tool_parser,
@@ -137,29 +187,44 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
 
 
 def read_vocabulary(registry: Registry, plan: EnginePlan) -> Vocabulary:
-    """Read the vocabulary of the plan's tokenizer. A `partial` of this function can be sent to another process."""
+    """Read the vocabulary of the plan's tokenizer. A `partial` of this function can be sent to
+    another process."""
     return make_tokenizer(registry, plan).vocabulary()
 
 
 def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
-    """Build the tokenizer for the plan's checkpoint: the one that was asked for, or one that can read the checkpoint's tokenizer
-    files."""
+    """Build the tokenizer for the plan's checkpoint: the one that was asked for, or one that can
+    read the checkpoint's tokenizer files."""
     payload = plan.checkpoint.tokenizer.format
     mode = plan.settings.engine.tokenizer_mode
     need = TokenizerNeed(payload=payload)
     prefers = [name for name in [plan.family.recommends.get("tokenizer")] if name]
-    if mode == "auto" and (absent := [name for name in prefers if name not in registry.names("tokenizer")]):
+    if mode == "auto" and (
+        absent := [name for name in prefers if name not in registry.names("tokenizer")]
+    ):
         advice = not_found("tokenizer", absent[0], registry.names("tokenizer"), typed=False)
-        log.warning("the model family %s recommends the tokenizer %r, but %s", plan.family.name, absent[0], advice)
+        log.warning(
+            "the model family %s recommends the tokenizer %r, but %s",
+            plan.family.name,
+            absent[0],
+            advice,
+        )
     if mode == "auto":
-        among = [entry for entry in registry.entries("tokenizer") if _reads_files(registry, entry, plan.checkpoint.tokenizer)]
+        among = [
+            entry
+            for entry in registry.entries("tokenizer")
+            if _reads_files(registry, entry, plan.checkpoint.tokenizer)
+        ]
         decision = registry.choose("tokenizer", need, prefers=prefers, among=among, required=False)
     else:
         decision = registry.choose("tokenizer", need, explicit=mode, required=False)
     # A payload's format is the name of the tokenizer that reads it.
     if decision.winner is None and payload not in registry.names("tokenizer"):
         raise not_found("tokenizer", payload, registry.names("tokenizer"), typed=False)
-    setup = TokenizerSetup(plan.checkpoint, _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template)
+    setup = TokenizerSetup(
+        plan.checkpoint,
+        _chat_template(plan.settings.engine.chat_template) or plan.family.chat_template,
+    )
     tokenizer: Tokenizer = registry.build(decision.require(), setup)
     return tokenizer
 
@@ -167,52 +232,71 @@ def make_tokenizer(registry: Registry, plan: EnginePlan) -> Tokenizer:
 def _reads_files(registry: Registry, entry: Entry, payload: TokenizerPayload) -> bool:
     """True if the files that the tokenizer needs exist."""
     try:
-        patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]  # discovery checks the spec's class
+        # discovery checks the spec's class
+        patterns = registry.spec(entry).file_patterns  # type: ignore[attr-defined]
     except PluginError:
         return True  # choosing it reports that it is broken
     if not patterns:
         return True
     directory = payload.directory
-    return directory is not None and any(next(directory.glob(pattern), None) for pattern in patterns)
+    return directory is not None and any(
+        next(directory.glob(pattern), None) for pattern in patterns
+    )
 
 
 def _amend(registry: Registry, settings: Settings) -> Settings:
-    """Let the enabled hook plugins change engine settings. Each change is logged and recorded with the plugin's name."""
+    """Let the enabled hook plugins change engine settings. Each change is logged and recorded with
+    the plugin's name."""
     if not registry.enabled_hooks():
         return settings
     from pegboard.plugins.hooks import Hooks
 
     draft = msgspec.structs.asdict(settings.engine)
     for change in Hooks(registry).amend_config(draft):
-        log.info("setting %s: %r → %r, by %s", change.field, change.before, change.after, change.plugin)
+        log.info(
+            "setting %s: %r → %r, by %s", change.field, change.before, change.after, change.plugin
+        )
         settings = settings.with_engine(f"plugin {change.plugin}", **{change.field: change.after})
     return settings
 
 
-# --- files and description ---------------------------------------------------------------------------------------------------
+# --- files and description ------------------------------------------------------------------------
 
 
 def fetch(
-    registry: Registry, settings: Settings, text: str, wanted: FileFilter, progress: Progress, revision: str | None
+    registry: Registry,
+    settings: Settings,
+    text: str,
+    wanted: FileFilter,
+    progress: Progress,
+    revision: str | None,
 ) -> LocalFiles:
-    """Return the files that a reference stands for, which its model source fetches if they are not there. Raises ModelError,
-    PluginError."""
+    """Return the files that a reference stands for, which its model source fetches if they are not
+    there. Raises ModelError, PluginError."""
     from pegboard.plan.model_reference import parse_reference, weight_patterns
 
     engine = settings.engine
     reference = parse_reference(text, registry, revision=revision)
-    decision = registry.choose("model_source", Need(), explicit=reference.scheme, key=reference.scheme)
+    decision = registry.choose(
+        "model_source", Need(), explicit=reference.scheme, key=reference.scheme
+    )
     folder = Path(engine.download_dir).expanduser() if engine.download_dir else env.cache_dir()
-    token, is_chosen = engine.hf_token or env.hub_token(), engine.download_dir is not None
+    token = engine.hf_token or env.hub_token()
+    is_chosen = engine.download_dir is not None
     setup = ModelSourceSetup(folder, token, env.hub_offline(), is_chosen, weight_patterns(registry))
     source: ModelSource = registry.build(decision.require(), setup)
     with blame(decision.require().id, registry.modules):
-        files: LocalFiles = expect(source.fetch(reference, wanted, progress), LocalFiles, source, "fetch")
+        files: LocalFiles = expect(
+            source.fetch(reference, wanted, progress), LocalFiles, source, "fetch"
+        )
     return files
 
 
-def describe_files(registry: Registry, files: LocalFiles, load_format: str, seed: int) -> Checkpoint:
-    """Return the description of the model in `files`. load_format: a weight loader, or "auto". Raises ModelError."""
+def describe_files(
+    registry: Registry, files: LocalFiles, load_format: str, seed: int
+) -> Checkpoint:
+    """Return the description of the model in `files`. load_format: a weight loader, or "auto".
+    Raises ModelError."""
     decision = _choose_loader(registry, load_format, files.root)
     loader: WeightLoader = registry.build(decision.require(), WeightLoaderSetup(seed=seed))
     with blame(decision.require().id, registry.modules):
@@ -225,11 +309,16 @@ def with_overrides(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None) 
     if not overrides:
         return checkpoint
     config = overridden(checkpoint.config, overrides)
-    return replace(checkpoint, config=config, architectures=tuple(config.get("architectures") or checkpoint.architectures))
+    return replace(
+        checkpoint,
+        config=config,
+        architectures=tuple(config.get("architectures") or checkpoint.architectures),
+    )
 
 
 def _choose_loader(registry: Registry, asked: str, root: Path) -> Decision:
-    """Choose the loader: the one that was asked for, or the best of those whose file patterns and magic match the files."""
+    """Choose the loader: the one that was asked for, or the best of those whose file patterns and
+    magic match the files."""
     if asked != "auto":
         return registry.choose("weight_loader", Need(), explicit=asked)
     entries = registry.entries("weight_loader")
@@ -237,8 +326,8 @@ def _choose_loader(registry: Registry, asked: str, root: Path) -> Decision:
     if entries and not suited:
         advice = missing_providers("weight_loader", registry.names("weight_loader"))
         raise ModelError(
-            f"{root}: no installed weight loader reads its files ({_listing(root)}); "
-            f"installed: {', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
+            f"{root}: no installed weight loader reads its files ({_listing(root)}); installed: "
+            f"{', '.join(entry.name for entry in entries)}{f'; {advice}' if advice else ''}"
         )
     return registry.choose("weight_loader", Need(), among=suited if entries else None)
 
@@ -253,7 +342,11 @@ def _reads(spec: WeightLoaderSpec, root: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(spec.magic)) == spec.magic
 
-    files = [root] if root.is_file() else sorted({path for pattern in spec.file_patterns for path in root.glob(pattern)})
+    files = (
+        [root]
+        if root.is_file()
+        else sorted({path for pattern in spec.file_patterns for path in root.glob(pattern)})
+    )
     return any(map(fits, files))
 
 
@@ -262,21 +355,27 @@ def _listing(root: Path) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
 
 
-def _tokenizer_payload(registry: Registry, settings: Settings, text: str, progress: Progress) -> TokenizerPayload:
-    """Return the tokenizer that --tokenizer points to: the payload in a checkpoint file, or the files of a directory."""
+def _tokenizer_payload(
+    registry: Registry, settings: Settings, text: str, progress: Progress
+) -> TokenizerPayload:
+    """Return the tokenizer that --tokenizer points to: the payload in a checkpoint file, or the
+    files of a directory."""
     specs = [cast(TokenizerSpec, registry.spec(entry)) for entry in registry.entries("tokenizer")]
     wanted = sorted({pattern for spec in specs for pattern in spec.reads})
     files = fetch(registry, settings, text, FileFilter(tuple(wanted)), progress, None)
     if files.root.is_file():
-        return describe_files(registry, files, settings.engine.load_format, settings.engine.seed).tokenizer
+        return describe_files(
+            registry, files, settings.engine.load_format, settings.engine.seed
+        ).tokenizer
     return TokenizerPayload(str(default_name("tokenizer")), files.root)
 
 
-# --- early choices -----------------------------------------------------------------------------------------------------------
+# --- early choices --------------------------------------------------------------------------------
 
 
 def _check_installed(registry: Registry) -> None:
-    """Check that every kind that a model needs is installed. One error names all kinds that are not."""
+    """Check that every kind that a model needs is installed. One error names all kinds that are
+    not."""
     installed = {entry.kind for entry in registry.scan.entries}
     missing = [to_install(kind) for kind in REQUIRED if kind not in installed]
     if missing:
@@ -284,7 +383,8 @@ def _check_installed(registry: Registry) -> None:
 
 
 def _check_names(registry: Registry, settings: Settings) -> None:
-    """Check that every plugin that the user named is installed, or is a class that fits, before anything is fetched or loaded."""
+    """Check that every plugin that the user named is installed, or is a class that fits, before
+    anything is fetched or loaded."""
     engine = settings.engine
     asked: dict[str, Sequence[str | None]] = {
         "platform": [engine.device],
@@ -308,27 +408,32 @@ def _check_names(registry: Registry, settings: Settings) -> None:
 
 
 def _choose_model(registry: Registry, settings: Settings, checkpoint: Checkpoint) -> frozenset[str]:
-    """Check that plugins for the architecture and the quantization are installed, before anything is loaded. The error says what
-    to install. Returns the flags of the model's spec."""
+    """Check that plugins for the architecture and the quantization are installed, before anything
+    is loaded. The error says what to install. Returns the flags of the model's spec."""
     if not checkpoint.architectures:
         raise ModelError(
-            f"{checkpoint.path}: the checkpoint names no architecture; give one with --hf-overrides.architectures '[\"NAME\"]'"
+            f"{checkpoint.path}: the checkpoint names no architecture; give one with "
+            "--hf-overrides.architectures '[\"NAME\"]'"
         )
     if settings.engine.trust_remote_code and "auto_map" in checkpoint.config:
         raise ConfigError(
-            "trust_remote_code: Pegboard never runs code from a checkpoint, and this one has some (auto_map in its config); "
-            "without the setting, an installed model plugin runs the model"
+            "trust_remote_code: Pegboard never runs code from a checkpoint, and this one has some "
+            "(auto_map in its config); without the setting, an installed model plugin runs the "
+            "model"
         )
     model = registry.choose("model", Need(), keys=checkpoint.architectures).require()
-    check_quantization(registry, settings.engine.quantization, (checkpoint.quantization or {}).get("quant_method"))
+    check_quantization(
+        registry, settings.engine.quantization, (checkpoint.quantization or {}).get("quant_method")
+    )
     return registry.spec(model).flags
 
 
-# --- sampling defaults -------------------------------------------------------------------------------------------------------
+# --- sampling defaults ----------------------------------------------------------------------------
 
 
 def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the generation config that the user chose: the checkpoint's, none, or one from a directory."""
+    """Return the generation config that the user chose: the checkpoint's, none, or one from a
+    directory."""
     choice = settings.engine.generation_config
     if choice == "auto":
         return checkpoint.generation_config
@@ -338,7 +443,9 @@ def _generation_config(settings: Settings, checkpoint: Checkpoint) -> Mapping[st
     try:
         return read_object(path)
     except ModelError as error:
-        raise ConfigError(f"generation_config={choice!r}: {error}; expected auto, vllm or a directory") from error
+        raise ConfigError(
+            f"generation_config={choice!r}: {error}; expected auto, vllm or a directory"
+        ) from error
 
 
 def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -347,21 +454,26 @@ def _default_params(settings: Settings, generation: Mapping[str, Any]) -> dict[s
     unknown = [name for name in overrides if name not in _DEFAULTS and name != "eos_token_id"]
     if unknown:
         raise ConfigError(
-            f"override_generation_config: {unknown[0]!r} is not a sampling default; expected {', '.join(_DEFAULTS)}"
+            f"override_generation_config: {unknown[0]!r} is not a sampling default; expected "
+            f"{', '.join(_DEFAULTS)}"
         )
     merged = {**generation, **overrides}
-    params = {field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None}
+    params = {
+        field: merged[name] for name, field in _DEFAULTS.items() if merged.get(name) is not None
+    }
     try:
         SamplingParams(**params)
     except RequestError as error:
         raise ModelError(
-            f"the sampling defaults of the generation config are wrong: {error}; serve without them: --generation-config vllm"
+            f"the sampling defaults of the generation config are wrong: {error}; serve without "
+            "them: --generation-config vllm"
         ) from error
     return params
 
 
 def _chat_template(value: str | None) -> str | None:
-    """Return the Jinja source, given a file name or the template itself. Raises ConfigError if a file cannot be read."""
+    """Return the Jinja source, given a file name or the template itself. Raises ConfigError if a
+    file cannot be read."""
     if value is None:
         return None
     is_source = any(mark in value for mark in "{}\n")
@@ -370,17 +482,19 @@ def _chat_template(value: str | None) -> str | None:
             return Path(value).expanduser().read_text("utf-8")
         except OSError as error:
             raise ConfigError(
-                f"chat_template: cannot read {value!r}: {error.strerror}; expected a file or a Jinja template"
+                f"chat_template: cannot read {value!r}: {error.strerror}; expected a file or a "
+                "Jinja template"
             ) from error
     return value
 
 
-# --- progress ----------------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield the function that a download reports to. It shows one tqdm bar per file on stderr if that is a terminal."""
+    """Yield the function that a download reports to. It shows one tqdm bar per file on stderr if
+    that is a terminal."""
     bars: dict[str, Any] = {}
 
     def report(what: str, done: int, total: int | None) -> None:

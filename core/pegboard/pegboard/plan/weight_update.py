@@ -25,27 +25,34 @@ FREE = frozenset(
         "use_cache",
     }
 )
-"""Values of a config that do not change what the loaded model computes. The architectures are compared in their own field."""
+"""Values of a config that do not change what the loaded model computes. The architectures are
+compared in their own field."""
 
 FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Stored types that a weight may change between, because they are converted to the compute type."""
 
 
 def describe_update(registry: Registry, plan: EnginePlan, path: str) -> Checkpoint:
-    """Return the checkpoint in the folder or file `path`. Its files may be in another format than those of the loaded one. Raises
-    ModelError if it is not a checkpoint of the same model, with weights stored in the same way."""
-    engine, loaded = plan.settings.engine, plan.checkpoint
+    """Return the checkpoint in the folder or file `path`. Its files may be in another format than
+    those of the loaded one. Raises ModelError if it is not a checkpoint of the same model, with
+    weights stored in the same way."""
+    engine = plan.settings.engine
+    loaded = plan.checkpoint
     root = Path(path).expanduser()
     if not root.exists():
         raise ModelError(f"the checkpoint {root} does not exist")
-    checkpoint = with_overrides(describe_files(registry, LocalFiles(root), "auto", engine.seed), engine.hf_overrides)
+    checkpoint = with_overrides(
+        describe_files(registry, LocalFiles(root), "auto", engine.seed), engine.hf_overrides
+    )
     for name in ("architectures", "quantization", "rope_style"):
         _compare(root, name, getattr(checkpoint, name), getattr(loaded, name))
-    new, old = _compared(checkpoint.config), _compared(loaded.config)
+    new = _compared(checkpoint.config)
+    old = _compared(loaded.config)
     for name in sorted(new.keys() | old.keys()):
         _compare(root, name, new.get(name), old.get(name))
     for name in sorted(checkpoint.tensors.keys() & loaded.tensors.keys()):
-        stored, before = checkpoint.tensors[name].stored, loaded.tensors[name].stored
+        stored = checkpoint.tensors[name].stored
+        before = loaded.tensors[name].stored
         if not {stored, before} <= FLOATS:
             _compare(root, f"the type of {name}", stored, before)
     return checkpoint
@@ -53,12 +60,17 @@ def describe_update(registry: Registry, plan: EnginePlan, path: str) -> Checkpoi
 
 def _compared(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _compared(item) for name, item in value.items() if name not in FREE and item is not None}
+        return {
+            name: _compared(item)
+            for name, item in value.items()
+            if name not in FREE and item is not None
+        }
     return value
 
 
 def _compare(root: Path, name: str, new: object, old: object) -> None:
     if new != old:
         raise ModelError(
-            f"{root} is another model: {name} is {brief(new)}, the engine has {brief(old)}; start a new engine for it"
+            f"{root} is another model: {name} is {brief(new)}, the engine has {brief(old)}; start "
+            "a new engine for it"
         )

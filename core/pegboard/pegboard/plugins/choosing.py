@@ -39,34 +39,53 @@ def choose_ranked(
         return locked
     preferred = []
     for name in prefers:
-        with suppress(PluginError):  # a preferred plugin that is not installed or not allowed is ignored
+        # a preferred plugin that is not installed or not allowed is ignored
+        with suppress(PluginError):
             preferred.append(registry.find(kind, name))
     wanted = None if among is None else set(among)
-    entries = [entry for entry in registry.scan.entries if entry.kind == kind and (wanted is None or entry in wanted)]
+    entries = [
+        entry
+        for entry in registry.scan.entries
+        if entry.kind == kind and (wanted is None or entry in wanted)
+    ]
     names = [""] if keys is None else list(dict.fromkeys([*keys, WILDCARD]))
     judged = []
     if among is None:
         unusable = [item for item in registry.scan.unusable if item.entry.kind == kind]
-        judged = [Candidate(u.entry, "discovered", u.reason) for u in unusable if keys is None or u.entry.name in names]
+        judged = [
+            Candidate(u.entry, "discovered", u.reason)
+            for u in unusable
+            if keys is None or u.entry.name in names
+        ]
     ranked: list[Candidate] = []
     rank = ""
     for name in names:
         named = [entry for entry in entries if keys is None or entry.name == name]
         if ranked:
             reason = f"{ranked[0].entry.name} comes before {name!r}"
-            judged += [Candidate(entry, "ranked", reason) for entry in named if not registry.blocked(entry)]
+            judged += [
+                Candidate(entry, "ranked", reason) for entry in named if not registry.blocked(entry)
+            ]
             continue
         found = [judge(registry, entry, need) for entry in named]
         judged += found
         suited = [(c.entry, registry.spec(c.entry)) for c in found if c.gate == "ranked"]
         if keys is not None and name != WILDCARD:
-            _refuse_unclear(registry, Decision(kind, None, tuple(by_gate(judged)), key, need_text(need)), found, suited)
+            _refuse_unclear(
+                registry,
+                Decision(kind, None, tuple(by_gate(judged)), key, need_text(need)),
+                found,
+                suited,
+            )
         ranked, rank = pick(suited, _platforms_in_order(suited) if kind == PLATFORM else preferred)
         if keys is not None and ranked:
             rank = "any name" if name == WILDCARD else "exact name"
-    winner, shown = ranked[0].entry if ranked else None, {c.entry for c in ranked}
+    winner = ranked[0].entry if ranked else None
+    shown = {c.entry for c in ranked}
     stopped = by_gate([c for c in judged if c.entry not in shown])
-    decision = registry.record(Decision(kind, winner, (*ranked, *stopped), key, need_text(need), rank))
+    decision = registry.record(
+        Decision(kind, winner, (*ranked, *stopped), key, need_text(need), rank)
+    )
     if kind == PLATFORM:
         _refuse_broken_platform(decision)
     for candidate in judged:
@@ -74,14 +93,19 @@ def choose_ranked(
             registry.quarantine(candidate.entry, candidate.reason)
     if required and decision.winner is None:
         if not decision.candidates:
-            raise PluginNotFound(to_install(kind)) if keys is None else not_found(kind, key, registry.names(kind), typed=False)
+            raise (
+                PluginNotFound(to_install(kind))
+                if keys is None
+                else not_found(kind, key, registry.names(kind), typed=False)
+            )
         decision.require()
     return decision
 
 
 def _platforms_in_order(suited: Sequence[tuple[Entry, Spec]]) -> list[Entry]:
-    """Sort platforms: those with a device of their own before the host's processor, and then the known ones first. What runs must
-    not change because a package was installed whose name comes earlier in the alphabet."""
+    """Sort platforms: those with a device of their own before the host's processor, and then the
+    known ones first. What runs must not change because a package was installed whose name comes
+    earlier in the alphabet."""
     known = default_platforms()
 
     def place(row: tuple[Entry, Spec]) -> tuple[bool, int, int, tuple[str, ...]]:
@@ -93,10 +117,13 @@ def _platforms_in_order(suited: Sequence[tuple[Entry, Spec]]) -> list[Entry]:
 
 
 def _refuse_unclear(
-    registry: Registry, decision: Decision, found: Sequence[Candidate], suited: Sequence[tuple[Entry, Spec]]
+    registry: Registry,
+    decision: Decision,
+    found: Sequence[Candidate],
+    suited: Sequence[tuple[Entry, Spec]],
 ) -> None:
-    """Raise an error if the plugin for this name is broken, or if two provide it. The checkpoint asks for exactly this name, so
-    the next name must not be taken."""
+    """Raise an error if the plugin for this name is broken, or if two provide it. The checkpoint
+    asks for exactly this name, so the next name must not be taken."""
     broken = [c for c in found if c.broken]
     if broken and not suited:
         registry.record(decision)
@@ -106,29 +133,44 @@ def _refuse_unclear(
 
 
 def choose_explicit(registry: Registry, kind: str, need: Need, name: str, key: str) -> Decision:
-    """Choose the entry that the user named. If it cannot be used, the error says why, and what can be used instead."""
+    """Choose the entry that the user named. If it cannot be used, the error says why, and what can
+    be used instead."""
     entry = registry.find(kind, name)
     candidate = judge(registry, entry, need)
     if candidate.gate == "ranked":
-        others = [Candidate(other, "ranked", f"{entry.name} was asked for") for other in registry.entries(kind) if other != entry]
+        others = [
+            Candidate(other, "ranked", f"{entry.name} was asked for")
+            for other in registry.entries(kind)
+            if other != entry
+        ]
         shown = (replace(candidate, gate="selected"), *by_gate(others))
         return Decision(kind, entry, shown, key, need_text(need), "asked for")
     registry.record(Decision(kind, None, (candidate,), key, need_text(need)))
     alternative = _alternative(registry, kind, need, entry)
-    advice = f"; what would work here: {alternative.name} ({alternative.distribution})" if alternative else ""
+    advice = (
+        f"; what would work here: {alternative.name} ({alternative.distribution})"
+        if alternative
+        else ""
+    )
     if candidate.broken:
         raise PluginBroken(_attributed(candidate) + advice, plugin=entry.id)
     advice = advice or f"; no other installed {kind} plugin would work here"
-    raise PluginUnsuitable(f"{kind} {name!r} was asked for but is {candidate.state}: {candidate.reason}{advice}", plugin=entry.id)
+    raise PluginUnsuitable(
+        f"{kind} {name!r} was asked for but is {candidate.state}: {candidate.reason}{advice}",
+        plugin=entry.id,
+    )
 
 
 def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
-    """Check the gates for one entry, up to "suitable". "ranked" means that it passed all of them. An error of the plugin becomes
-    the reason of its candidate. Raises PluginBroken if a child process has another version than its parent."""
+    """Check the gates for one entry, up to "suitable". "ranked" means that it passed all of them.
+    An error of the plugin becomes the reason of its candidate. Raises PluginBroken if a child
+    process has another version than its parent."""
     if reason := registry.blocked(entry):
         return Candidate(entry, "allowed", reason)
     if replacement := registry.replacements(entry.kind).get(entry.qualified):
-        return Candidate(entry, "allowed", f"replaced by {replacement.qualified} in plugins.override")
+        return Candidate(
+            entry, "allowed", f"replaced by {replacement.qualified} in plugins.override"
+        )
     registry.verify_version(entry)
     try:
         spec = registry.spec(entry)
@@ -138,7 +180,11 @@ def judge(registry: Registry, entry: Entry, need: Need) -> Candidate:
         return Candidate(entry, "compatible", reason)
     if need.platform is not None and not registry.runs_on(spec, need.platform):
         assert spec.platforms is not None
-        return Candidate(entry, "available", f"runs on {', '.join(sorted(spec.platforms))}, not on {need.platform}")
+        return Candidate(
+            entry,
+            "available",
+            f"runs on {', '.join(sorted(spec.platforms))}, not on {need.platform}",
+        )
     try:
         verdict = registry.verdict(entry)
     except PluginError as error:
@@ -157,9 +203,17 @@ def _suitable(entry: Entry, spec: Spec, need: Need) -> Candidate:
             reasons = list(import_part(entry, spec.suits, "suits")(need))
         except PluginError as error:
             return Candidate(entry, "suitable", str(error), broken=True)
-        except Exception as error:  # noqa: BLE001  the plugin's code: any exception means that it is not suitable
-            return Candidate(entry, "suitable", f"{spec.suits} raised {type(error).__name__}: {error}", broken=True)
-    return Candidate(entry, "suitable", "; ".join(reasons)) if reasons else Candidate(entry, "ranked")
+        except Exception as error:  # noqa: BLE001
+            # the plugin's code: any exception means that it is not suitable
+            return Candidate(
+                entry,
+                "suitable",
+                f"{spec.suits} raised {type(error).__name__}: {error}",
+                broken=True,
+            )
+    return (
+        Candidate(entry, "suitable", "; ".join(reasons)) if reasons else Candidate(entry, "ranked")
+    )
 
 
 def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision | None:
@@ -168,22 +222,38 @@ def _from_lock(registry: Registry, kind: str, need: Need, key: str) -> Decision 
     if locked is None or locked.winner is None or locked.need != need_text(need):
         return None
     registry.verify_version(locked.winner)
-    return registry.record(replace(locked, candidates=(Candidate(locked.winner, "selected"),), rank=f"{locked.rank}; locked"))
+    return registry.record(
+        replace(
+            locked,
+            candidates=(Candidate(locked.winner, "selected"),),
+            rank=f"{locked.rank}; locked",
+        )
+    )
 
 
 def _refuse_broken_platform(decision: Decision) -> None:
-    """Raise an error if a platform is broken: a device that exists but cannot be used must not lead to a silent run on another
-    one."""
+    """Raise an error if a platform is broken: a device that exists but cannot be used must not lead
+    to a silent run on another one."""
     for candidate in decision.candidates:
         if candidate.broken:
-            others = f", or name another with --device ({decision.winner.name} would work)" if decision.winner else ""
+            others = (
+                f", or name another with --device ({decision.winner.name} would work)"
+                if decision.winner
+                else ""
+            )
             deny = f"deny {candidate.entry.distribution} (plugins.deny)"
-            raise PluginBroken(f"{_attributed(candidate)}; repair it, {deny}{others}", plugin=candidate.entry.id)
+            raise PluginBroken(
+                f"{_attributed(candidate)}; repair it, {deny}{others}", plugin=candidate.entry.id
+            )
 
 
 def _attributed(candidate: Candidate) -> str:
     prefix = candidate.entry.id
-    return candidate.reason if candidate.reason.startswith(prefix) else f"{prefix} is broken: {candidate.reason}"
+    return (
+        candidate.reason
+        if candidate.reason.startswith(prefix)
+        else f"{prefix} is broken: {candidate.reason}"
+    )
 
 
 def _alternative(registry: Registry, kind: str, need: Need, refused: Entry) -> Entry | None:

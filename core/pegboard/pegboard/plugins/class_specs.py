@@ -1,5 +1,5 @@
-"""What a plugin's class tells: whether it fits the interface of its kind, and the spec if it has no package
-(`pegboard.plugins.uninstalled`)."""
+"""What a plugin's class tells: whether it fits the interface of its kind, and the spec if it has no
+package (`pegboard.plugins.uninstalled`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pegboard.plugins.discovery import Entry
 
 
 def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
-    """Return the spec of the class `made`, of the type `expected`. The class attribute `spec_fields` holds fields of the kind's
-    spec as a mapping. A flag of the kind is also set if the class has an attribute of that name that is True. Raises
-    PluginBroken."""
+    """Return the spec of the class `made`, of the type `expected`. The class attribute
+    `spec_fields` holds fields of the kind's spec as a mapping. A flag of the kind is also set if
+    the class has an attribute of that name that is True. Raises PluginBroken."""
     kind = KINDS[entry.kind]
     given: Any = getattr(made, "spec_fields", {})
     known = {item.name for item in fields(expected)} - {"api", "implementation", "replaces"}
@@ -27,11 +27,15 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
     elif not isinstance(given, dict):
         reason = f"has spec_fields = {given!r}, expected a mapping of fields of {expected.__name__}"
     elif unknown := sorted(set(given) - known):
-        reason = f"has the unknown field {unknown[0]!r} in spec_fields{did_you_mean(unknown[0], known)}"
-    elif entry.kind == "logits_processor" and (hasattr(made, "update_state") or hasattr(made, "is_argmax_invariant")):
         reason = (
-            "has the methods of vLLM's logits processors (update_state, is_argmax_invariant). Pegboard's has update, apply and "
-            "argmax_invariant: see docs/vllm.md"
+            f"has the unknown field {unknown[0]!r} in spec_fields{did_you_mean(unknown[0], known)}"
+        )
+    elif entry.kind == "logits_processor" and (
+        hasattr(made, "update_state") or hasattr(made, "is_argmax_invariant")
+    ):
+        reason = (
+            "has the methods of vLLM's logits processors (update_state, is_argmax_invariant). "
+            "Pegboard's has update, apply and argmax_invariant: see docs/vllm.md"
         )
     elif wrong := misfit(entry.kind, "implementation", made):
         reason = wrong
@@ -39,7 +43,12 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
         own = {flag for flag in expected.FLAGS if getattr(made, flag, False) is True}
         try:
             flags = own.union(given.get("flags", ()))
-            fitting = {**given, "api": f"{kind.major}.{kind.minor}", "implementation": entry.value, "flags": frozenset(flags)}
+            fitting = {
+                **given,
+                "api": f"{kind.major}.{kind.minor}",
+                "implementation": entry.value,
+                "flags": frozenset(flags),
+            }
             return expected(**fitting)
         except (TypeError, ValueError) as error:
             reason = f"makes no {expected.__name__}: {error}"
@@ -47,29 +56,56 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
 
 
 def interface_of(kind: str, part: str) -> tuple[Any, list[str]]:
-    """Return the Protocol that a part of a spec ("implementation", "worker") has to fulfil, and the methods that it needs, or
-    (None, []) if the kind has none. The Protocol's name begins like that of the spec."""
+    """Return the Protocol that a part of a spec ("implementation", "worker") has to fulfil, and the
+    methods that it needs, or (None, []) if the kind has none. The Protocol's name begins like that
+    of the spec."""
     module, _, spec = KINDS[kind].spec.partition(":")
     values = vars(import_module(module)).items()
-    found = [value for name, value in values if name.startswith(spec[:-4]) and getattr(value, "_is_protocol", False)]
+    found = [
+        value
+        for name, value in values
+        if name.startswith(spec[:-4]) and getattr(value, "_is_protocol", False)
+    ]
     interface = dict(zip(("implementation", "worker"), found, strict=False)).get(part)
     given = vars(interface).items() if interface else ()
-    return interface, [name for name, value in given if name[0] != "_" and callable(getattr(value, "__func__", value))]
+    return interface, [
+        name
+        for name, value in given
+        if name[0] != "_" and callable(getattr(value, "__func__", value))
+    ]
 
 
 def misfit(kind: str, part: str, made: Any) -> str:
-    """Return why a plugin's object does not fit its interface: what it lacks, or how a method must be callable. Return "" if it
-    fits. Of a class, only what it lacks is told, unless the constructor can assign it."""
+    """Return why a plugin's object does not fit its interface: what it lacks, or how a method must
+    be callable. Return "" if it fits. Of a class, only what it lacks is told, unless the
+    constructor can assign it."""
     interface, methods = interface_of(kind, part)
     optional = () if getattr(made, "host_tokens", False) else ("extend",)
-    names = [*methods, *(name for name in getattr(interface, "__annotations__", ()) if not hasattr(interface, name))]
-    assigned = made.__init__.__code__.co_names if inspect.isclass(made) and inspect.isfunction(made.__init__) else ()
-    lacks = [name for name in names if not hasattr(made, name) and name not in (*optional, *assigned)]
+    names = [
+        *methods,
+        *(
+            name
+            for name in getattr(interface, "__annotations__", ())
+            if not hasattr(interface, name)
+        ),
+    ]
+    assigned = (
+        made.__init__.__code__.co_names
+        if inspect.isclass(made) and inspect.isfunction(made.__init__)
+        else ()
+    )
+    lacks = [
+        name for name in names if not hasattr(made, name) and name not in (*optional, *assigned)
+    ]
     if lacks:
         return f"has no {', '.join(lacks)}, which {interface.__module__}.{interface.__name__} needs"
     for name in () if inspect.isclass(made) else filter(partial(hasattr, made), methods):
         declared = inspect.signature(getattr(interface, name))
-        needed = [one for word, one in declared.parameters.items() if word != "self" and one.default is one.empty]
+        needed = [
+            one
+            for word, one in declared.parameters.items()
+            if word != "self" and one.default is one.empty
+        ]
         plain = [one for one in needed if one.kind is not one.KEYWORD_ONLY]
         try:
             given = inspect.signature(getattr(made, name))

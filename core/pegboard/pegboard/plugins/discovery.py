@@ -1,7 +1,7 @@
 """Finds out which plugins are installed, from package metadata alone. No plugin code runs here.
 
-`scan()` reads every installed distribution once per process. Entry points of kinds that this core does not serve are kept
-together with the reason, so that `pegboard plugins list` can show them.
+`scan()` reads every installed distribution once per process. Entry points of kinds that this core
+does not serve are kept together with the reason, so that `pegboard plugins list` can show them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _GROUP = re.compile(r"pegboard\.([a-z0-9_]+)\.v(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry point as metadata. value: "module:OBJECT" of the spec; of an uninstalled plugin, "module:Class" or
-    "/path/FILE.py:Class" of its implementation. group: "pegboard.<kind>.v<major>"."""
+    """One entry point as metadata. value: "module:OBJECT" of the spec; of an uninstalled plugin,
+    "module:Class" or "/path/FILE.py:Class" of its implementation. group:
+    "pegboard.<kind>.v<major>"."""
 
     kind: str
     name: str
@@ -55,7 +56,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """An entry that this core cannot serve, because its kind is unknown or its interface has another major version."""
+    """An entry that this core cannot serve, because its kind is unknown or its interface has
+    another major version."""
 
     entry: Entry
     reason: str
@@ -63,8 +65,8 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything that was found, sorted by kind, name and distribution, never by install order. summaries: distribution → its
-    description in one line."""
+    """Everything that was found, sorted by kind, name and distribution, never by install order.
+    summaries: distribution → its description in one line."""
 
     entries: tuple[Entry, ...] = ()
     hooks: tuple[Entry, ...] = ()
@@ -77,7 +79,8 @@ class Scan:
 
 
 def normalized(distribution: str) -> str:
-    """Return the comparable form of a distribution's name (PEP 503), in which "Acme_Llama" and "acme-llama" are equal."""
+    """Return the comparable form of a distribution's name (PEP 503), in which "Acme_Llama" and
+    "acme-llama" are equal."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
@@ -88,8 +91,8 @@ def scan() -> Scan:
 
 
 def scan_path(path: Sequence[str] | None) -> Scan:
-    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache. If two distributions have the same name,
-    the first one counts."""
+    """Scan the folders and zip files of `path` (None = sys.path) now, without a cache. If two
+    distributions have the same name, the first one counts."""
     found: dict[str, list[Entry]] = {}
     summaries: dict[str, str] = {}
     for folder in sys.path if path is None else path:
@@ -97,12 +100,21 @@ def scan_path(path: Sequence[str] | None) -> Scan:
             name = normalized(metadata["Name"])
             entries = list(_entries_of(distribution, name, metadata["Version"]))
             if entries and name not in found:
-                found[name], summaries[name] = entries, metadata.get("Summary") or ""
-    every = sorted({entry for entries in found.values() for entry in entries}, key=lambda entry: entry.sort_key)
-    unusable = [Unusable(entry, reason) for entry in every if (reason := unserved_group(entry.group, entry.distribution))]
+                found[name] = entries
+                summaries[name] = metadata.get("Summary") or ""
+    every = sorted(
+        {entry for entries in found.values() for entry in entries}, key=lambda entry: entry.sort_key
+    )
+    unusable = [
+        Unusable(entry, reason)
+        for entry in every
+        if (reason := unserved_group(entry.group, entry.distribution))
+    ]
     refused = {item.entry for item in unusable}
     return Scan(
-        entries=tuple(entry for entry in every if entry not in refused and entry.kind != HOOKS_KIND),
+        entries=tuple(
+            entry for entry in every if entry not in refused and entry.kind != HOOKS_KIND
+        ),
         hooks=tuple(entry for entry in every if entry not in refused and entry.kind == HOOKS_KIND),
         unusable=tuple(unusable),
         summaries=summaries,
@@ -110,12 +122,13 @@ def scan_path(path: Sequence[str] | None) -> Scan:
 
 
 def distributions(folder: str) -> Iterator[tuple[Distribution, Mapping[str, str]]]:
-    """Yield each distribution in a folder or zip file that has entry points of Pegboard, and its metadata. Those whose metadata
-    cannot be read, or has no name or version, are left out."""
+    """Yield each distribution in a folder or zip file that has entry points of Pegboard, and its
+    metadata. Those whose metadata cannot be read, or has no name or version, are left out."""
     from importlib_metadata import Distribution, MetadataNotFound
 
     for distribution in Distribution.discover(path=[folder]):
-        if PREFIX in (distribution.read_text("entry_points.txt") or ""):  # reading all others would take most of the time
+        # reading all others would take most of the time
+        if PREFIX in (distribution.read_text("entry_points.txt") or ""):
             with suppress(MetadataNotFound, UnicodeError):
                 metadata = cast("Mapping[str, str]", distribution.metadata)
                 if metadata.get("Name") and metadata.get("Version"):
@@ -137,7 +150,8 @@ def unserved_group(group: str, distribution: str) -> str | None:
     match = _GROUP.fullmatch(group)
     if match is None:
         return f"group {group!r} is not of the form pegboard.<kind>.v<major>"
-    kind, major = match.group(1), int(match.group(2))
+    kind = match.group(1)
+    major = int(match.group(2))
     if kind != HOOKS_KIND and kind not in KINDS:
         return f"unknown kind {kind!r}: made for another version of pegboard, or misspelled"
     served = int(HOOKS_GROUP.rpartition("v")[2]) if kind == HOOKS_KIND else KINDS[kind].major

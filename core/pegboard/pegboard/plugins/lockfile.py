@@ -1,13 +1,15 @@
-"""The file that pins a set of plugins: `pegboard plugins lock` writes it, and `--plugins-lock FILE` refuses to start with another
-set.
+"""The file that pins a set of plugins: `pegboard plugins lock` writes it, and `--plugins-lock FILE`
+refuses to start with another set.
 
-It names every distribution whose plugins may be used, and every kit of Pegboard that they need, with its version and a digest of
-its code, and the versions of all else that these need. The digest is of the files that would be imported, so that it also notices
-a change of an installed file. It is the same for a wheel and for an editable installation of the same code. The bytecode that
-Python keeps must be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were distributions.
+It names every distribution whose plugins may be used, and every kit of Pegboard that they need,
+with its version and a digest of its code, and the versions of all else that these need. The digest
+is of the files that would be imported, so that it also notices a change of an installed file. It is
+the same for a wheel and for an editable installation of the same code. The bytecode that Python
+keeps must be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were
+distributions.
 
-The lock notices changes since it was written. It does not stop an attacker who can write to the folders of the interpreter, or to
-packages that are pinned by version only.
+The lock notices changes since it was written. It does not stop an attacker who can write to the
+folders of the interpreter, or to packages that are pinned by version only.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from pegboard.plugins.discovery import UNINSTALLED, Entry, normalized
 from pegboard.plugins.registry import Registry
 
 CORE = "pegboard"
-STARTUP = {"sitecustomize": "(run by Python at its start)", "usercustomize": "(run by Python at its start)"}
+STARTUP = {
+    "sitecustomize": "(run by Python at its start)",
+    "usercustomize": "(run by Python at its start)",
+}
 """Modules that Python runs at its start → the text that the lock stores as their version."""
 
 
 class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One distribution. digest: sha256 of its packages. plugins: "kind:name" of each of its plugins, sorted."""
+    """One distribution. digest: sha256 of its packages. plugins: "kind:name" of each of its
+    plugins, sorted."""
 
     version: str
     digest: str
@@ -42,9 +48,10 @@ class LockedPlugins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """distributions: those with plugins, core and its kits. requirements: name → version of everything else that they need.
-    folders: name → the folder from which one of the distributions was installed. model: the model for which the choices were
-    made. choices: "kind" or "kind key" → "distribution:name" of the winner."""
+    """distributions: those with plugins, core and its kits. requirements: name → version of
+    everything else that they need. folders: name → the folder from which one of the distributions
+    was installed. model: the model for which the choices were made. choices: "kind" or "kind key" →
+    "distribution:name" of the winner."""
 
     format: Literal[1]
     distributions: dict[str, LockedPlugins]
@@ -59,14 +66,19 @@ def read(path: Path) -> LockFile:
     try:
         return msgspec.json.decode(read_text(path), type=LockFile)
     except (ModelError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as a lock file of plugins: {error}; see pegboard plugins lock") from error
+        raise ConfigError(
+            f"{path} cannot be read as a lock file of plugins: {error}; see pegboard plugins lock"
+        ) from error
 
 
 def installed(registry: Registry, more: Iterable[str] = ()) -> dict[str, LockedPlugins]:
-    """Return what a lock file says about the distributions whose plugins the rules allow, about pegboard, and about those of
-    `more` that are installed. Raises ConfigError for code that cannot be locked."""
+    """Return what a lock file says about the distributions whose plugins the rules allow, about
+    pegboard, and about those of `more` that are installed. Raises ConfigError for code that cannot
+    be locked."""
     found: dict[str, list[Entry]] = {CORE: []}
-    found |= {name: [] for name in more if installed_version(name)} | {name: [] for name in STARTUP if find_spec(name)}
+    found |= {name: [] for name in more if installed_version(name)} | {
+        name: [] for name in STARTUP if find_spec(name)
+    }
     for entry in (*registry.scan.entries, *registry.scan.hooks):
         if not registry.blocked(entry):
             found.setdefault(entry.distribution, []).append(entry)
@@ -75,19 +87,27 @@ def installed(registry: Registry, more: Iterable[str] = ()) -> dict[str, LockedP
 
 
 def _locked(name: str, entries: Iterable[Entry], owners: Mapping[str, set[str]]) -> LockedPlugins:
-    versions = {entry.version for entry in entries} or {STARTUP.get(name) or installed_version(name) or "unknown"}
-    roots = {entry.value.partition(":")[0].partition(".")[0] for entry in entries} | {name.replace("-", "_")}
+    versions = {entry.version for entry in entries} or {
+        STARTUP.get(name) or installed_version(name) or "unknown"
+    }
+    roots = {entry.value.partition(":")[0].partition(".")[0] for entry in entries} | {
+        name.replace("-", "_")
+    }
     roots |= {root for root, names in owners.items() if name in names}
     for root in sorted(roots):
         if others := owners.get(root, set()) - {name}:
-            told = f"{min(others)} has installed files in the package {root} of {name}, so it cannot be locked"
+            told = (
+                f"{min(others)} has installed files in the package {root} of {name}, so it cannot "
+                "be locked"
+            )
             raise ConfigError(f"{told}: uninstall one of them")
     plugins = sorted(f"{entry.kind}:{entry.name}" for entry in entries)
     return LockedPlugins(", ".join(sorted(versions)), _digest(sorted(roots)), plugins)
 
 
 def _owners() -> dict[str, set[str]]:
-    """Return top-level package or module → the distributions that have installed files in it. Editable ones are missing."""
+    """Return top-level package or module → the distributions that have installed files in it.
+    Editable ones are missing."""
     owners: dict[str, set[str]] = {}
     for each in distributions():
         name = normalized(each.name or "")
@@ -99,8 +119,9 @@ def _owners() -> dict[str, set[str]]:
 
 
 def _digest(packages: Iterable[str]) -> str:
-    """Return the sha256 of the files of these top-level packages, without the bytecode that Python keeps, which is compared with
-    its source. Raises ConfigError if it differs, or if a file is a link."""
+    """Return the sha256 of the files of these top-level packages, without the bytecode that Python
+    keeps, which is compared with its source. Raises ConfigError if it differs, or if a file is a
+    link."""
     whole = hashlib.sha256()
     for package in packages:
         for name, path in sorted(_files(package)):
@@ -119,10 +140,16 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
     for folder in map(Path, spec.submodule_search_locations or ()):
         for path in folder.rglob("*"):
             if path.is_symlink():
-                raise ConfigError(f"{path} is a link, which cannot be locked: install the files themselves")
+                raise ConfigError(
+                    f"{path} is a link, which cannot be locked: install the files themselves"
+                )
             if path.is_file() and (path.parent.name, path.suffix) != ("__pycache__", ".pyc"):
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path
-    if spec.submodule_search_locations is None and spec.origin is not None and Path(spec.origin).is_file():
+    if (
+        spec.submodule_search_locations is None
+        and spec.origin is not None
+        and Path(spec.origin).is_file()
+    ):
         yield package, Path(spec.origin)
 
 
@@ -131,21 +158,26 @@ def _check_bytecode(source: Path) -> None:
     cached = Path(cache_from_source(str(source)))
     if source.suffix != ".py" or not cached.is_file():
         return
-    raw, status = cached.read_bytes(), source.stat()
+    raw = cached.read_bytes()
+    status = source.stat()
     current = struct.pack("<III", 0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
     if raw[:4] != MAGIC_NUMBER or (raw[4:8] == current[:4] and raw[4:16] != current):
         return  # Python compiles the source again
     try:
-        is_own = marshal.loads(raw[16:]) == compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
+        is_own = marshal.loads(raw[16:]) == compile(
+            source.read_bytes(), str(source), "exec", dont_inherit=True
+        )
     except (SyntaxError, ValueError, EOFError, TypeError):
         is_own = False
     if not is_own:
-        raise ConfigError(f"{cached} is not the bytecode of {source}, but Python would run it: delete it")
+        raise ConfigError(
+            f"{cached} is not the bytecode of {source}, but Python would run it: delete it"
+        )
 
 
 class Difference(NamedTuple):
-    """wanted: the locked version, or None if the distribution is not locked. found: the version here, or None if it is not
-    installed or not allowed. If both are equal, the files differ."""
+    """wanted: the locked version, or None if the distribution is not locked. found: the version
+    here, or None if it is not installed or not allowed. If both are equal, the files differ."""
 
     name: str
     wanted: str | None
@@ -164,12 +196,16 @@ class Difference(NamedTuple):
 
 
 def differences(locked: LockFile, here: Mapping[str, LockedPlugins]) -> list[Difference]:
-    """Return each distribution that differs from the locked one. here: what `installed` returned."""
+    """Return each distribution that differs from the locked one. here: what `installed`
+    returned."""
     found = []
     for name in sorted({*locked.distributions, *here}):
-        wanted, own = locked.distributions.get(name), here.get(name)
+        wanted = locked.distributions.get(name)
+        own = here.get(name)
         if wanted != own:
-            found.append(Difference(name, wanted.version if wanted else None, own.version if own else None))
+            found.append(
+                Difference(name, wanted.version if wanted else None, own.version if own else None)
+            )
     for name, wanted_version in sorted(locked.requirements.items()):
         if wanted_version != installed_version(name):
             found.append(Difference(name, wanted_version, installed_version(name)))
@@ -185,8 +221,12 @@ def installed_version(name: str) -> str | None:
 
 
 def check(registry: Registry, path: str) -> None:
-    """Raise ConfigError, which lists all differences, if the plugins are not those of the lock file."""
+    """Raise ConfigError, which lists all differences, if the plugins are not those of the lock
+    file."""
     locked = read(Path(path).expanduser())
     if found := differences(locked, installed(registry, locked.distributions)):
         told = "\n  ".join(map(str, found))
-        raise ConfigError(f"the plugins differ from {path}:\n  {told}\nrun pegboard plugins sync {path}, or lock them again")
+        raise ConfigError(
+            f"the plugins differ from {path}:\n  {told}\nrun pegboard plugins sync {path}, or "
+            "lock them again"
+        )

@@ -1,6 +1,7 @@
-"""Plugins that are not installed: a class in a file (`--plugin FILE.py`), and a logits processor that is named by its class
-(`--logits-processors module:Class`). They are for development. Each becomes an `Entry` whose version is `UNINSTALLED`, and whose
-spec is made from the class (`pegboard.plugins.class_specs`).
+"""Plugins that are not installed: a class in a file (`--plugin FILE.py`), and a logits processor
+that is named by its class (`--logits-processors module:Class`). They are for development. Each
+becomes an `Entry` whose version is `UNINSTALLED`, and whose spec is made from the class
+(`pegboard.plugins.class_specs`).
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ _FORM = 'expected a class with plugin = "kind:name", such as plugin = "tool_pars
 
 
 def with_files(scan: Scan, files: Sequence[str]) -> Scan:
-    """Return the scan with the plugins of these files, each of which is run. Raises ConfigError for a file that cannot be read
-    or that has no plugin, and PluginBroken or PluginFailure if its code fails."""
+    """Return the scan with the plugins of these files, each of which is run. Raises ConfigError for
+    a file that cannot be read or that has no plugin, and PluginBroken or PluginFailure if its code
+    fails."""
     found: list[Entry] = []
     for given in files:
         path = Path(given).expanduser().absolute()
         if path.suffix != ".py" or ":" in str(path) or not path.is_file():
-            raise ConfigError(f"--plugin {given}: expected an existing Python file whose path has no colon, FILE.py")
+            raise ConfigError(
+                f"--plugin {given}: expected an existing Python file whose path has no colon, "
+                "FILE.py"
+            )
         entry = Entry("plugin", path.stem, normalized(path.name), UNINSTALLED, str(path), "")
         module = import_part(entry, str(path), "file")
         with blame(entry.id):  # a metaclass of the file may raise anything
             named = {
                 name: value.__dict__["plugin"]
                 for name, value in vars(module).items()
-                if isinstance(value, type) and value.__module__ == module.__name__ and "plugin" in value.__dict__
+                if isinstance(value, type)
+                and value.__module__ == module.__name__
+                and "plugin" in value.__dict__
             }
             found += [_entry(given, entry, name, plugin) for name, plugin in named.items()]
         if not named:
@@ -47,7 +54,10 @@ def _entry(given: str, file: Entry, name: str, plugin: object) -> Entry:
     if not (kind and colon and short) or ":" in short:
         raise ConfigError(f"--plugin {given}: class {name} has plugin = {plugin!r}, {_FORM}")
     if kind not in KINDS:
-        raise ConfigError(f"--plugin {given}: class {name} is of the unknown kind {kind!r}{did_you_mean(kind, KINDS)}")
+        raise ConfigError(
+            f"--plugin {given}: class {name} is of the unknown kind "
+            f"{kind!r}{did_you_mean(kind, KINDS)}"
+        )
     if kind in NO_FILES:
         told = f"class {name} is a {kind}, which must be installed"
         raise ConfigError(f"--plugin {given}: {told}: pegboard plugins new {kind} NAME")
@@ -56,8 +66,8 @@ def _entry(given: str, file: Entry, name: str, plugin: object) -> Entry:
 
 
 def with_classes(scan: Scan, kind: str, names: Iterable[str]) -> Scan:
-    """Return the scan with an entry for each name of the form "module:Class" that is not "distribution:name" of an installed
-    plugin. Nothing is imported."""
+    """Return the scan with an entry for each name of the form "module:Class" that is not
+    "distribution:name" of an installed plugin. Nothing is imported."""
     installed = {entry.qualified for entry in scan.entries if entry.kind == kind}
     found = []
     for name in dict.fromkeys(names):
@@ -70,4 +80,6 @@ def with_classes(scan: Scan, kind: str, names: Iterable[str]) -> Scan:
 
 
 def _joined(scan: Scan, found: Sequence[Entry]) -> Scan:
-    return replace(scan, entries=tuple(sorted({*scan.entries, *found}, key=lambda entry: entry.sort_key)))
+    return replace(
+        scan, entries=tuple(sorted({*scan.entries, *found}, key=lambda entry: entry.sort_key))
+    )

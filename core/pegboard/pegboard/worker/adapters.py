@@ -1,4 +1,5 @@
-"""The LoRA adapters that this rank keeps in memory: read by a thread, checked, and copied into a slot between steps."""
+"""The LoRA adapters that this rank keeps in memory: read by a thread, checked, and copied into a
+slot between steps."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ NUM_THREADS = 2
 
 
 class Adapters:
-    """layers: of the model. read: returns the factor of an adapter's products, and its weights. An adapter is named by the
-    engine's ticket."""
+    """layers: of the model. read: returns the factor of an adapter's products, and its weights. An
+    adapter is named by the engine's ticket."""
 
-    def __init__(self, layers: Iterable[Layer], read: Callable[[LoRARequest], tuple[float, Weights]]) -> None:
+    def __init__(
+        self, layers: Iterable[Layer], read: Callable[[LoRARequest], tuple[float, Weights]]
+    ) -> None:
         layers = list(layers)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         found = [getattr(layer, "adapters", None) for layer in layers]
@@ -32,7 +35,8 @@ class Adapters:
         self._adapters: dict[int, Future[tuple[str, list[Fitted]]]] = {}
 
     def read(self, ticket: int, lora: LoRARequest) -> tuple[str, str] | None:
-        """Start to read an adapter. Return None until that has ended, and then its digest, or "" and why it cannot be used."""
+        """Start to read an adapter. Return None until that has ended, and then its digest, or ""
+        and why it cannot be used."""
         future = self._adapters.get(ticket)
         if future is None:
             future = self._adapters[ticket] = self._threads.submit(self._fitted, lora)
@@ -63,14 +67,17 @@ class Adapters:
 
     @torch.inference_mode()
     def _fitted(self, lora: LoRARequest) -> tuple[str, list[Fitted]]:
-        """Read an adapter. Return its digest, and its weights as each layer stores them. Raises ModelError if it does not fit."""
+        """Read an adapter. Return its digest, and its weights as each layer stores them. Raises
+        ModelError if it does not fit."""
         scaling, weights = self._read(lora)
         digest = digest_of(scaling, weights)
         for layer in self._experts:
             weights = layer.unstacked(weights)
         known = {name for slots in self._slots for name in slots.modules}
         if unknown := sorted(weights.keys() - known):
-            raise ModelError(f"it changes modules that this model does not have: {', '.join(unknown[:5])}")
+            raise ModelError(
+                f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
+            )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
 
 

@@ -25,13 +25,15 @@ from pegboard.ops import StateRows
 from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
-K_RANGE, V_RANGE = 200.0, 100.0
-"""The codes that the largest key and value become if scales are calculated. They are vLLM's. What is 2.2 or 4.5 times larger can
-still be stored as 8-bit floats with 4 bits of exponent."""
+K_RANGE = 200.0
+V_RANGE = 100.0
+"""The codes that the largest key and value become if scales are calculated. They are vLLM's. What
+is 2.2 or 4.5 times larger can still be stored as 8-bit floats with 4 bits of exponent."""
 
 
 class StateGroup:
-    """The state layers of one KV group, in the place of an attention backend. Ops compute the states, so only ops are chosen."""
+    """The state layers of one KV group, in the place of an attention backend. Ops compute the
+    states, so only ops are chosen."""
 
     rows: StateRows
 
@@ -46,12 +48,13 @@ class StateGroup:
 
 
 class AttentionGroups:
-    """The model's attention layers: the backend chosen for each, what each stores, and the bound callables. Layers that store
-    8-bit floats get their scales here. They are 1 until weights are loaded or `setting_scales` is called.
+    """The model's attention layers: the backend chosen for each, what each stores, and the bound
+    callables. Layers that store 8-bit floats get their scales here. They are 1 until weights are
+    loaded or `setting_scales` is called.
 
-    need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored; None = the type that the
-    checkpoint's quantization method asks for, or else the compute dtype. explicit: the backend that the user named. states: what
-    each state layer stores.
+    need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored;
+    None = the type that the checkpoint's quantization method asks for, or else the compute dtype.
+    explicit: the backend that the user named. states: what each state layer stores.
     """
 
     def __init__(
@@ -65,18 +68,31 @@ class AttentionGroups:
         states: Mapping[int, KVCacheSpec] | None = None,
     ) -> None:
         self.states = dict(states or {})
-        self.registry, self.layers, self.need, self.setup = registry, layers, need, setup
+        self.registry = registry
+        self.layers = layers
+        self.need = need
+        self.setup = setup
         if need.kv_dtype == "fp8_ds_mla" and any(layer.latent is None for layer in layers.values()):
-            reason = "it is a layout for latent attention (MLA), which this model does not have in all layers; try fp8"
+            reason = (
+                "it is a layout for latent attention (MLA), which this model does not have in all "
+                "layers; try fp8"
+            )
             raise ConfigError(f"kv_cache_dtype 'fp8_ds_mla' cannot be used: {reason}")
         own = {
-            i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None for i, layer in layers.items()
+            i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None
+            for i, layer in layers.items()
         }
         self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
         self.stored |= {i: setup.dtype for i, layer in layers.items() if layer.encoder}
         for index, layer in layers.items():
-            if layer.exact_keys and (stored := self.stored[index]) not in ("float32", "bfloat16", "float16"):
-                raise ConfigError(f"the KV cache of this model cannot store {stored}; use --kv-cache-dtype auto")
+            if layer.exact_keys and (stored := self.stored[index]) not in (
+                "float32",
+                "bfloat16",
+                "float16",
+            ):
+                raise ConfigError(
+                    f"the KV cache of this model cannot store {stored}; use --kv-cache-dtype auto"
+                )
             if self.stored[index].startswith("float8") and layer.latent is None:
                 scales = torch.ones(2, layer.num_kv_heads, device=setup.device)
                 layers[index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
@@ -110,26 +126,48 @@ class AttentionGroups:
             if layer.shares_kv_with is not None:
                 continue
             backend: Any = self.registry.load(self.entries[index])
-            specs[index] = expect(backend.kv_spec(layer, self.stored[index]), KVCacheSpec, backend, "kv_spec")
+            specs[index] = expect(
+                backend.kv_spec(layer, self.stored[index]), KVCacheSpec, backend, "kv_spec"
+            )
         return specs
 
     def layout(self) -> str:
-        """Name what the bytes of the cache mean: the backends with their versions (one for all layers, or one per layer), each
-        of which has its own arrangement of the cache, and a digest of the scales."""
-        names = [f"{entry.name} ({entry.distribution} {entry.version})" for entry in self.entries.values()]
-        scales = [s for layer in self.layers.values() for s in (layer.k_scale, layer.v_scale) if s is not None]
-        digest = [f"scales {hashlib.sha256(repr([s.tolist() for s in scales]).encode()).hexdigest()}"] if scales else []
+        """Name what the bytes of the cache mean: the backends with their versions (one for all
+        layers, or one per layer), each of which has its own arrangement of the cache, and a digest
+        of the scales."""
+        names = [
+            f"{entry.name} ({entry.distribution} {entry.version})"
+            for entry in self.entries.values()
+        ]
+        scales = [
+            s
+            for layer in self.layers.values()
+            for s in (layer.k_scale, layer.v_scale)
+            if s is not None
+        ]
+        digest = (
+            [f"scales {hashlib.sha256(repr([s.tolist() for s in scales]).encode()).hexdigest()}"]
+            if scales
+            else []
+        )
         return ", ".join([*(names[:1] if len(set(names)) == 1 else names), *digest])
 
     def not_replayed(self, pads: bool) -> str:
         """Return why steps of this model cannot be recorded; "" if they can. pads: see `Replay`."""
         if self.states and pads:
             return "layers with states cannot be replayed in padded steps"
-        eager = {entry.id for entry in self.entries.values() if "replay" not in self.registry.spec(entry).flags}
+        eager = {
+            entry.id
+            for entry in self.entries.values()
+            if "replay" not in self.registry.spec(entry).flags
+        }
         return f"the attention of {', '.join(sorted(eager))} cannot be replayed" if eager else ""
 
-    def attach(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> dict[int, Callable[..., Any]]:
-        """Build the backends on the memory of `views` and bind every layer. Returns {layer index: bound attention or states}."""
+    def attach(
+        self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Callable[..., Any]]:
+        """Build the backends on the memory of `views` and bind every layer. Returns {layer index:
+        bound attention or states}."""
         self.backends = []
         bound: dict[int, Callable[..., Any]] = {}
         for group_index, group in enumerate(plan.groups):
@@ -152,9 +190,11 @@ class AttentionGroups:
                 bound.update({layer.layer_index: backend.bind(layer) for layer in own})
         return bound
 
-    def setting_scales(self, bound: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
-        """Return the bound attention of all layers with scales. Each call first sets its layer's scales by the keys and values
-        that it is about to store."""
+    def setting_scales(
+        self, bound: Mapping[int, Callable[..., Any]]
+    ) -> dict[int, Callable[..., Any]]:
+        """Return the bound attention of all layers with scales. Each call first sets its layer's
+        scales by the keys and values that it is about to store."""
 
         def wrap(layer: AttentionLayer, attend: Callable[..., Any]) -> Callable[..., Any]:
             def call(q: Tensor, k: Tensor | None, v: Tensor | None) -> Any:
@@ -165,4 +205,8 @@ class AttentionGroups:
 
             return call
 
-        return {index: wrap(layer, bound[index]) for index, layer in self.layers.items() if layer.k_scale is not None}
+        return {
+            index: wrap(layer, bound[index])
+            for index, layer in self.layers.items()
+            if layer.k_scale is not None
+        }

@@ -1,12 +1,14 @@
 """How many drafts each row verifies in the next step.
 
-A row has an estimate p of the probability that its next draft token is right. The k-th draft token of a step is then accepted
-with probability p^k. It is worth its place if that is at least the number of output tokens that the time for one more token would
-give elsewhere. In a batch of B rows that number is C · B / (F + B), where F is the time of a step that does not depend on its
-tokens, in tokens, and C the time of a draft token, in decoded tokens: the larger the batch, the better drafts must be.
+A row has an estimate p of the probability that its next draft token is right. The k-th draft token
+of a step is then accepted with probability p^k. It is worth its place if that is at least the
+number of output tokens that the time for one more token would give elsewhere. In a batch of B rows
+that number is C · B / (F + B), where F is the time of a step that does not depend on its tokens, in
+tokens, and C the time of a draft token, in decoded tokens: the larger the batch, the better drafts
+must be.
 
-A row that verifies nothing still gets one proposal, which the host compares with the next token. So its estimate rises as soon as
-the text repeats itself, and until then its steps are plain decoding.
+A row that verifies nothing still gets one proposal, which the host compares with the next token. So
+its estimate rises as soon as the text repeats itself, and until then its steps are plain decoding.
 """
 
 from __future__ import annotations
@@ -23,25 +25,32 @@ WEIGHT = 0.3
 """The weight of the newest draft token in the estimate."""
 DRAFT_COST = 0.6
 """C above, as measured on a CPU. It is below 1 because matrix products of more rows are faster."""
-MIXED_COST, MOST_MIXED_COST = 0.75, 6.0
-"""What a step of several rows takes in addition if it has drafts: so many decoded tokens per row, up to a limit. It no longer has
-one token per row (0.5, up to 4, as measured on a CPU), and no step is scheduled ahead."""
+MIXED_COST = 0.75
+MOST_MIXED_COST = 6.0
+"""What a step of several rows takes in addition if it has drafts: so many decoded tokens per row,
+up to a limit. It no longer has one token per row (0.5, up to 4, as measured on a CPU), and no step
+is scheduled ahead."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
-LOWEST_RATE, HIGHEST_RATE = 0.01, 0.995
+LOWEST_RATE = 0.01
+HIGHEST_RATE = 0.995
 
 
 class DraftLengths:
     """The estimates of all rows. fixed_tokens: F above."""
 
     def __init__(self, limits: Limits, fixed_tokens: float) -> None:
-        self._limits, self._fixed_tokens = limits, fixed_tokens
-        self._rates, self._usual = [FIRST_RATE] * limits.max_num_seqs, FIRST_RATE
+        self._limits = limits
+        self._fixed_tokens = fixed_tokens
+        self._rates = [FIRST_RATE] * limits.max_num_seqs
+        self._usual = FIRST_RATE
         self._next: list[int | None] = [None] * limits.max_num_seqs
 
     def add(self, row: int) -> None:
-        """A request in this row starts or resumes. Its first estimate is what was usual in the last requests."""
-        self._rates[row], self._next[row] = self._usual, None
+        """A request in this row starts or resumes. Its first estimate is what was usual in the last
+        requests."""
+        self._rates[row] = self._usual
+        self._next[row] = None
 
     def ask(self, rows: Sequence[int]) -> list[int]:
         """Return how many drafts to propose for each row."""
@@ -60,7 +69,9 @@ class DraftLengths:
         """Return the part of each row's proposals that is worth verifying."""
         if not self._limits.adaptive_drafts:
             return proposals
-        worth, gain, kept = self._worth(rows), 0.0, []
+        worth = self._worth(rows)
+        gain = 0.0
+        kept = []
         for row, proposal in zip(rows, proposals, strict=True):
             self._next[row] = int(proposal[0]) if len(proposal) else None
             rate = self._rates[row]
@@ -71,13 +82,21 @@ class DraftLengths:
             return [proposal[:0] for proposal in proposals]
         return kept
 
-    def observe(self, rows: Sequence[int], offsets: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-        """Update the estimates. offsets, tokens, counts: what the sampler got and returned (see `SampleStep` and `Sampled`)."""
-        drafts, first = (np.diff(offsets) - 1).tolist(), tokens[:, 0].tolist()
+    def observe(
+        self, rows: Sequence[int], offsets: np.ndarray, tokens: np.ndarray, counts: np.ndarray
+    ) -> None:
+        """Update the estimates. offsets, tokens, counts: what the sampler got and returned (see
+        `SampleStep` and `Sampled`)."""
+        drafts = (np.diff(offsets) - 1).tolist()
+        first = tokens[:, 0].tolist()
         for row, tried, token, count in zip(rows, drafts, first, counts.tolist(), strict=True):
-            right, wrong = count - 1, count <= tried
+            right = count - 1
+            wrong = count <= tried
             if not tried and (shown := self._next[row]) is not None:
-                right, wrong = int(token == shown), token != shown
+                right = int(token == shown)
+                wrong = token != shown
             rate = 1 - (1 - self._rates[row]) * (1 - WEIGHT) ** right
-            self._rates[row] = min(max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE)
+            self._rates[row] = min(
+                max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE
+            )
             self._usual += USUAL_WEIGHT * (self._rates[row] - self._usual)

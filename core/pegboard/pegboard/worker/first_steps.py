@@ -1,5 +1,6 @@
-"""Checks of what plugins return in the first steps of an engine. Native code that gets it trusts shapes and types, and with wrong
-ones it would read and write other memory. The check mode (PEGBOARD_CHECK=1) checks more, in every step."""
+"""Checks of what plugins return in the first steps of an engine. Native code that gets it trusts
+shapes and types, and with wrong ones it would read and write other memory. The check mode
+(PEGBOARD_CHECK=1) checks more, in every step."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from pegboard.interfaces.attention import AttentionLayer
 
 Check = Callable[..., Any]
-"""check(result, *arguments) → the result to hand on. Raises AssertionError, which says what is wrong."""
+"""check(result, *arguments) → the result to hand on. Raises AssertionError, which says what is
+wrong."""
 
 
 class Checked:
@@ -29,15 +31,23 @@ class Checked:
         object.__setattr__(self, "_checks", checks)
 
     def __getattr__(self, name: str) -> Any:
-        value, check = getattr(self._built, name), self._checks.get(name)
-        return value if check is None else watched(value, self._plugin, f"{type(self._built).__name__}.{name}()", check)
+        value = getattr(self._built, name)
+        check = self._checks.get(name)
+        return (
+            value
+            if check is None
+            else watched(value, self._plugin, f"{type(self._built).__name__}.{name}()", check)
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._built, name, value)
 
 
-def watched(function: Callable[..., Any], plugin: str, name: str, check: Check) -> Callable[..., Any]:
-    """Return the function with a check of what it returns. Whatever the check raises becomes a PluginFailure."""
+def watched(
+    function: Callable[..., Any], plugin: str, name: str, check: Check
+) -> Callable[..., Any]:
+    """Return the function with a check of what it returns. Whatever the check raises becomes a
+    PluginFailure."""
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **more: Any) -> Any:
@@ -55,11 +65,16 @@ def watched(function: Callable[..., Any], plugin: str, name: str, check: Check) 
 
 def _shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" + (f" {list(shape)} {value.dtype}" if shape is not None else "")
+    return f"a {type(value).__name__}" + (
+        f" {list(shape)} {value.dtype}" if shape is not None else ""
+    )
 
 
-def check_tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: Iterable[Any] = ()) -> Any:
-    """Return the result, which must be a tensor of this shape and type (None = any). given: what it was computed from."""
+def check_tensor(
+    result: Any, shape: Iterable[int], dtype: Any = None, given: Iterable[Any] = ()
+) -> Any:
+    """Return the result, which must be a tensor of this shape and type (None = any). given: what it
+    was computed from."""
     assert hasattr(result, "isnan"), "expected a Tensor"
     fits = result.shape == tuple(shape) and (dtype is None or str(dtype) == str(result.dtype))
     assert fits, f"expected the shape {list(shape)}{'' if dtype is None else f' of {dtype}'}"
@@ -69,12 +84,20 @@ def check_tensor(result: Any, shape: Iterable[int], dtype: Any = None, given: It
 def check_sampled(result: Any, logits: Any, step: Any) -> Any:
     """Return what a sampler returned, whose tokens must be in the vocabulary."""
     assert isinstance(result, Sampled), "expected Sampled"
-    num_rows, size = len(step.rows), logits.shape[-1]
-    token_ids, counts = result.token_ids, result.counts
-    assert token_ids.dim() == 2 and len(token_ids) == len(counts) == num_rows, f"expected {num_rows} rows"
-    assert bool(((counts >= 1) & (counts <= token_ids.shape[1])).all()), "counts are outside of token_ids"
+    num_rows = len(step.rows)
+    size = logits.shape[-1]
+    token_ids = result.token_ids
+    counts = result.counts
+    assert token_ids.dim() == 2 and len(token_ids) == len(counts) == num_rows, (
+        f"expected {num_rows} rows"
+    )
+    assert bool(((counts >= 1) & (counts <= token_ids.shape[1])).all()), (
+        "counts are outside of token_ids"
+    )
     valid = token_ids[counts[:, None] >= token_ids.new_ones(token_ids.shape).cumsum(1)]
-    assert bool(((valid >= 0) & (valid < size)).all()), f"a token id is not between 0 and {size - 1}"
+    assert bool(((valid >= 0) & (valid < size)).all()), (
+        f"a token id is not between 0 and {size - 1}"
+    )
     return result
 
 
@@ -83,10 +106,14 @@ def check_drafts(vocab_size: int) -> Check:
 
     def check(result: Any, step: Any) -> Any:
         assert isinstance(result, Drafts), "expected Drafts"
-        assert len(result.token_ids) == len(step.rows), f"expected proposals for {len(step.rows)} rows"
+        assert len(result.token_ids) == len(step.rows), (
+            f"expected proposals for {len(step.rows)} rows"
+        )
         for ids, most in zip(result.token_ids, step.max_drafts.tolist(), strict=True):
             assert len(ids) <= most, f"{len(ids)} proposals, the limit is {most}"
-            assert all(0 <= int(token) < vocab_size for token in ids), f"a token id is not below {vocab_size}"
+            assert all(0 <= int(token) < vocab_size for token in ids), (
+                f"a token id is not below {vocab_size}"
+            )
         return result
 
     return check
@@ -94,14 +121,18 @@ def check_drafts(vocab_size: int) -> Check:
 
 MODEL_CHECKS: Mapping[str, Check] = {
     "embed": lambda result, ids: check_tensor(result, (len(ids), result.shape[-1])),
-    "forward": lambda result, hidden, positions: check_tensor(result, (len(positions), result.shape[-1])),
-    "logits": lambda result, hidden: check_tensor(result, (len(hidden), result.shape[-1]), "torch.float32"),
+    "forward": lambda result, hidden, positions: check_tensor(
+        result, (len(positions), result.shape[-1])
+    ),
+    "logits": lambda result, hidden: check_tensor(
+        result, (len(hidden), result.shape[-1]), "torch.float32"
+    ),
 }
 
 
 def attention_check(layer: AttentionLayer, check: Check = check_tensor) -> Check:
-    """Return the check of a layer's bound attention. What latent attention returns has the channels of `up_v`. check: checks a
-    tensor as `check_tensor` does."""
+    """Return the check of a layer's bound attention. What latent attention returns has the channels
+    of `up_v`. check: checks a tensor as `check_tensor` does."""
 
     def attended(result: Any, q: Any, *others: Any) -> Any:
         width = layer.value_dim or layer.head_dim
@@ -112,15 +143,20 @@ def attention_check(layer: AttentionLayer, check: Check = check_tensor) -> Check
     return attended
 
 
-def weight_checks(plugin: str, layer: LinearLayer | EmbeddingLayer, check: Check = check_tensor) -> Mapping[str, Check]:
-    """Return the checks of a weight method: of what its bound callables return. Those of heads may return any type."""
+def weight_checks(
+    plugin: str, layer: LinearLayer | EmbeddingLayer, check: Check = check_tensor
+) -> Mapping[str, Check]:
+    """Return the checks of a weight method: of what its bound callables return. Those of heads may
+    return any type."""
 
     def bound(columns: int, has_type: bool) -> Check:
         def multiplied(result: Any, x: Any, *more: Any) -> Any:
             dtype = x.dtype if has_type and x.is_floating_point() else None
             return check(result, (len(x), columns), dtype, (x,))
 
-        return lambda call, *given: watched(call, plugin, f"the bound call of {layer.path}", multiplied)
+        return lambda call, *given: watched(
+            call, plugin, f"the bound call of {layer.path}", multiplied
+        )
 
     if isinstance(layer, EmbeddingLayer):
         return {"bind": bound(layer.width, False), "bind_head": bound(layer.num_rows, False)}
@@ -130,14 +166,18 @@ def weight_checks(plugin: str, layer: LinearLayer | EmbeddingLayer, check: Check
 
 @contextmanager
 def checked(worker: Any) -> Iterator[None]:
-    """In the block, what plugins return in the steps of the worker's runner is checked: the bound calls of attention and weights,
-    the model, the sampler and the draft plugin. At its end every layer is bound again, without checks. Errors name the plugin.
-    worker: a `pegboard.worker.worker.Worker`, which has a runner."""
+    """In the block, what plugins return in the steps of the worker's runner is checked: the bound
+    calls of attention and weights, the model, the sampler and the draft plugin. At its end every
+    layer is bound again, without checks. Errors name the plugin. worker: a
+    `pegboard.worker.worker.Worker`, which has a runner."""
     places = [*_parts(worker), *_weights(worker)]
     attention = dict(worker.build.attention)
     for index, layer in worker.build.declared.attention.items():
-        plugin, name = worker.attention.entries[index].id, f"attention of layer {index}"
-        worker.build.attention[index] = watched(attention[index], plugin, name, attention_check(layer))
+        plugin = worker.attention.entries[index].id
+        name = f"attention of layer {index}"
+        worker.build.attention[index] = watched(
+            attention[index], plugin, name, attention_check(layer)
+        )
     for holder, name, _, watching in places:
         setattr(holder, name, watching)
     _bind(worker)
@@ -159,22 +199,37 @@ Place = tuple[Any, str, Any, Any]
 
 
 def _parts(worker: Any) -> Iterator[Place]:
-    runner, registry = worker.running, worker.registry
+    runner = worker.running
+    registry = worker.registry
     model = Checked(runner.model, worker.model_entry.id, MODEL_CHECKS)
     yield runner, "model", runner.model, model
     yield runner.stages, "model", runner.model, model
-    yield runner, "sampler", runner.sampler, Checked(runner.sampler, worker.sampler_entry.id, {"sample": check_sampled})
+    yield (
+        runner,
+        "sampler",
+        runner.sampler,
+        Checked(runner.sampler, worker.sampler_entry.id, {"sample": check_sampled}),
+    )
     if runner.draft is not None:
         plugin = registry.decisions["draft", ""].require().id
-        yield runner, "draft", runner.draft, Checked(runner.draft, plugin, {"propose": check_drafts(worker.limits.vocab_size)})
+        yield (
+            runner,
+            "draft",
+            runner.draft,
+            Checked(runner.draft, plugin, {"propose": check_drafts(worker.limits.vocab_size)}),
+        )
 
 
 def _weights(worker: Any) -> Iterator[Place]:
     """Find the layers' attributes that are weight methods, or lists of them."""
-    declared, modules = worker.build.declared, worker.registry.modules()
+    declared = worker.build.declared
+    modules = worker.registry.modules()
     watching = {}
     for method, layer, source in declared.weights:
-        plugin = culprit(modules, [type(method).__module__, type(source).__module__]) or type(source).__name__
+        plugin = (
+            culprit(modules, [type(method).__module__, type(source).__module__])
+            or type(source).__name__
+        )
         watching[id(method)] = Checked(method, plugin, weight_checks(plugin, layer))
     for holder in declared.layers:
         for name, value in list(vars(holder).items()):

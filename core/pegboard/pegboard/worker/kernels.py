@@ -15,8 +15,9 @@ from pegboard.plugins.registry import Registry
 
 
 class Kernels(dict[str, Callable[..., Any]]):
-    """Maps the name of an op or weight format to its implementation. replay: makes the recorder of a kernel plugin; None if there
-    is none. refused: why an op that a plugin declares cannot be computed here."""
+    """Maps the name of an op or weight format to its implementation. replay: makes the recorder of
+    a kernel plugin; None if there is none. refused: why an op that a plugin declares cannot be
+    computed here."""
 
     replay: Callable[[], Any] | None = None
 
@@ -31,9 +32,11 @@ class Kernels(dict[str, Callable[..., Any]]):
 
 
 def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
-    """Choose the best suitable plugin of the `kernel` kind for everything that core or a plugin declares. Where there is none,
-    the reference is used: core's, or that of the plugin which declares the name, if it runs on this platform."""
-    kernels, offers = Kernels(REFERENCES), dict[str, list[Entry]]()
+    """Choose the best suitable plugin of the `kernel` kind for everything that core or a plugin
+    declares. Where there is none, the reference is used: core's, or that of the plugin which
+    declares the name, if it runs on this platform."""
+    kernels = Kernels(REFERENCES)
+    offers = dict[str, list[Entry]]()
     declared: dict[str, Entry] = {}
     for entry in registry.entries("kernel"):
         try:
@@ -49,13 +52,21 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
     for name, entries in offers.items():
         if name != RECORDER and name not in REFERENCES and name not in declared:
             for entry in entries:
-                registry.quarantine(entry, f"there is no op {name!r}, and this plugin does not declare it")
+                registry.quarantine(
+                    entry, f"there is no op {name!r}, and this plugin does not declare it"
+                )
             continue
         need = KernelNeed(platform=platform, dtype=dtype)
         decision = registry.choose("kernel", need, key=name, among=entries, required=False)
         winner = decision.winner or declared.get(name)
-        if decision.winner is None and winner is not None and not registry.runs_on(registry.spec(winner), platform):
-            kernels.refused[name] = f"no kernel plugin computes {name!r} on the platform {platform}\n{decision.table()}"
+        if (
+            decision.winner is None
+            and winner is not None
+            and not registry.runs_on(registry.spec(winner), platform)
+        ):
+            kernels.refused[name] = (
+                f"no kernel plugin computes {name!r} on the platform {platform}\n{decision.table()}"
+            )
             continue
         if winner is not None and name == RECORDER:
             kernels.replay = registry.load(winner)
@@ -65,15 +76,24 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
 
 
 def packed_types(registry: Registry, platform: str) -> list[str]:
-    """Return the types of activations that the kernels for packed weights on this platform take, the most precise one first.
-    Without such kernels the list is empty: the references take every type."""
+    """Return the types of activations that the kernels for packed weights on this platform take,
+    the most precise one first. Without such kernels the list is empty: the references take every
+    type."""
     found: set[str] = set()
     for entry in registry.entries("kernel"):
         with suppress(PluginError):  # the choice of kernels reports what is broken
             spec = registry.spec(entry)
             assert isinstance(spec, KernelSpec)
-            is_packed = spec.provides == "weight_format" and key_of(entry.name, spec) != "float_weight"
-            if is_packed and registry.runs_on(spec, platform) and isinstance(registry.verdict(entry), Ok):
+            is_packed = (
+                spec.provides == "weight_format" and key_of(entry.name, spec) != "float_weight"
+            )
+            if (
+                is_packed
+                and registry.runs_on(spec, platform)
+                and isinstance(registry.verdict(entry), Ok)
+            ):
                 declared = spec.supports.get("dtype", ())
-                found.update(map(str, declared) if isinstance(declared, set | frozenset | tuple) else ())
+                found.update(
+                    map(str, declared) if isinstance(declared, set | frozenset | tuple) else ()
+                )
     return sorted(found, key=lambda name: (name != "float32", name))

@@ -1,8 +1,9 @@
 """The KV cache's memory: one pool of equal-sized blocks, and the layers' named views of it.
 
-All groups have the same number of bytes per block. Layer i of every group is in region i, so a block id means the same bytes in
-every group. If all layers of a region store tensors of the same sizes, each tensor has separate memory, in which its blocks are
-contiguous. Otherwise a block holds all tensors of the layer.
+All groups have the same number of bytes per block. Layer i of every group is in region i, so a
+block id means the same bytes in every group. If all layers of a region store tensors of the same
+sizes, each tensor has separate memory, in which its blocks are contiguous. Otherwise a block holds
+all tensors of the layer.
 
     region i   [num_blocks, bytes of layer i's block]  =  layer i of group 0, layer i of group 1, …
 """
@@ -24,17 +25,23 @@ from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan, KVTensor
 
 
 def check_room(what: str, needed_bytes: int, there_bytes: int, advice: str) -> None:
-    """Raise ConfigError if something needs more memory than there is. The system would kill the process later, without a word."""
+    """Raise ConfigError if something needs more memory than there is. The system would kill the
+    process later, without a word."""
     if needed_bytes > there_bytes:
         needed, there = (f"{size / 2**30:.2f} GiB" for size in (needed_bytes, there_bytes))
-        raise ConfigError(f"{what} needs {needed} of memory, and this device has {there} for it; {advice}")
+        raise ConfigError(
+            f"{what} needs {needed} of memory, and this device has {there} for it; {advice}"
+        )
 
 
-def allocate(plan: KVPlan, zeros: Callable[[int], Tensor], total_bytes: int | None = None) -> dict[int, dict[str, Tensor]]:
-    """Return the views by layer index and tensor name: [num_blocks, block_size, *shape], or [num_blocks, *shape] for per-request
-    states. zeros: returns the given number of bytes of the platform's memory for the KV cache. It must be zero, because the slots
-    after a request's last token are also read, with weight 0, and only finite values give 0 then. total_bytes: of the device; a
-    plan that needs more is a ConfigError."""
+def allocate(
+    plan: KVPlan, zeros: Callable[[int], Tensor], total_bytes: int | None = None
+) -> dict[int, dict[str, Tensor]]:
+    """Return the views by layer index and tensor name: [num_blocks, block_size, *shape], or
+    [num_blocks, *shape] for per-request states. zeros: returns the given number of bytes of the
+    platform's memory for the KV cache. It must be zero, because the slots after a request's last
+    token are also read, with weight 0, and only finite values give 0 then. total_bytes: of the
+    device; a plan that needs more is a ConfigError."""
     if total_bytes is not None:
         advice = "lower kv_cache_memory_bytes or num_gpu_blocks_override"
         check_room("the KV cache", plan.num_blocks * plan.block_bytes, total_bytes, advice)
@@ -55,7 +62,9 @@ def allocate(plan: KVPlan, zeros: Callable[[int], Tensor], total_bytes: int | No
             layout = _layout(group)
             parts = separate or shared[:, : sum(layout)].split(layout, 1)
             views[group.layers[region]] = {
-                tensor.name: part.view(getattr(torch, tensor.dtype)).unflatten(1, _shape(tensor, group))
+                tensor.name: part.view(getattr(torch, tensor.dtype)).unflatten(
+                    1, _shape(tensor, group)
+                )
                 for tensor, part in zip(group.spec.tensors, parts, strict=True)
             }
     return views
@@ -67,19 +76,21 @@ def tensors_of(views: Mapping[int, Mapping[str, Tensor]]) -> list[Tensor]:
 
 
 def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
-    """Return a plan with one block that all requests share, to run a step before the size of the KV cache is known."""
+    """Return a plan with one block that all requests share, to run a step before the size of the KV
+    cache is known."""
     layers: dict[KVCacheSpec, list[int]] = {}
     for index, spec in specs.items():
         layers.setdefault(spec, []).append(index)
     groups = tuple(KVGroup(tuple(indices), spec, block_size) for spec, indices in layers.items())
     regions = max(len(group.layers) for group in groups)
-    largest = -(-max(sum(_layout(group)) for group in groups) // 8) * 8  # so that every tensor can be aligned in a region
+    # so that every tensor can be aligned in a region
+    largest = -(-max(sum(_layout(group)) for group in groups) // 8) * 8
     return KVPlan(groups, 1, largest * regions, block_size)
 
 
 def largest_batch(limits: Limits, num_groups: int) -> Batch:
-    """Return the largest possible step, to measure its memory. Every row starts a prompt and samples. Together the prompts fill
-    the step. All rows use block 0."""
+    """Return the largest possible step, to measure its memory. Every row starts a prompt and
+    samples. Together the prompts fill the step. All rows use block 0."""
     num_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     counts = np.full(num_rows, limits.max_num_batched_tokens // num_rows, np.int32)
     counts[: limits.max_num_batched_tokens % num_rows] += 1
@@ -88,18 +99,25 @@ def largest_batch(limits: Limits, num_groups: int) -> Batch:
 
 
 def random_prompt(specs: Mapping[int, KVCacheSpec], limits: Limits) -> tuple[KVPlan, Batch]:
-    """Return a step that computes a prompt of random tokens, the same in every call, and the plan of a cache that holds it."""
-    plan, length = null_plan(specs, limits.block_size), min(512, limits.max_model_len, limits.max_num_batched_tokens)
-    count, num_groups = -(-length // limits.block_size), len(plan.groups)
+    """Return a step that computes a prompt of random tokens, the same in every call, and the plan
+    of a cache that holds it."""
+    plan = null_plan(specs, limits.block_size)
+    length = min(512, limits.max_model_len, limits.max_num_batched_tokens)
+    count = -(-length // limits.block_size)
+    num_groups = len(plan.groups)
     batch = _step([(0, length, 0)], num_groups)
-    batch.new[0].token_ids = np.random.default_rng(0).integers(limits.vocab_size, size=length).astype(np.int32)
-    batch.new[0].block_ids = tuple(np.arange(count * num_groups, dtype=np.int32).reshape(num_groups, count))
+    batch.new[0].token_ids = (
+        np.random.default_rng(0).integers(limits.vocab_size, size=length).astype(np.int32)
+    )
+    batch.new[0].block_ids = tuple(
+        np.arange(count * num_groups, dtype=np.int32).reshape(num_groups, count)
+    )
     return msgspec.structs.replace(plan, num_blocks=count * num_groups), batch
 
 
 def trial_steps(limits: Limits, num_groups: int) -> Iterator[Batch]:
-    """Yield small steps of every kind: a prompt, a prompt together with a decode, only decodes, and the end of the requests. All
-    rows use block 0."""
+    """Yield small steps of every kind: a prompt, a prompt together with a decode, only decodes, and
+    the end of the requests. All rows use block 0."""
     length = max(1, min(2, limits.max_model_len - 3, limits.max_num_batched_tokens - 1))
     yield _step([(0, length, 0)], num_groups)
     last = 0
@@ -110,24 +128,37 @@ def trial_steps(limits: Limits, num_groups: int) -> Iterator[Batch]:
     yield _step([], num_groups, removed=range(last + 1))
 
 
-def _step(rows: Sequence[tuple[int, int, int]], num_groups: int, removed: Sequence[int] = ()) -> Batch:
-    """Return a step of (row, tokens to compute, computed tokens). A row without computed tokens is a new request, all of whose
-    tokens are computed. Every row samples a token."""
+def _step(
+    rows: Sequence[tuple[int, int, int]], num_groups: int, removed: Sequence[int] = ()
+) -> Batch:
+    """Return a step of (row, tokens to compute, computed tokens). A row without computed tokens is
+    a new request, all of whose tokens are computed. Every row samples a token."""
     blocks = (np.zeros(0, np.int32),) * num_groups
     own, counts, computed = (np.array([row[part] for row in rows], np.int32) for part in range(3))
     new = [
-        NewRequest(row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), 0, blocks)
+        NewRequest(
+            row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), 0, blocks
+        )
         for row, count, start in rows
         if not start
     ]
     return Batch(
-        step=0, rows=own, num_scheduled_tokens=counts, num_computed_tokens=computed, num_draft_tokens=np.zeros_like(own),
-        samples=np.ones(len(own), bool), new=new, removed_rows=np.array(removed, np.int32), new_blocks=BlockDelta.empty(),
+        step=0,
+        rows=own,
+        num_scheduled_tokens=counts,
+        num_computed_tokens=computed,
+        num_draft_tokens=np.zeros_like(own),
+        samples=np.ones(len(own), bool),
+        new=new,
+        removed_rows=np.array(removed, np.int32),
+        new_blocks=BlockDelta.empty(),
         copy_blocks=np.zeros((0, 3), np.int32),
-    )  # fmt: skip
+    )
 
 
-def copy_blocks(views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, source: Tensor, destination: Tensor) -> None:
+def copy_blocks(
+    views: Mapping[int, Mapping[str, Tensor]], group: KVGroup, source: Tensor, destination: Tensor
+) -> None:
     """Copy blocks `source[i]` to `destination[i]` (int64 [n]) in all layers of a group."""
     for layer in group.layers:
         for view in views[layer].values():

@@ -1,7 +1,7 @@
 """Fills a model from a checkpoint: declare → load → finish, layer by layer.
 
-Pieces are streamed in file order. A layer is finished as soon as it has its last piece, so the peak memory is that of the
-finished weights plus one layer.
+Pieces are streamed in file order. A layer is finished as soon as it has its last piece, so the peak
+memory is that of the finished weights plus one layer.
 """
 
 from __future__ import annotations
@@ -32,18 +32,31 @@ SHOWN = 8
 """Number of names that an error lists at most."""
 
 
-def check_memory(declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int) -> None:
-    """Raise ConfigError if the tensors that the layers need take more than `free_bytes` in the checkpoint's files. asked: the
-    user's quantization method. Plain weights become smaller by it while they are loaded, so they are not checked then."""
+def check_memory(
+    declared: Declared, checkpoint: Checkpoint, asked: str | None, free_bytes: int
+) -> None:
+    """Raise ConfigError if the tensors that the layers need take more than `free_bytes` in the
+    checkpoint's files. asked: the user's quantization method. Plain weights become smaller by it
+    while they are loaded, so they are not checked then."""
     if checkpoint.quantization or asked is None:
-        names = {weight.name for own in declared.values() for weight in own} & set(checkpoint.tensors)
+        names = {weight.name for own in declared.values() for weight in own} & set(
+            checkpoint.tensors
+        )
         needed = sum(checkpoint.tensors[name].num_bytes for name in names)
-        check_room(f"the weights of {checkpoint.path}", needed, free_bytes, "use a smaller model, or one with fewer bits")
+        check_room(
+            f"the weights of {checkpoint.path}",
+            needed,
+            free_bytes,
+            "use a smaller model, or one with fewer bits",
+        )
 
 
-def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint, *, only_finite: bool = False) -> None:
-    """Give declared layers their pieces, for the first time or again. A reload writes to the same addresses. only_finite: NaN and
-    infinity are errors. Raises ModelError. What `check_tensors` raises comes before anything is written."""
+def fill_layers(
+    declared: Declared, loader: WeightLoader, checkpoint: Checkpoint, *, only_finite: bool = False
+) -> None:
+    """Give declared layers their pieces, for the first time or again. A reload writes to the same
+    addresses. only_finite: NaN and infinity are errors. Raises ModelError. What `check_tensors`
+    raises comes before anything is written."""
     check_tensors(declared, checkpoint)
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
@@ -58,28 +71,45 @@ def fill_layers(declared: Declared, loader: WeightLoader, checkpoint: Checkpoint
         log.debug("%d tensors of the checkpoint are not used: %s", len(unused), _some(unused))
     pieces = expect(loader.tensors(checkpoint, wanted.values()), Iterable, loader, "tensors")
     is_hidden = not sys.stderr.isatty()
-    for piece in tqdm(pieces, "Loading weights", len(wanted), delay=1.0, leave=False, disable=is_hidden, unit="tensor"):
+    for piece in tqdm(
+        pieces,
+        "Loading weights",
+        len(wanted),
+        delay=1.0,
+        leave=False,
+        disable=is_hidden,
+        unit="tensor",
+    ):
         if only_finite and piece.stored in FLOATS and not torch.isfinite(piece.data).all():
-            raise ModelError(f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the old weights stay")
+            raise ModelError(
+                f"{checkpoint.path}: tensor {piece.name} has values that are NaN or infinite; the "
+                "old weights stay"
+            )
         for layer in owners.pop(piece.name):
             layer.accept(piece)
             waiting[layer] -= 1
             if not waiting[layer]:
                 layer.finish()
     if owners:
-        raise ModelError(f"the weight loader {checkpoint.format!r} did not deliver: {_some(sorted(owners))}")
+        raise ModelError(
+            f"the weight loader {checkpoint.format!r} did not deliver: {_some(sorted(owners))}"
+        )
 
 
-def fill_or_restore(fill: Callable[[Checkpoint], None], checkpoint: Checkpoint, last: Checkpoint) -> None:
-    """Fill the layers from a checkpoint. If that fails, fill them from the last one, and raise the error. Raises EngineDeadError
-    if that fails too."""
+def fill_or_restore(
+    fill: Callable[[Checkpoint], None], checkpoint: Checkpoint, last: Checkpoint
+) -> None:
+    """Fill the layers from a checkpoint. If that fails, fill them from the last one, and raise the
+    error. Raises EngineDeadError if that fails too."""
     try:
         fill(checkpoint)
     except Exception:
         try:
             fill(last)
         except Exception as error:
-            raise EngineDeadError(f"the weights are incomplete, and cannot be read again: {error}") from error
+            raise EngineDeadError(
+                f"the weights are incomplete, and cannot be read again: {error}"
+            ) from error
         raise
 
 
@@ -93,7 +123,9 @@ def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
             raise ModelError(f"{checkpoint.path}: tensor {name} {told}")
     missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:
-        raise ModelError(f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}")
+        raise ModelError(
+            f"{checkpoint.path} lacks {len(missing)} tensors that the model needs: {_some(missing)}"
+        )
 
 
 def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | None:

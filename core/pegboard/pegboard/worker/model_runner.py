@@ -1,4 +1,5 @@
-"""One rank's step: batch → forward → token ids. A runner owns the persistent buffers and the per-row state."""
+"""One rank's step: batch → forward → token ids. A runner owns the persistent buffers and the
+per-row state."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import torch
 from torch import Tensor
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import BAD_LOGITS, CSR, Batch, NewRequest, StepOutput, StepTimes, TokenMasks, TransferReport
+from pegboard.data.batch import (
+    BAD_LOGITS,
+    CSR,
+    Batch,
+    NewRequest,
+    StepOutput,
+    StepTimes,
+    TokenMasks,
+    TransferReport,
+)
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
@@ -33,7 +43,8 @@ Masks = Callable[[], TokenMasks]
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner computes with. All parts are built and bound. pooler: makes vectors in place of tokens."""
+    """What a runner computes with. All parts are built and bound. pooler: makes vectors in place of
+    tokens."""
 
     model: Any
     backends: list[tuple[int, AttentionBackend | StateGroup]]  # each with the index of its KV group
@@ -52,9 +63,14 @@ class ModelRunner:
     """Runs the steps of one rank. `run` is a whole step."""
 
     def __init__(self, parts: RunnerParts) -> None:
-        self.parts, limits = parts, parts.limits
-        self.model, self.sampler, self.draft = parts.model, parts.sampler, parts.draft
-        self.state = RowState(limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan)
+        self.parts = parts
+        limits = parts.limits
+        self.model = parts.model
+        self.sampler = parts.sampler
+        self.draft = parts.draft
+        self.state = RowState(
+            limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan
+        )
         self.inputs = InputBuilder(
             parts.plan,
             max_tokens=limits.max_num_batched_tokens,
@@ -67,13 +83,17 @@ class ModelRunner:
         self.lengths = DraftLengths(limits, fixed_tokens=1 if parts.copies is None else 64)
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         traits = TRAITS if parts.pooler is None else parts.pooler.traits
-        self.stages = Stages(parts.model, self.inputs, (False, True) if limits.max_loras else (False,), traits)
+        self.stages = Stages(
+            parts.model, self.inputs, (False, True) if limits.max_loras else (False,), traits
+        )
         self.prompts = PromptRows(parts.device)
-        self.scores = PromptScores(parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters)
+        self.scores = PromptScores(
+            parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters
+        )
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
-        """Record the model's stages, after a first step. Returns the reasons why some of them run eagerly. refusal: why
-        attention cannot be recorded."""
+        """Record the model's stages, after a first step. Returns the reasons why some of them run
+        eagerly. refusal: why attention cannot be recorded."""
 
         def plan(inputs: StepInputs) -> None:
             if refusal:
@@ -89,8 +109,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
-        """Compute `batch`. The returned callable waits for the result, if the device has not finished. masks() waits for the
-        grammar masks of a batch that needs them."""
+        """Compute `batch`. The returned callable waits for the result, if the device has not
+        finished. masks() waits for the grammar masks of a batch that needs them."""
         started = time.perf_counter()
         for name, connector in self.parts.connectors.items():
             connector.save(batch.connector.get(name, b""))
@@ -105,20 +125,27 @@ class ModelRunner:
         has_given = bool(self.prompts.given) and self.prompts.computes(batch)
         is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
         recording = None if has_given else self.stages.choose(num_tokens, is_decode)
-        inputs = self.inputs.build(batch, recording.size if recording is not None and self.stages.pads else 0)
+        inputs = self.inputs.build(
+            batch, recording.size if recording is not None and self.stages.pads else 0
+        )
         prepared = time.perf_counter()
         self._plan(inputs)
         planned = time.perf_counter()
-        hidden, logits = self.stages.run(recording, inputs, self.prompts.collect(batch, inputs) if has_given else None)
+        hidden, logits = self.stages.run(
+            recording, inputs, self.prompts.collect(batch, inputs) if has_given else None
+        )
         self.hidden_size = expect(hidden, Tensor, self.model, "forward").shape[1]
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()
         prompt_logprobs = self.scores.collect(batch, inputs, hidden) if self.scores.wanted else {}
         output = StepOutput(
-            step=batch.step, rows=inputs.sample_rows, token_ids=CSR.empty(), prompt_logprobs=prompt_logprobs,
+            step=batch.step,
+            rows=inputs.sample_rows,
+            token_ids=CSR.empty(),
+            prompt_logprobs=prompt_logprobs,
             transfers=transfers,
-        )  # fmt: skip
+        )
         wait = self._sample(inputs, hidden, logits, masks, output)
         sampled = time.perf_counter()
         if self.draft is not None and len(inputs.sample_rows):
@@ -147,7 +174,10 @@ class ModelRunner:
 
     def _end_transfers(self) -> dict[str, TransferReport]:
         connectors = self.parts.connectors.items()
-        return {name: expect(connector.end(), TransferReport, connector, "end") for name, connector in connectors}
+        return {
+            name: expect(connector.end(), TransferReport, connector, "end")
+            for name, connector in connectors
+        }
 
     def _apply(self, batch: Batch) -> None:
         """Update the per-row state: removed rows, added rows, new blocks and copies."""
@@ -177,8 +207,11 @@ class ModelRunner:
             self.prompts.add(new)
         if self.parts.pooler is not None:
             self.parts.pooler.add(new)
-        num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens  # no ids: penalties do not see the prompt
-        self.sampler.add(new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids)
+        # no ids: penalties do not see the prompt
+        num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens
+        self.sampler.add(
+            new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids
+        )
         if self.draft is not None:
             self.draft.add(new.row, new.token_ids)
             self.lengths.add(new.row)
@@ -187,35 +220,55 @@ class ModelRunner:
         for index, group in enumerate(self.parts.plan.groups):
             pairs = copies[copies[:, 0] == index]
             if len(pairs):
-                source, destination = (torch.from_numpy(pairs[:, c].astype(np.int64)).to(self.parts.device) for c in (1, 2))
+                source, destination = (
+                    torch.from_numpy(pairs[:, c].astype(np.int64)).to(self.parts.device)
+                    for c in (1, 2)
+                )
                 copy_blocks(self.parts.views, group, source, destination)
 
     def _sample(
-        self, inputs: StepInputs, hidden: Tensor, logits: Tensor | None, masks: Masks | None, output: StepOutput
+        self,
+        inputs: StepInputs,
+        hidden: Tensor,
+        logits: Tensor | None,
+        masks: Masks | None,
+        output: StepOutput,
     ) -> Callable[[], StepOutput]:
-        """Sample the rows that need a token. The tokens are written to `output` and the rows' history. Returns the callable that
-        waits for the tokens."""
+        """Sample the rows that need a token. The tokens are written to `output` and the rows'
+        history. Returns the callable that waits for the tokens."""
         if self.parts.pooler is not None and len(inputs.sample_rows):
             output.embeddings = self.parts.pooler.pool(hidden, inputs, self.stages.logits)
         if self.parts.pooler is not None or not len(inputs.sample_rows):
             return lambda: output
         last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
-        step = SampleStep(inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None)
-        logits = expect(self.stages.logits(last_hidden) if logits is None else logits, Tensor, self.model, "logits")
-        broken = logits[:, 0].isnan() if self.parts.copies is None else None  # on a device this would wait
+        step = SampleStep(
+            inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None
+        )
+        logits = expect(
+            self.stages.logits(last_hidden) if logits is None else logits,
+            Tensor,
+            self.model,
+            "logits",
+        )
+        # on a device this would wait
+        broken = logits[:, 0].isnan() if self.parts.copies is None else None
         sampled = expect(self.sampler.sample(logits, step), Sampled, self.sampler, "sample")
         output.logprobs = sampled.logprobs
         if self.parts.copies is not None and self.draft is None:
             return self._leave_on_device(inputs, sampled, output, self.parts.copies)
-        tokens, counts = sampled.token_ids.cpu().numpy(), sampled.counts.cpu().numpy()
+        tokens = sampled.token_ids.cpu().numpy()
+        counts = sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one token per row
-            flat, offsets = tokens[:, 0].astype(np.int32), inputs.offsets
+            flat = tokens[:, 0].astype(np.int32)
+            offsets = inputs.offsets
         else:
             offsets = np.zeros(len(counts) + 1, np.int32)
             np.cumsum(counts, out=offsets[1:])
             flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
         if broken is not None and broken.any():  # one of the logits rows of a row
-            flat[np.repeat(np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1]), counts)] = BAD_LOGITS
+            flat[np.repeat(np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1]), counts)] = (
+                BAD_LOGITS
+            )
         output.token_ids = CSR(flat, offsets)
         if self.draft is not None:
             self.lengths.observe(inputs.sample_rows.tolist(), inputs.offsets, tokens, counts)
@@ -225,8 +278,8 @@ class ModelRunner:
     def _leave_on_device(
         self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
     ) -> Callable[[], StepOutput]:
-        """Leave one token per row on the device, where the next step reads it. The host reads its copy when the result is
-        requested."""
+        """Leave one token per row on the device, where the next step reads it. The host reads its
+        copy when the result is requested."""
         self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
         self.state.append_unread(inputs.sample_rows)
         wait = copies.download(sampled.token_ids)
@@ -239,12 +292,16 @@ class ModelRunner:
 
     def _propose(self, inputs: StepInputs) -> CSR:
         """Ask the draft plugin for the next step's proposals, and keep them."""
-        state, rows, numbers = self.state, inputs.sample_rows, inputs.sample_rows.tolist()
+        state = self.state
+        rows = inputs.sample_rows
+        numbers = inputs.sample_rows.tolist()
         room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
         history = [state.token_ids[row, : state.num_tokens[row]] for row in rows]
         step = DraftStep(rows, history, np.clip(room, 0, self.lengths.ask(numbers)))
         assert self.draft is not None
-        proposals = self.lengths.cut(numbers, expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids)
+        proposals = self.lengths.cut(
+            numbers, expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids
+        )
         state.drafts.update(zip(numbers, proposals, strict=True))
         return CSR.of(proposals)
 

@@ -33,15 +33,19 @@ class PromptRows:
         """Return whether the step computes a position whose embedding was given."""
         starts = batch.num_computed_tokens.tolist()
         return any(
-            row in self.given and start < len(self.given[row]) for row, start in zip(batch.rows.tolist(), starts, strict=True)
+            row in self.given and start < len(self.given[row])
+            for row, start in zip(batch.rows.tolist(), starts, strict=True)
         )
 
     def collect(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Return the places [G] of such positions in the step, and their rows [G, width] in float32."""
-        places, values = [], []
+        """Return the places [G] of such positions in the step, and their rows [G, width] in
+        float32."""
+        places = []
+        values = []
         for index, row in enumerate(batch.rows.tolist()):
             if row in self.given:
-                start, first = int(inputs.starts[index]), int(inputs.query_start_loc[index])
+                start = int(inputs.starts[index])
+                first = int(inputs.query_start_loc[index])
                 part = self.given[row][start : start + int(batch.num_scheduled_tokens[index])]
                 places.append(torch.arange(first, first + len(part)))
                 values.append(part.float())

@@ -1,4 +1,5 @@
-"""What the model computes in a step. A stage is replayed if it was recorded; otherwise it is called.
+"""What the model computes in a step. A stage is replayed if it was recorded; otherwise it is
+called.
 
 token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ──────────────┘
@@ -23,23 +24,36 @@ TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
 
 
 class Stages:
-    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps with adapters, or both.
-    traits: the stages to record."""
+    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps
+    with adapters, or both. traits: the stages to record."""
 
     def __init__(
-        self, model: Any, inputs: InputBuilder, with_adapters: Sequence[bool] = (False,), traits: Sequence[Trait] = TRAITS
+        self,
+        model: Any,
+        inputs: InputBuilder,
+        with_adapters: Sequence[bool] = (False,),
+        traits: Sequence[Trait] = TRAITS,
     ) -> None:
-        self.model, self.inputs, self.with_adapters, self.traits = model, inputs, with_adapters, traits
+        self.model = model
+        self.inputs = inputs
+        self.with_adapters = with_adapters
+        self.traits = traits
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.rows = torch.empty(0)
 
     @torch.inference_mode()
-    def record(self, replay: Replay, plan: Callable[[StepInputs], None], hidden_size: int) -> list[str]:
-        """Record every stage that can be recorded. Returns the reasons why the others run eagerly. plan: gives a step to the
-        attention backends. hidden_size: the size of forward's result. Errors of the model itself are raised."""
-        model, inputs = self.model, self.inputs
-        ids, positions, max_rows = inputs.input_ids.on_device, inputs.positions.on_device, inputs.max_rows
+    def record(
+        self, replay: Replay, plan: Callable[[StepInputs], None], hidden_size: int
+    ) -> list[str]:
+        """Record every stage that can be recorded. Returns the reasons why the others run eagerly.
+        plan: gives a step to the attention backends. hidden_size: the size of forward's result.
+        Errors of the model itself are raised."""
+        model = self.model
+        inputs = self.inputs
+        ids = inputs.input_ids.on_device
+        positions = inputs.positions.on_device
+        max_rows = inputs.max_rows
         self.rows = model.embed(ids[:1]).new_zeros(max_rows, hidden_size)
 
         def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,11 +61,16 @@ class Stages:
             return hidden, model.logits(hidden)
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
-            "forward": (lambda ids, positions: (model.forward(model.embed(ids), positions),), [ids, positions], len(ids)),
+            "forward": (
+                lambda ids, positions: (model.forward(model.embed(ids), positions),),
+                [ids, positions],
+                len(ids),
+            ),
             "decode": (decode, [ids, positions], max_rows),
             "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
         }
-        self.pads, refusals = replay.pads, dict[str, list[str]]()
+        self.pads = replay.pads
+        refusals = dict[str, list[str]]()
         for trait, inputs.has_adapters in product(self.traits, self.with_adapters):
             run, buffers, largest = runs[trait]
             made: list[Recording] = []
@@ -61,7 +80,9 @@ class Stages:
                         plan(inputs.blank(size))
                     made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
             except CannotRecord as refusal:
-                refusals.setdefault(str(refusal), []).append(f"{trait} with adapters" if inputs.has_adapters else trait)
+                refusals.setdefault(str(refusal), []).append(
+                    f"{trait} with adapters" if inputs.has_adapters else trait
+                )
             self.recordings[trait, inputs.has_adapters] = made
         inputs.has_adapters = False
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
@@ -75,13 +96,19 @@ class Stages:
 
     def choose(self, num_tokens: int, is_decode: bool) -> Recording | None:
         """Return the recording that replays a step, or None if the step runs eagerly."""
-        return (self.find("decode", num_tokens) if is_decode else None) or self.find("forward", num_tokens)
+        return (self.find("decode", num_tokens) if is_decode else None) or self.find(
+            "forward", num_tokens
+        )
 
     def run(
-        self, recording: Recording | None, inputs: StepInputs, given: tuple[Tensor, Tensor] | None = None
+        self,
+        recording: Recording | None,
+        inputs: StepInputs,
+        given: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden states [T, size] after the final norm, and the logits if `recording` computes them. given: places [G]
-        and rows [G, width] that replace embeddings of this step. Such a step has no recording."""
+        """Return the hidden states [T, size] after the final norm, and the logits if `recording`
+        computes them. given: places [G] and rows [G, width] that replace embeddings of this step.
+        Such a step has no recording."""
         if recording is None:
             embedded = self.model.embed(inputs.input_ids)
             if given is not None:
@@ -91,7 +118,8 @@ class Stages:
         return hidden, logits[0] if logits else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next call."""
+        """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next
+        call."""
         recording = self.find("logits", len(hidden))
         if recording is None:
             logits: Tensor = self.model.logits(hidden)

@@ -1,4 +1,5 @@
-"""The state of all running rows, and the tensors of one step that are made from it, in buffers that keep their addresses."""
+"""The state of all running rows, and the tensors of one step that are made from it, in buffers that
+keep their addresses."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ ON_DEVICE = -2
 
 
 class RowState:
-    """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for drafts. num_tokens [R]: number of
-    known tokens. block_tables[g] [R, max_blocks of group g] and num_blocks[g] [R]. drafts: proposals for the next step."""
+    """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for
+    drafts. num_tokens [R]: number of known tokens. block_tables[g] [R, max_blocks of group g] and
+    num_blocks[g] [R]. drafts: proposals for the next step."""
 
     def __init__(self, max_num_seqs: int, capacity: int, plan: KVPlan) -> None:
         self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
@@ -32,13 +34,18 @@ class RowState:
         self.num_blocks = []
         for group in plan.groups:
             retain = group.spec.retain
-            width = 1 + retain.draft_states if isinstance(retain, State) else -(-capacity // group.block_size) + 1
+            width = (
+                1 + retain.draft_states
+                if isinstance(retain, State)
+                else -(-capacity // group.block_size) + 1
+            )
             self.block_tables.append(np.zeros((max_num_seqs, width), np.int32))
             self.num_blocks.append(np.zeros(max_num_seqs, np.int64))
 
     def add(self, new: NewRequest) -> None:
         """Fill a row."""
-        row, count = new.row, len(new.token_ids)
+        row = new.row
+        count = len(new.token_ids)
         self.token_ids[row, :count] = new.token_ids
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
@@ -50,7 +57,9 @@ class RowState:
         """Apply the batch's `new_blocks`."""
         delta = batch.new_blocks
         for index in range(len(delta.rows)):
-            row, group, block_ids = int(delta.rows[index]), int(delta.groups[index]), delta.block_ids.row(index)
+            row = int(delta.rows[index])
+            group = int(delta.groups[index])
+            block_ids = delta.block_ids.row(index)
             first = self.num_blocks[group][row]
             self.block_tables[group][row, first : first + len(block_ids)] = block_ids
             self.num_blocks[group][row] = first + len(block_ids)
@@ -66,7 +75,8 @@ class RowState:
         self.num_tokens[rows] += 1
 
     def append_tokens(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-        """Add tokens [B, m] to rows [B]. The first counts[i] of them belong to rows[i], at least one."""
+        """Add tokens [B, m] to rows [B]. The first counts[i] of them belong to rows[i], at least
+        one."""
         self.token_ids[rows, self.num_tokens[rows]] = tokens[:, 0]
         self.num_tokens[rows] += 1
         for column in range(1, tokens.shape[1]):
@@ -77,25 +87,37 @@ class RowState:
 
 
 class Buffer:
-    """An array that the host fills, and its tensor on the device. If the device computes in the host's memory, both are the same
-    memory. Otherwise the host has two arrays and alternates, so that it can fill one while the other is still being copied."""
+    """An array that the host fills, and its tensor on the device. If the device computes in the
+    host's memory, both are the same memory. Otherwise the host has two arrays and alternates, so
+    that it can fill one while the other is still being copied."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, copies: Copies | None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: str, copies: Copies | None
+    ) -> None:
         self.copies = copies
-        self.hosts = [torch.zeros(shape, dtype=dtype)] if copies is None else [copies.host(shape, dtype) for _ in range(2)]
-        self.on_device = self.hosts[0] if copies is None else torch.zeros(shape, dtype=dtype, device=device)
+        self.hosts = (
+            [torch.zeros(shape, dtype=dtype)]
+            if copies is None
+            else [copies.host(shape, dtype) for _ in range(2)]
+        )
+        self.on_device = (
+            self.hosts[0] if copies is None else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self.arrays = [host.numpy() for host in self.hosts]
-        self.array, self.half = self.arrays[0], 0
-        self._extents, self._view = shape, self.on_device
+        self.array = self.arrays[0]
+        self.half = 0
+        self._extents = shape
+        self._view = self.on_device
 
     def take(self, half: int) -> None:
         """Fill this half from now on."""
-        self.array, self.half = self.arrays[half], half
+        self.array = self.arrays[half]
+        self.half = half
 
     def sent(self, *extents: int) -> Tensor:
-        """Return the first part of the buffer on the device, after copying it there if necessary. Most steps have the same size
-        as the previous one and reuse its view: making a view takes microseconds, and lets another thread take the interpreter
-        lock."""
+        """Return the first part of the buffer on the device, after copying it there if necessary.
+        Most steps have the same size as the previous one and reuse its view: making a view takes
+        microseconds, and lets another thread take the interpreter lock."""
         if extents != self._extents:
             self._extents, self._view = extents, self.on_device[tuple(map(slice, extents))]
         if self.copies is not None:
@@ -105,9 +127,10 @@ class Buffer:
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step of num_tokens tokens. input_ids, positions: [T], longer if the step is padded. sample_rows: [S], rows to sample.
-    logits_index: [N], token index of each logits row; None = all tokens in order. offsets: [S + 1], logits rows of each sampled
-    row. draft_token_ids: [N − S] or None. starts: [B], first position that is computed."""
+    """One step of num_tokens tokens. input_ids, positions: [T], longer if the step is padded.
+    sample_rows: [S], rows to sample. logits_index: [N], token index of each logits row; None = all
+    tokens in order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or
+    None. starts: [B], first position that is computed."""
 
     num_tokens: int
     input_ids: Tensor
@@ -122,17 +145,21 @@ class StepInputs:
 
 
 class AdapterGroups:
-    """Groups rows by the adapter that they use. rows: for the ops, in buffers that keep their addresses."""
+    """Groups rows by the adapter that they use. rows: for the ops, in buffers that keep their
+    addresses."""
 
     def __init__(self, order: Buffer, starts: Buffer) -> None:
-        self.order, self.starts = order, starts
+        self.order = order
+        self.starts = starts
         self.rows = self._buffers = AdapterRows(order.on_device, starts.on_device)
 
     def fill(self, slots: np.ndarray) -> None:
         """Group rows with these slots [T]."""
         self.rows = self._buffers
         self.order.array[: len(slots)] = np.argsort(slots, kind="stable")
-        np.cumsum(np.bincount(slots, minlength=len(self.starts.array) - 1), out=self.starts.array[1:])
+        np.cumsum(
+            np.bincount(slots, minlength=len(self.starts.array) - 1), out=self.starts.array[1:]
+        )
         self.order.sent(len(slots))
         self.starts.sent(len(self.starts.array))
 
@@ -141,17 +168,21 @@ class AdapterGroups:
         """Compute `num_rows` rows with one slot in the block, in memory of their own."""
         order, starts = self.rows
         bounds = torch.arange(len(starts), dtype=torch.int32).gt(slot).int() * num_rows
-        self.rows = AdapterRows(torch.arange(num_rows, dtype=torch.int32, device=order.device), bounds.to(starts.device))
+        self.rows = AdapterRows(
+            torch.arange(num_rows, dtype=torch.int32, device=order.device), bounds.to(starts.device)
+        )
         yield
         self.rows = self._buffers
 
 
 class InputBuilder:
-    """The persistent buffers and the arithmetic that fills them. In a plain step, no Python code runs per token or row.
+    """The persistent buffers and the arithmetic that fills them. In a plain step, no Python code
+    runs per token or row.
 
-    last_tokens: [R], the last sampled token of every row, on a device with separate memory. The next step reads it there, while
-    the host still waits for its copy. has_adapters: some token of the step uses an adapter. Then `adapters` groups the tokens,
-    and `head_adapters` the rows of the output head.
+    last_tokens: [R], the last sampled token of every row, on a device with separate memory. The
+    next step reads it there, while the host still waits for its copy. has_adapters: some token of
+    the step uses an adapter. Then `adapters` groups the tokens, and `head_adapters` the rows of the
+    output head.
     """
 
     def __init__(
@@ -165,19 +196,30 @@ class InputBuilder:
         copies: Copies | None = None,
         max_loras: int = 0,
     ) -> None:
-        self.plan, self.state, self.device, self.copies = plan, state, device, copies
-        self.max_tokens, self.max_rows = max_tokens, max_rows
+        self.plan = plan
+        self.state = state
+        self.device = device
+        self.copies = copies
+        self.max_tokens = max_tokens
+        self.max_rows = max_rows
         self.buffers: list[Buffer] = []
         self.input_ids, self.positions = self._buffer(max_tokens), self._buffer(max_tokens)
         self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
         self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
         self.slots = [self._buffer(max_tokens) for _ in plan.groups]
-        self.tables = [self._buffer(max_rows, table.shape[1], dtype=torch.int32) for table in state.block_tables]
+        self.tables = [
+            self._buffer(max_rows, table.shape[1], dtype=torch.int32)
+            for table in state.block_tables
+        ]
         self.logits_index, self.drafts = self._buffer(max_tokens), self._buffer(max_tokens)
         self.has_adapters = False
         starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
-        self.adapters, self.head_adapters = (AdapterGroups(self._buffer(max_tokens, dtype=torch.int32), s) for s in starts)
-        self.known_places, self.known_rows, self.sampled_rows = (self._buffer(max_rows) for _ in range(3))
+        self.adapters, self.head_adapters = (
+            AdapterGroups(self._buffer(max_tokens, dtype=torch.int32), s) for s in starts
+        )
+        self.known_places, self.known_rows, self.sampled_rows = (
+            self._buffer(max_rows) for _ in range(3)
+        )
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.one_each = np.arange(max_rows + 1, dtype=np.int32)
         self.marks = [lambda: None, lambda: None]
@@ -187,7 +229,8 @@ class InputBuilder:
         return self.buffers[-1]
 
     def _take_turns(self, copies: Copies) -> None:
-        """Switch to the other half of each buffer, after the copies that were made from it two steps ago are done."""
+        """Switch to the other half of each buffer, after the copies that were made from it two
+        steps ago are done."""
         half = self.input_ids.half
         self.marks[half] = copies.mark()
         self.marks[1 - half]()
@@ -195,21 +238,28 @@ class InputBuilder:
             buffer.take(1 - half)
 
     def build(self, batch: Batch, padded: int = 0) -> StepInputs:
-        """Fill the buffers for `batch`. Its changes of rows and blocks must already be applied. padded: the number of tokens (and
-        of rows, with one token each) that the step is padded to; 0 = not padded."""
+        """Fill the buffers for `batch`. Its changes of rows and blocks must already be applied.
+        padded: the number of tokens (and of rows, with one token each) that the step is padded to;
+        0 = not padded."""
         if self.copies is not None:
             self._take_turns(self.copies)
-        state, rows, counts = self.state, batch.rows, batch.num_scheduled_tokens
+        state = self.state
+        rows = batch.rows
+        counts = batch.num_scheduled_tokens
         drafts = batch.num_draft_tokens
         draft_token_ids = self._place_drafts(batch) if drafts.any() else None
-        # While a step is in flight, the engine's number is only an upper bound. The row state has the exact number.
+        # While a step is in flight, the engine's number is only an upper bound. The row state has
+        # the exact number.
         starts = np.minimum(batch.num_computed_tokens, state.num_tokens[rows] - 1, dtype=np.int64)
-        num_rows, num_tokens = len(rows), int(counts.sum())
+        num_rows = len(rows)
+        num_tokens = int(counts.sum())
         one_each = num_tokens == num_rows
         loc = self.query_start_loc.array[: num_rows + 1]
         positions = self.positions.array[:num_tokens]
         if one_each:
-            loc[:], token_rows, positions[:] = self.one_each[: num_rows + 1], rows, starts
+            loc[:] = self.one_each[: num_rows + 1]
+            token_rows = rows
+            positions[:] = starts
         else:
             loc[0] = 0
             np.cumsum(counts, out=loc[1:])
@@ -221,15 +271,20 @@ class InputBuilder:
         for index in range(len(self.plan.groups)):
             self._place(index, rows, token_rows, positions)
         if one_each and batch.samples.all():
-            sampled_rows, offsets, index_tensor = rows, self.one_each[: num_rows + 1], None
+            sampled_rows = rows
+            offsets = self.one_each[: num_rows + 1]
+            index_tensor = None
         else:
             sampled = np.flatnonzero(batch.samples)
             wanted = 1 + drafts[sampled].astype(np.int64)
             offsets = np.zeros(len(sampled) + 1, np.int32)
             np.cumsum(wanted, out=offsets[1:])
-            places = np.arange(offsets[-1]) + np.repeat(loc[1:][sampled] - wanted - offsets[:-1], wanted)
+            places = np.arange(offsets[-1]) + np.repeat(
+                loc[1:][sampled] - wanted - offsets[:-1], wanted
+            )
             self.logits_index.array[: len(places)] = places
-            sampled_rows, index_tensor = rows[sampled], self.logits_index.sent(len(places))
+            sampled_rows = rows[sampled]
+            index_tensor = self.logits_index.sent(len(places))
         if self.has_adapters and batch.lora_slots is not None:
             token_slots = np.repeat(batch.lora_slots, counts)
             self.adapters.fill(token_slots)
@@ -237,8 +292,12 @@ class InputBuilder:
         inputs = self._send(num_rows, num_tokens, padded)
         if self.copies is not None:
             self._fetch_sampled(token_ids, token_rows)
-        inputs.starts, inputs.query_start_loc, inputs.sample_rows = starts, loc, sampled_rows
-        inputs.logits_index, inputs.offsets, inputs.draft_token_ids = index_tensor, offsets, draft_token_ids
+        inputs.starts = starts
+        inputs.query_start_loc = loc
+        inputs.sample_rows = sampled_rows
+        inputs.logits_index = index_tensor
+        inputs.offsets = offsets
+        inputs.draft_token_ids = draft_token_ids
         return inputs
 
     def blank(self, size: int) -> StepInputs:
@@ -248,11 +307,18 @@ class InputBuilder:
         return self._send(0, 0, size)
 
     def _place_drafts(self, batch: Batch) -> Tensor:
-        """Write this step's drafts after each row's known tokens. Returns the drafts in row order."""
-        state, placed = self.state, []
+        """Write this step's drafts after each row's known tokens. Returns the drafts in row
+        order."""
+        state = self.state
+        placed = []
         for index in np.flatnonzero(batch.num_draft_tokens):
-            row, count = int(batch.rows[index]), int(batch.num_draft_tokens[index])
-            kept = batch.draft_token_ids.row(int(index)) if batch.draft_token_ids is not None else state.drafts[row]
+            row = int(batch.rows[index])
+            count = int(batch.num_draft_tokens[index])
+            kept = (
+                batch.draft_token_ids.row(int(index))
+                if batch.draft_token_ids is not None
+                else state.drafts[row]
+            )
             first = state.num_tokens[row]
             state.token_ids[row, first : first + count] = kept[:count]
             placed.append(kept[:count])
@@ -260,9 +326,12 @@ class InputBuilder:
         self.drafts.array[: len(drafts)] = drafts
         return self.drafts.sent(len(drafts))
 
-    def _place(self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray) -> None:
+    def _place(
+        self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray
+    ) -> None:
         """Fill the slots and block tables of KV group `index`."""
-        group, table = self.plan.groups[index], self.state.block_tables[index]
+        group = self.plan.groups[index]
+        table = self.state.block_tables[index]
         slots = self.slots[index].array[: len(positions)]
         if group.spec.unit == "token":
             blocks, inside = np.divmod(positions, group.block_size)
@@ -290,13 +359,16 @@ class InputBuilder:
             table.array[num_rows:size] = 0
 
     def _send(self, num_rows: int, num_tokens: int, padded: int) -> StepInputs:
-        """Return the filled buffers on the device. A padded step gets whole block tables, because a recording keeps their
-        shape."""
-        rows, tokens = max(num_rows, min(padded, self.max_rows)), max(num_tokens, padded)
+        """Return the filled buffers on the device. A padded step gets whole block tables, because a
+        recording keeps their shape."""
+        rows = max(num_rows, min(padded, self.max_rows))
+        tokens = max(num_tokens, padded)
         if padded:
             self._pad(num_rows, num_tokens, rows, tokens)
-        input_ids, positions = self.input_ids.sent(tokens), self.positions.sent(tokens)
-        query_start_loc, seq_lens = self.query_start_loc.sent(rows + 1), self.seq_lens.sent(rows)
+        input_ids = self.input_ids.sent(tokens)
+        positions = self.positions.sent(tokens)
+        query_start_loc = self.query_start_loc.sent(rows + 1)
+        seq_lens = self.seq_lens.sent(rows)
         max_seq_len = int(self.seq_lens.array[:rows].max())
         groups = []
         for index, (slots, tables) in enumerate(zip(self.slots, self.tables, strict=True)):
@@ -315,14 +387,17 @@ class InputBuilder:
                 )
             )
         none = self.one_each[:0]
-        return StepInputs(num_tokens, input_ids, positions, groups, none, none, none, None, none, None)
+        return StepInputs(
+            num_tokens, input_ids, positions, groups, none, none, none, None, none, None
+        )
 
     def _fetch_sampled(self, token_ids: np.ndarray, token_rows: np.ndarray) -> None:
         """Fill in the tokens that so far only the device knows."""
         places = np.flatnonzero(token_ids == ON_DEVICE)
         count = len(places)
         if count:
-            self.known_places.array[:count], self.known_rows.array[:count] = places, token_rows[places]
+            self.known_places.array[:count] = places
+            self.known_rows.array[:count] = token_rows[places]
             sampled = self.last_tokens.index_select(0, self.known_rows.sent(count))
             self.input_ids.on_device.index_copy_(0, self.known_places.sent(count), sampled)
 

@@ -1,4 +1,5 @@
-"""The memory of the weights while the engine sleeps: it is found, released, and filled again at the same addresses."""
+"""The memory of the weights while the engine sleeps: it is found, released, and filled again at the
+same addresses."""
 
 from __future__ import annotations
 
@@ -22,13 +23,21 @@ class WeightMemory:
     release: `ReleasingPlatform.release`. reload: gives the layers their pieces again.
     """
 
-    def __init__(self, layers: Iterable[Layer], release: Callable[..., Callable[[], None]], reload: Callable[[], None]) -> None:
-        self._layers, self._release, self._reload = list(layers), release, reload
+    def __init__(
+        self,
+        layers: Iterable[Layer],
+        release: Callable[..., Callable[[], None]],
+        reload: Callable[[], None],
+    ) -> None:
+        self._layers = list(layers)
+        self._release = release
+        self._reload = reload
         self._restore: Callable[[], None] | None = None
         self._sums: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Return one uint8 tensor [bytes] per memory area that a weight or a small tensor of a layer uses."""
+        """Return one uint8 tensor [bytes] per memory area that a weight or a small tensor of a
+        layer uses."""
         return list(_areas(root for layer in self._layers for root in layer.holders()))
 
     def sleep(self, level: int) -> None:
@@ -38,15 +47,17 @@ class WeightMemory:
         self._restore = self._release(areas, keep=level == 1)
 
     def wake_up(self) -> None:
-        """Take the memory again, with the same weights. Raises ModelError if the checkpoint does not give the same weights."""
+        """Take the memory again, with the same weights. Raises ModelError if the checkpoint does
+        not give the same weights."""
         assert self._restore is not None, "the weights are not asleep"
         self._restore()
         if self._sums is not None:
             self._reload()
             if [_checksum(area) for area in self.tensors()] != self._sums:
                 raise ModelError(
-                    "the weights differ from those before the sleep: the checkpoint has changed, or a layer keeps values that "
-                    "are not in it; restart the engine, and use sleep level 1"
+                    "the weights differ from those before the sleep: the checkpoint has changed, "
+                    "or a layer keeps values that are not in it; restart the engine, and use "
+                    "sleep level 1"
                 )
         self._restore = self._sums = None
 
@@ -57,14 +68,20 @@ def _checksum(area: Tensor) -> int:
 
 
 def _areas(roots: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the storages of all tensors and arrays that can be reached from these objects, each once, as uint8 [bytes]."""
+    """Yield the storages of all tensors and arrays that can be reached from these objects, each
+    once, as uint8 [bytes]."""
     seen: set[int] = set()
-    alive: list[Any] = []  # an object that is made while searching must not give its id to the next one
+    # an object that is made while searching must not give its id to the next one
+    alive: list[Any] = []
     waiting = list(roots)
     areas: set[int] = set()
     while waiting:
         item = waiting.pop()
-        if id(item) in seen or item is None or isinstance(item, str | bytes | int | float | type | Build | np.generic):
+        if (
+            id(item) in seen
+            or item is None
+            or isinstance(item, str | bytes | int | float | type | Build | np.generic)
+        ):
             continue
         seen.add(id(item))
         alive.append(item)
@@ -73,7 +90,10 @@ def _areas(roots: Iterable[Any]) -> Iterator[Tensor]:
                 continue
             item = torch.from_numpy(item)
         if isinstance(item, Tensor):
-            if item.layout is torch.strided and (storage := item.untyped_storage()).data_ptr() not in areas:
+            if (
+                item.layout is torch.strided
+                and (storage := item.untyped_storage()).data_ptr() not in areas
+            ):
                 areas.add(storage.data_ptr())
                 yield torch.empty(0, dtype=torch.uint8, device=item.device).set_(storage)
         else:
@@ -87,4 +107,7 @@ def _parts(item: Any) -> Iterable[Any]:
     if isinstance(item, list | tuple | set | frozenset):
         return item
     slots = chain.from_iterable(getattr(base, "__slots__", ()) for base in type(item).__mro__)
-    return [*getattr(item, "__dict__", {}).values(), *(getattr(item, name, None) for name in slots if isinstance(name, str))]
+    return [
+        *getattr(item, "__dict__", {}).values(),
+        *(getattr(item, name, None) for name in slots if isinstance(name, str)),
+    ]

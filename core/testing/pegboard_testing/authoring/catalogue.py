@@ -1,5 +1,5 @@
-"""Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the pyproject.toml files of the
-repository."""
+"""Generates `pegboard/plugins/catalogue.json`, {kind: {name: distribution}}, from the
+pyproject.toml files of the repository."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def project_files(repository: Path) -> Iterator[Path]:
     """Yield all pyproject.toml files in the folders of plugins, sorted."""
     for folder in FOLDERS:
         for path in sorted((repository / folder).rglob("pyproject.toml")):
-            if not any(part.startswith(".") or part in ("build", "dist") for part in path.relative_to(repository).parts):
+            if not any(
+                part.startswith(".") or part in ("build", "dist")
+                for part in path.relative_to(repository).parts
+            ):
                 yield path
 
 
 def collect(repository: Path) -> Catalogue:
-    """Return {kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind, and for a name that two distributions
-    provide."""
+    """Return {kind: {name: distribution}}, sorted. Raises ConfigError for an unknown kind, and for
+    a name that two distributions provide."""
     catalogue: Catalogue = {}
     for path in project_files(repository):
         project = tomllib.loads(path.read_text("utf-8")).get("project", {})
@@ -42,7 +45,10 @@ def collect(repository: Path) -> Catalogue:
             names = catalogue.setdefault(group.split(".")[1], {})
             for name in points:
                 if names.setdefault(name, distribution) != distribution:
-                    raise ConfigError(f"{path}: {group} {name!r} is already provided by {names[name]}; names must be unique")
+                    raise ConfigError(
+                        f"{path}: {group} {name!r} is already provided by {names[name]}; names "
+                        "must be unique"
+                    )
     return {kind: dict(sorted(names.items())) for kind, names in sorted(catalogue.items())}
 
 

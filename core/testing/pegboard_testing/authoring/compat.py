@@ -1,4 +1,5 @@
-"""`pegboard plugins compat PATH`: which names of the interfaces a plugin uses, and whether the installed core still has them.
+"""`pegboard plugins compat PATH`: which names of the interfaces a plugin uses, and whether the
+installed core still has them.
 
 The source is parsed. Nothing of the plugin is imported or run.
 """
@@ -39,34 +40,51 @@ class Compat:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
             prog="pegboard plugins compat",
-            description="List the names of Pegboard's interfaces that a plugin's source uses, how stable each is, and whether "
-            "this Pegboard has it. Nothing of the plugin is run. The exit status is 1 if a name is missing, changed or private.",
+            description="List the names of Pegboard's interfaces that a plugin's source uses, "
+            "how stable each is, and whether "
+            "this Pegboard has it. Nothing of the plugin is run. The exit status is 1 if a name "
+            "is missing, changed or private.",
         )
-        self._parser.add_argument("path", type=Path, metavar="PATH", help="a Python file, or a folder with some")
+        self._parser.add_argument(
+            "path", type=Path, metavar="PATH", help="a Python file, or a folder with some"
+        )
         self._parser.add_argument(
             "--before",
             type=Path,
             metavar="FILE",
-            help="pegboard/interfaces/snapshot.txt of the older Pegboard: its signatures are compared with those of this one",
+            help=(
+                "pegboard/interfaces/snapshot.txt of the older Pegboard: its signatures are "
+                "compared with those of this one"
+            ),
         )
-        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        self._parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         arguments = self._parser.parse(words)
         if arguments.before is not None and not arguments.before.is_file():
             raise UsageError(f"--before {arguments.before}: there is no such file")
-        before = symbols(arguments.before.read_text("utf-8")) if arguments.before is not None else {}
+        before = (
+            symbols(arguments.before.read_text("utf-8")) if arguments.before is not None else {}
+        )
         found = list(uses(arguments.path, symbols(snapshot()), before))
         if arguments.as_json:
             print(json.dumps([asdict(use) for use in found], indent=2, ensure_ascii=False))
         else:
             for use in found:
-                print(f"{use.status:<8} {use.stability:<12} {use.symbol}  {use.place}{f': {use.reason}' if use.reason else ''}")
-        return 1 if any(use.status != "present" or use.stability == "private" for use in found) else 0
+                print(
+                    f"{use.status:<8} {use.stability:<12} {use.symbol}  "
+                    f"{use.place}{f': {use.reason}' if use.reason else ''}"
+                )
+        return (
+            1 if any(use.status != "present" or use.stability == "private" for use in found) else 0
+        )
 
 
 def symbols(text: str) -> dict[str, str]:
-    """Return the names in a snapshot of the interfaces, as "module.name", each with its signature: the lines about it."""
+    """Return the names in a snapshot of the interfaces, as "module.name", each with its signature:
+    the lines about it."""
     found: dict[str, str] = {}
     module = name = ""
     for line in text.splitlines():
@@ -81,31 +99,58 @@ def symbols(text: str) -> dict[str, str]:
 
 
 def uses(path: Path, now: Mapping[str, str], before: Mapping[str, str]) -> Iterator[Use]:
-    """Yield every name that the files import from Pegboard's interfaces, and every private module of Pegboard that they import.
-    Raises UsageError if there is no source at the path, or a file cannot be parsed."""
+    """Yield every name that the files import from Pegboard's interfaces, and every private module
+    of Pegboard that they import. Raises UsageError if there is no source at the path, or a file
+    cannot be parsed."""
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     if not files:
-        raise UsageError(f"{path}: expected a Python file or a folder with Python files, and found none")
+        raise UsageError(
+            f"{path}: expected a Python file or a folder with Python files, and found none"
+        )
     modules = {symbol.partition(".")[0] for symbol in now if "." in symbol}
     for file in files:
         try:
             found = list(imports(file))
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            raise UsageError(f"{file} is not Python that this interpreter can parse: {error}") from None
+            raise UsageError(
+                f"{file} is not Python that this interpreter can parse: {error}"
+            ) from None
         for line, module, name in found:
             words = module.split(".")
             if words[0] == "pegboard" and len(words) > 1 and words[1] not in PUBLIC:
                 reason = f"plugins may import pegboard.{{{', '.join(sorted(PUBLIC))}}}"
-                yield Use(f"{module}{f'.{name}' if name else ''}", f"{file}:{line}", "private", "present", reason)
+                yield Use(
+                    f"{module}{f'.{name}' if name else ''}",
+                    f"{file}:{line}",
+                    "private",
+                    "present",
+                    reason,
+                )
             elif words[:2] == PREFIX.split("."):
-                yield _use(".".join(filter(None, [*words[2:], name])), f"{file}:{line}", modules, now, before)
+                yield _use(
+                    ".".join(filter(None, [*words[2:], name])),
+                    f"{file}:{line}",
+                    modules,
+                    now,
+                    before,
+                )
 
 
-def _use(symbol: str, place: str, modules: set[str], now: Mapping[str, str], before: Mapping[str, str]) -> Use:
+def _use(
+    symbol: str, place: str, modules: set[str], now: Mapping[str, str], before: Mapping[str, str]
+) -> Use:
     stability = _stability(symbol.partition(".")[0])
     if symbol in now and symbol in before and before[symbol] != now[symbol]:
-        lines = [line.strip() for line in before[symbol].splitlines() if line not in now[symbol].splitlines()]
-        reason = f"before: {'; '.join(lines)}" if lines else "it has more members, or they are in another order"
+        lines = [
+            line.strip()
+            for line in before[symbol].splitlines()
+            if line not in now[symbol].splitlines()
+        ]
+        reason = (
+            f"before: {'; '.join(lines)}"
+            if lines
+            else "it has more members, or they are in another order"
+        )
         return Use(symbol, place, stability, "changed", reason)
     if not symbol or symbol in now or symbol in modules:
         return Use(symbol or PREFIX, place, stability, "present")

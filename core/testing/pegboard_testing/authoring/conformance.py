@@ -1,4 +1,5 @@
-"""`pegboard plugins test KIND:NAME`: the generic checks, the plugin's own tests with the contract of its kind, and a request."""
+"""`pegboard plugins test KIND:NAME`: the generic checks, the plugin's own tests with the contract
+of its kind, and a request."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ CONTRACTS = {
 }
 """The modules with the contract classes of a kind, where it is not contract_<kind>."""
 OPTIONAL = frozenset({"kernel"})
-"""Kinds of which only some plugins have a contract class: most ops are compared with their reference."""
+"""Kinds of which only some plugins have a contract class: most ops are compared with their
+reference."""
 LIMIT_S = 300.0
 """Seconds that each check of a plugin may take, and all its tests."""
 MAX_REASON = 2000
@@ -43,7 +45,8 @@ MAX_REASON = 2000
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """status: "none" = there is nothing to check. reason: why it failed or was not checked, or how much was."""
+    """status: "none" = there is nothing to check. reason: why it failed or was not checked, or how
+    much was."""
 
     check: str
     status: Literal["passed", "failed", "none"]
@@ -56,15 +59,24 @@ class Conformance:
     def __init__(self, options: None, setup: CommandSetup) -> None:
         self._parser = setup.parser(
             prog="pegboard plugins test",
-            description="Test one installed plugin: generic checks, its own tests with the contract of its kind, and a request "
+            description="Test one installed plugin: generic checks, its own tests with the "
+            "contract of its kind, and a request "
             "that a tiny model answers with it. The exit status is 1 if anything failed.",
         )
-        self._parser.add_argument("plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"')
         self._parser.add_argument(
-            "--tests", type=Path, metavar="FOLDER", help="the plugin's tests (default: tests/ next to its package)"
+            "plugin", metavar="KIND:NAME", help='"kind:name" or "kind:distribution:name"'
         )
         self._parser.add_argument(
-            "--options", default="{}", metavar="JSON", help="the plugin's options for the request, as a JSON object"
+            "--tests",
+            type=Path,
+            metavar="FOLDER",
+            help="the plugin's tests (default: tests/ next to its package)",
+        )
+        self._parser.add_argument(
+            "--options",
+            default="{}",
+            metavar="JSON",
+            help="the plugin's options for the request, as a JSON object",
         )
         self._parser.add_argument(
             "--limit",
@@ -73,24 +85,40 @@ class Conformance:
             metavar="SECONDS",
             help=f"of each check, and of all tests (default {LIMIT_S:g})",
         )
-        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output: conformance.json")
+        self._parser.add_argument(
+            "--json",
+            action="store_true",
+            dest="as_json",
+            help="machine-readable output: conformance.json",
+        )
 
     def run(self, words: Sequence[str]) -> int:
         arguments: Namespace = self._parser.parse(words)
         kind, colon, name = arguments.plugin.partition(":")
         if not (colon and name):
-            raise UsageError(f"{arguments.plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes'")
+            raise UsageError(
+                f"{arguments.plugin!r}: expected KIND:NAME, as in 'tool_parser:hermes'"
+            )
         if arguments.tests is not None and not arguments.tests.is_dir():
             raise UsageError(f"--tests {arguments.tests}: there is no such folder")
         options = _options(arguments.options)
         entry = Registry.discover(plugin_config()).find(kind, name)
         if entry.version == UNINSTALLED:
-            raise UsageError(f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME makes one")
+            raise UsageError(
+                f"{entry.id} is a file, and this tests packages: pegboard plugins new {kind} NAME "
+                "makes one"
+            )
         results = []
         for result in examine(entry, arguments.tests, options, arguments.limit):
             results.append(result)
             if not arguments.as_json:
-                print(f"{result.status:<7} {result.check}{f': {result.reason}' if result.reason else ''}", flush=True)
+                print(
+                    (
+                        f"{result.status:<7} "
+                        f"{result.check}{f': {result.reason}' if result.reason else ''}"
+                    ),
+                    flush=True,
+                )
         conforms = all(result.status != "failed" for result in results)
         if arguments.as_json:
             print(json.dumps(report(entry, results, conforms), indent=2, ensure_ascii=False))
@@ -111,13 +139,25 @@ def _options(text: str) -> dict[str, Any]:
 
 def report(entry: Entry, results: Sequence[Result], conforms: bool) -> dict[str, Any]:
     """Return the content of conformance.json."""
-    about = {"plugin": f"{entry.kind}:{entry.name}", "distribution": entry.distribution, "version": entry.version}
-    return {**about, "pegboard": __version__, "conforms": conforms, "checks": [asdict(result) for result in results]}
+    about = {
+        "plugin": f"{entry.kind}:{entry.name}",
+        "distribution": entry.distribution,
+        "version": entry.version,
+    }
+    return {
+        **about,
+        "pegboard": __version__,
+        "conforms": conforms,
+        "checks": [asdict(result) for result in results],
+    }
 
 
-def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any], limit_s: float = LIMIT_S) -> Iterator[Result]:
-    """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to be found. request_options: the
-    plugin's options for the request on a tiny model. limit_s: seconds for each check, and for all tests."""
+def examine(
+    entry: Entry, tests: Path | None, request_options: dict[str, Any], limit_s: float = LIMIT_S
+) -> Iterator[Result]:
+    """Yield the result of each check. tests: the folder of the plugin's tests, or None if it is to
+    be found. request_options: the plugin's options for the request on a tiny model. limit_s:
+    seconds for each check, and for all tests."""
     yield _checked("metadata", partial(contract_generic.check_metadata, entry))
     found = programs.examined(__name__, [entry], limit_s=limit_s)[entry]
     if isinstance(found, str):
@@ -131,14 +171,20 @@ def examine(entry: Entry, tests: Path | None, request_options: dict[str, Any], l
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What the program of its own found. has_spec: the spec could be imported, so the checks are complete."""
+    """What the program of its own found. has_spec: the spec could be imported, so the checks are
+    complete."""
 
     results: Sequence[Result]
     has_spec: bool = True
 
 
 def _all_checks(entry: Entry) -> Checks:
-    results = [_checked("the spec is light and has no side effects", partial(contract_generic.check_spec_import, entry))]
+    results = [
+        _checked(
+            "the spec is light and has no side effects",
+            partial(contract_generic.check_spec_import, entry),
+        )
+    ]
     try:
         spec = import_spec(entry)
     except PluginError as error:
@@ -172,9 +218,15 @@ def serve(entry: Entry, spec: Spec, options: dict[str, Any]) -> Result:
         return Result("a request", "none", f"the tiny model does not use the kind {entry.kind}")
     if spec.options is not None:
         fields = import_part(entry, spec.options, "options").model_fields
-        missing = [name for name, field in fields.items() if field.is_required() and name not in options]
+        missing = [
+            name for name, field in fields.items() if field.is_required() and name not in options
+        ]
         if missing:
-            return Result("a request", "none", f"options without a default: {', '.join(missing)}; give them with --options")
+            return Result(
+                "a request",
+                "none",
+                f"options without a default: {', '.join(missing)}; give them with --options",
+            )
     return Result("a request", *serve_one(entry.kind, entry.name, options))
 
 
@@ -185,43 +237,73 @@ def _find_tests(entry: Entry) -> Path | None:
 
 
 def _tested(entry: Entry, tests: Path | None, limit_s: float) -> Iterator[Result]:
-    """Run the plugin's tests. Some of them must be of a contract class of the kind, if it has one."""
+    """Run the plugin's tests. Some of them must be of a contract class of the kind, if it has
+    one."""
     if tests is None:
-        yield Result("tests", "none", "they are not installed with the package; name their folder with --tests")
+        yield Result(
+            "tests",
+            "none",
+            "they are not installed with the package; name their folder with --tests",
+        )
         return
     counts, output, status = run_tests(tests, limit_s)
-    failed, passed = counts.get("failed", 0), counts.get("passed", 0)
+    failed = counts.get("failed", 0)
+    passed = counts.get("passed", 0)
     if status or failed or not passed:
-        yield Result("tests", "failed", f"{failed} failed, {passed} passed in {tests}\n{output[-MAX_REASON:]}")
+        yield Result(
+            "tests",
+            "failed",
+            f"{failed} failed, {passed} passed in {tests}\n{output[-MAX_REASON:]}",
+        )
     else:
         yield Result("tests", "passed", f"{passed} passed in {tests}")
     modules = CONTRACTS.get(entry.kind, (f"contract_{entry.kind}",))
     known = [module for module in modules if find_spec(f"pegboard_testing.{module}") is not None]
     number = sum(counts.get(f"pegboard_testing.{module}", 0) for module in known)
     if number:
-        yield Result("contract", "passed" if not failed else "failed", f"{number} tests are of the contract of {entry.kind}")
+        yield Result(
+            "contract",
+            "passed" if not failed else "failed",
+            f"{number} tests are of the contract of {entry.kind}",
+        )
     elif not known or entry.kind in OPTIONAL:
         yield Result("contract", "none", f"no contract class fits every {entry.kind}")
     else:
         names = " or ".join(f"pegboard_testing.{module}" for module in known)
-        yield Result("contract", "failed", f"no test class in {tests} derives from the contract in {names}")
+        yield Result(
+            "contract", "failed", f"no test class in {tests} derives from the contract in {names}"
+        )
 
 
 def run_tests(tests: Path, limit_s: float = LIMIT_S) -> tuple[dict[str, int], str, int]:
-    """Run pytest on a folder in a new interpreter. Return numbers (passed and failed tests, and tests per module of a contract
-    class), pytest's output, and its exit status. If it does not end in time or a test ends it, the output ends with the name of
-    the test, and the status is 1."""
+    """Run pytest on a folder in a new interpreter. Return numbers (passed and failed tests, and
+    tests per module of a contract class), pytest's output, and its exit status. If it does not end
+    in time or a test ends it, the output ends with the name of the test, and the status is 1."""
     with tempfile.TemporaryDirectory() as folder:
-        counts, log = Path(folder) / "counts.json", Path(folder) / "output"
-        words = ["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", f"{__package__}.count_tests"]
+        counts = Path(folder) / "counts.json"
+        log = Path(folder) / "output"
+        words = [
+            "-m",
+            "pytest",
+            "-q",
+            "--import-mode=importlib",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            f"{__package__}.count_tests",
+        ]
         command = [sys.executable, *words, str(tests.resolve())]
         with log.open("wb") as file:
             streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            with programs.limited(command, env={"PEGBOARD_TEST_COUNTS": str(counts)}, cwd=folder, **streams) as program:
+            with programs.limited(
+                command, env={"PEGBOARD_TEST_COUNTS": str(counts)}, cwd=folder, **streams
+            ) as program:
                 try:
-                    status, ended = program.wait(limit_s), "ended the program"
+                    status = program.wait(limit_s)
+                    ended = "ended the program"
                 except subprocess.TimeoutExpired:
-                    status, ended = 1, f"did not end within {limit_s:g} s (--limit)"
+                    status = 1
+                    ended = f"did not end within {limit_s:g} s (--limit)"
         output = log.read_text("utf-8", "replace")
         if counts.is_file():
             found: dict[str, int] = json.loads(counts.read_text("utf-8"))

@@ -1,7 +1,9 @@
-"""A pytest plugin that `pegboard plugins test` loads. It counts tests, and those of contract classes.
+"""A pytest plugin that `pegboard plugins test` loads. It counts tests, and those of contract
+classes.
 
-It writes {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26} to the file that the environment variable
-PEGBOARD_TEST_COUNTS names. A second file, with the suffix .now, has the name of the test that is running."""
+It writes {"passed": 40, "failed": 0, "pegboard_testing.contract_draft": 26} to the file that the
+environment variable PEGBOARD_TEST_COUNTS names. A second file, with the suffix .now, has the name
+of the test that is running."""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ _counts: Counter[str] = Counter()
 def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         bases = getattr(getattr(item, "cls", None), "__mro__", ())
-        _counts.update({base.__module__ for base in bases if base.__module__.startswith("pegboard_testing.contract_")})
+        _counts.update(
+            {
+                base.__module__
+                for base in bases
+                if base.__module__.startswith("pegboard_testing.contract_")
+            }
+        )
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

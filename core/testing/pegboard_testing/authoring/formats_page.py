@@ -1,7 +1,8 @@
-"""Generates `docs/formats.md`: which checkpoints the quantization methods of the repository read, and how the weights are held.
+"""Generates `docs/formats.md`: which checkpoints the quantization methods of the repository read,
+and how the weights are held.
 
-The rows are the classes of the contract tests. Each loads its weights here as it does in its test, and what the kernels are given
-is written down.
+The rows are the classes of the contract tests. Each loads its weights here as it does in its test,
+and what the kernels are given is written down.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, QuantizationSpec, WeightMethod
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    Part,
+    QuantizationSetup,
+    QuantizationSpec,
+    WeightMethod,
+)
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes, ScaleCodes
@@ -45,9 +53,12 @@ in merged layers (query, key and value; gate and up), after a reload, and for ea
 - *embedding*, *head*: whether an embedding table, and the output head, may be quantized too. Where they may not, they are plain.
 - *experts*: whether the experts of a mixture are read in the same form.
 
-Adapters (LoRA) are added to the result of a layer, so they work with every row."""
+Adapters (LoRA) are added to the result of a layer, so they work with every row."""  # noqa: E501
 
-HEADER = "| checkpoint | config | read as | columns | also | embedding | head | experts |\n|---|---|---|---|---|---|---|---|"
+HEADER = (
+    "| checkpoint | config | read as | columns | also | embedding | head | experts "
+    "|\n|---|---|---|---|---|---|---|---|"
+)
 
 PLAIN = ("float32", "bfloat16", "float16")
 Rows = Blocks | FloatCodes | None
@@ -66,7 +77,8 @@ class Method:
 
 
 def methods() -> Iterator[Method]:
-    """Yield the quantization methods of the repository. The names that mean the same are one method."""
+    """Yield the quantization methods of the repository. The names that mean the same are one
+    method."""
     for path in project_files(REPOSITORY):
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         names_by_place: dict[str, list[str]] = {}
@@ -84,7 +96,11 @@ def contracts(method: Method) -> Iterator[type[QuantizationContract]]:
         if "QuantizationContract" in path.read_text("utf-8"):
             for found in vars(_module(path)).values():
                 is_contract = isinstance(found, type) and issubclass(found, QuantizationContract)
-                if is_contract and found.__name__.startswith("Test") and getattr(found, "spec", None) is method.spec:
+                if (
+                    is_contract
+                    and found.__name__.startswith("Test")
+                    and getattr(found, "spec", None) is method.spec
+                ):
                     yield found
 
 
@@ -110,31 +126,46 @@ def noting(noted: list[Rows]) -> Mapping[str, Callable[..., Any]]:
 
         return Noting
 
-    return {name: made(op) if name in ("block_weight", "code_weight") else op for name, op in REFERENCES.items()}
+    return {
+        name: made(op) if name in ("block_weight", "code_weight") else op
+        for name, op in REFERENCES.items()
+    }
 
 
 def held(contract: QuantizationContract, layer: LinearLayer | EmbeddingLayer) -> Rows | str:
-    """Load a layer. Returns what it is held as, or "plain" if the method does not take the layer."""
+    """Load a layer. Returns what it is held as, or "plain" if the method does not take the
+    layer."""
     noted: list[Rows] = []
-    method = contract.method(QuantizationSetup(contract.config, "float32", contract.device, noting(noted)))
+    method = contract.method(
+        QuantizationSetup(contract.config, "float32", contract.device, noting(noted))
+    )
     is_table = isinstance(layer, EmbeddingLayer)
     weight: WeightMethod | None = method.embedding(layer) if is_table else method.linear(layer)
     if weight is None:
         return "plain"
     part = layer.part if isinstance(layer, EmbeddingLayer) else layer.parts[0]
     width = layer.width if isinstance(layer, EmbeddingLayer) else layer.in_features
-    pieces, _ = contract.stored(part, contract.values(7, part.rows[1] - part.rows[0], width), "float32")
+    pieces, _ = contract.stored(
+        part, contract.values(7, part.rows[1] - part.rows[0], width), "float32"
+    )
     index = tensor_index(pieces)
     for wanted in weight.declare(index):
         if wanted.name not in index or (wanted.shape and wanted.shape != index[wanted.name].shape):
             return "plain"  # the method reads other tensors here than those of a quantized weight
     load_pieces(weight, pieces)
-    return noted[0] if noted else "plain" if list(index) == [part.name] and index[part.name].stored in PLAIN else None
+    return (
+        noted[0]
+        if noted
+        else "plain"
+        if list(index) == [part.name] and index[part.name].stored in PLAIN
+        else None
+    )
 
 
 def row(contract: QuantizationContract) -> str:
     """Return one line of the table."""
-    rows, columns = 4 * contract.row_block, 8 * contract.block
+    rows = 4 * contract.row_block
+    columns = 8 * contract.block
     part = Part("model.part.weight", (0, rows))
     dense = LinearLayer("model.part", columns, rows, (part,))
     experts = held(contract, replace(dense, num_experts=1))
@@ -146,19 +177,27 @@ def row(contract: QuantizationContract) -> str:
     is_same = type(experts) is type(linear)
     return (
         "| "
-        + " | ".join([*cells, *("" if where == "plain" else "yes" for where in (embedding, head)), "yes" if is_same else ""])
+        + " | ".join(
+            [
+                *cells,
+                *("" if where == "plain" else "yes" for where in (embedding, head)),
+                "yes" if is_same else "",
+            ]
+        )
         + " |"
     )
 
 
 def _title(name: str) -> str:
-    """Return the name of a test class as words: "TestFourBitsInActOrder" → "four bits in act order"."""
+    """Return the name of a test class as words: "TestFourBitsInActOrder" → "four bits in act
+    order"."""
     words = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z][a-z]+\d*|[A-Z]+\d*", name.removeprefix("Test"))
     return " ".join(word if word.isupper() else word.lower() for word in words)
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    """Return the values of a config in one line, without the names of the objects that they are in."""
+    """Return the values of a config in one line, without the names of the objects that they are
+    in."""
 
     def leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
@@ -167,7 +206,10 @@ def _config(config: Mapping[str, Any]) -> str:
             elif value not in (None, "") and name != "quant_method" and not _is_texts(value):
                 yield name, value
 
-    said = (f"`{name}={value if isinstance(value, str) else json.dumps(value)}`" for name, value in leaves(config))
+    said = (
+        f"`{name}={value if isinstance(value, str) else json.dumps(value)}`"
+        for name, value in leaves(config)
+    )
     return ", ".join(said).replace("|", "\\|")
 
 
@@ -179,14 +221,24 @@ def _is_texts(value: object) -> bool:
 def _form(rows: Rows | str, columns: int) -> tuple[str, str, str]:
     """Return how a weight is held, how many columns share a scale, and what else its form has."""
     if isinstance(rows, Blocks):
-        also = ["zero points"] if isinstance(rows.zero, Tensor) else ["minimums"] if rows.minimum is not None else []
+        also = (
+            ["zero points"]
+            if isinstance(rows.zero, Tensor)
+            else ["minimums"]
+            if rows.minimum is not None
+            else []
+        )
         also = ["minimums"] if rows.scale.dtype == torch.uint8 else also
         also += [] if rows.outer is None else [TWO_LEVELS]
         also += [] if rows.order is None else ["act order"]
         return f"{rows.bits}-bit integers", _columns((1, rows.block_size), columns), ", ".join(also)
     if isinstance(rows, FloatCodes):
         bits = (len(rows.values) - 1).bit_length()
-        return f"{bits}-bit floats", _columns(rows.block, columns), TWO_LEVELS if isinstance(rows.scale, ScaleCodes) else ""
+        return (
+            f"{bits}-bit floats",
+            _columns(rows.block, columns),
+            TWO_LEVELS if isinstance(rows.scale, ScaleCodes) else "",
+        )
     return "floats", "", ""
 
 
@@ -199,10 +251,13 @@ def _columns(block: tuple[int, int], columns: int) -> str:
 
 
 def refusal(method: Method) -> str:
-    """Return what a method without contract tests says when it is asked for. Raises ValueError if it refuses nothing."""
+    """Return what a method without contract tests says when it is asked for. Raises ValueError if
+    it refuses nothing."""
     module, _, name = method.spec.implementation.partition(":")
     try:
-        getattr(importlib.import_module(module), name)(None, QuantizationSetup({}, "float32", "cpu", REFERENCES))
+        getattr(importlib.import_module(module), name)(
+            None, QuantizationSetup({}, "float32", "cpu", REFERENCES)
+        )
     except ConfigError as error:
         return f"Refused: {error}."
     raise ValueError(f"{method.distribution}: no contract test has the spec of {method.names[0]!r}")
@@ -222,8 +277,14 @@ def page() -> str:
 def _about(spec: QuantizationSpec) -> str:
     platforms = "all platforms" if spec.platforms is None else ", ".join(sorted(spec.platforms))
     dtypes = spec.supports.get("dtype")
-    types = ", ".join(sorted(map(str, dtypes))) if isinstance(dtypes, set | frozenset) else "any type"
-    online = " It also quantizes plain checkpoints while they are loaded." if "online" in spec.flags else ""
+    types = (
+        ", ".join(sorted(map(str, dtypes))) if isinstance(dtypes, set | frozenset) else "any type"
+    )
+    online = (
+        " It also quantizes plain checkpoints while they are loaded."
+        if "online" in spec.flags
+        else ""
+    )
     return f"On {platforms}, with activations in {types}.{online}"
 
 

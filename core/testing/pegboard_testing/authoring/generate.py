@@ -11,10 +11,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pegboard_testing.authoring import catalogue, formats_page, metrics_page, models_page, reference, snapshot
+from pegboard_testing.authoring import (
+    catalogue,
+    formats_page,
+    metrics_page,
+    models_page,
+    reference,
+    snapshot,
+)
 
 Pages = Mapping[Path, Callable[[str], str]]
-"""File → the function that makes its new text from its current text, which is empty if there is no file."""
+"""File → the function that makes its new text from its current text, which is empty if there is no
+file."""
 PAGES: Pages = {
     **catalogue.PAGES,
     **reference.PAGES,
@@ -46,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = stale(PAGES, write=options.write)
     for path in found:
-        print(f"{path} {'is written' if options.write else 'is stale: run `make docs`'}", file=sys.stderr)
+        print(
+            f"{path} {'is written' if options.write else 'is stale: run `make docs`'}",
+            file=sys.stderr,
+        )
     return 1 if found and options.check else 0
 
 

@@ -1,4 +1,5 @@
-"""Regenerates the table of all metrics in `docs/metrics.md`. The text around the table is written by hand."""
+"""Regenerates the table of all metrics in `docs/metrics.md`. The text around the table is written
+by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def table() -> str:
     rows = ["| name | type | labels | |", "|---|---|---|---|"]
     for metric in (*EVERYTHING, *HTTP_METRICS):
         labels = ", ".join(_label(label) for label in (*metric.common, *metric.labels))
-        rows.append(f"| `{PREFIX if metric.prefixed else ''}{metric.name}` | {metric.type} | {labels} | {_text(metric)} |")
+        rows.append(
+            f"| `{PREFIX if metric.prefixed else ''}{metric.name}` | {metric.type} | {labels} | "
+            f"{_text(metric)} |"
+        )
     return "\n".join(rows)
 
 
@@ -48,7 +52,8 @@ def _text(metric: Metric) -> str:
 
 
 def renewed(page: str) -> str:
-    """Return the page with its table up to date. Raises ConfigError if the page does not have the marker lines."""
+    """Return the page with its table up to date. Raises ConfigError if the page does not have the
+    marker lines."""
     head, start, rest = page.partition(START)
     _, end, tail = rest.partition(END)
     if not (start and end):

@@ -1,6 +1,8 @@
-"""Generates `docs/models.md`: which architectures of text generation run through which plugin, and which do not run yet.
+"""Generates `docs/models.md`: which architectures of text generation run through which plugin, and
+which do not run yet.
 
-Model plugins are found through the entry points of the repository. `models.toml` has the architectures without one.
+Model plugins are found through the entry points of the repository. `models.toml` has the
+architectures without one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ listed here.
 *Not yet*: refused, with this reason. Adapters (LoRA) and quantized weights work with all models that run, except adapters of
 latent attention's `kv_b_proj`. Models whose checkpoints merge projections in groups of heads (InternLM 2,
 TeleChat, Bloom, some Falcon) or store them transposed (JAIS) take only plain weights and no adapters. GGUF files of models with
-groups may have any type."""
+groups may have any type."""  # noqa: E501
 HEADER = "| architecture | runs through | remark |\n|---|---|---|"
 
 
@@ -44,13 +46,27 @@ def reasons(groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def rows(data: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines of the table, in the order of the names. Raises ValueError if the data contradicts the entry points."""
-    eager, missing, fallback = reasons(data["eager"]), reasons(data["missing"]), set(data["fallback"])
-    if wrong := sorted(own.keys() & (missing.keys() | fallback)) + sorted(eager.keys() - own.keys()):
-        raise ValueError(f"{DATA.name} is wrong about {', '.join(wrong)}: compare it with the entry points of the model plugins")
-    for name in sorted(own.keys() | missing.keys() | fallback, key=lambda name: (name.lower(), name)):
+    """Yield the lines of the table, in the order of the names. Raises ValueError if the data
+    contradicts the entry points."""
+    eager = reasons(data["eager"])
+    missing = reasons(data["missing"])
+    fallback = set(data["fallback"])
+    if wrong := sorted(own.keys() & (missing.keys() | fallback)) + sorted(
+        eager.keys() - own.keys()
+    ):
+        raise ValueError(
+            f"{DATA.name} is wrong about {', '.join(wrong)}: compare it with the entry points of "
+            "the model plugins"
+        )
+    for name in sorted(
+        own.keys() | missing.keys() | fallback, key=lambda name: (name.lower(), name)
+    ):
         if name in own:
-            yield name, f"`{own[name]}`", f"eager on the CPU: {eager[name]}" if name in eager else ""
+            yield (
+                name,
+                f"`{own[name]}`",
+                f"eager on the CPU: {eager[name]}" if name in eager else "",
+            )
         elif name in fallback:
             yield name, "fallback", ""
         else:
@@ -60,7 +76,8 @@ def rows(data: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[tuple[str,
 def page() -> str:
     """Return the text of the page."""
     lines = [
-        f"| `{name}` | {way} | {remark} |" for name, way, remark in rows(tomllib.loads(DATA.read_text("utf-8")), own_plugins())
+        f"| `{name}` | {way} | {remark} |"
+        for name, way, remark in rows(tomllib.loads(DATA.read_text("utf-8")), own_plugins())
     ]
     return "\n\n".join([GENERATED, "# Models", INTRODUCTION, "\n".join([HEADER, *lines])]) + "\n"
 

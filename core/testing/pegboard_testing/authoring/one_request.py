@@ -1,9 +1,11 @@
-"""One request on a tiny model, answered with a plugin: python -m pegboard_testing.authoring.one_request KIND NAME OPTIONS.
+"""One request on a tiny model, answered with a plugin: python -m
+pegboard_testing.authoring.one_request KIND NAME OPTIONS.
 
-OPTIONS is a JSON object with the plugin's options. The model is a Llama with two layers and random weights. It needs no files
-except a config, so only kinds that work with any model are served. The program runs in an interpreter of its own, so that a
-plugin that hangs or crashes cannot stop `pegboard plugins test`. It prints a line of JSON:
-{"status": "passed", "failed" or "none", "reason": "..."}.
+OPTIONS is a JSON object with the plugin's options. The model is a Llama with two layers and random
+weights. It needs no files except a config, so only kinds that work with any model are served. The
+program runs in an interpreter of its own, so that a plugin that hangs or crashes cannot stop
+`pegboard plugins test`. It prints a line of JSON: {"status": "passed", "failed" or "none",
+"reason": "..."}.
 """
 
 from __future__ import annotations
@@ -55,14 +57,18 @@ TIMEOUT_S = 120
 
 
 def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
-    """Run the program. Return the status and the reason of its last line. kind: a key of SETTINGS. options: the plugin's."""
+    """Run the program. Return the status and the reason of its last line. kind: a key of SETTINGS.
+    options: the plugin's."""
     words = [sys.executable, "-m", __name__, kind, name, json.dumps(options)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment)
+        ended = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment
+        )
     except subprocess.TimeoutExpired:
         return "failed", f"the request was not answered within {TIMEOUT_S} s"
-    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"status":')]  # the plugin may print lines too
+    # the plugin may print lines too
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"status":')]
     if ended.returncode or not lines:
         return "failed", f"the program ended with status {ended.returncode}\n{ended.stderr[-2000:]}"
     found = json.loads(lines[-1])
@@ -70,14 +76,21 @@ def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, st
 
 
 def tokens(folder: Path, settings: dict[str, Any]) -> list[list[int]]:
-    """Return the greedy output of each prompt. settings: fields that `LLM` takes, beside those of the tiny model."""
+    """Return the greedy output of each prompt. settings: fields that `LLM` takes, beside those of
+    the tiny model."""
     from pegboard import LLM, SamplingParams
 
     (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, detokenize=False)
-    own: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "num_gpu_blocks_override": 64}
+    own: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": 64,
+    }
     with LLM(str(folder), **own, **settings) as llm:
-        found = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+        found = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
+        )
         return [list(output.outputs[0].token_ids) for output in found]
 
 

@@ -1,5 +1,5 @@
-"""Generates the reference pages: `docs/kinds.md` from the interfaces, `docs/configuration.md` from the settings, and the tree of
-core in `docs/tour.md` from the first sentences of its modules."""
+"""Generates the reference pages: `docs/kinds.md` from the interfaces, `docs/configuration.md` from
+the settings, and the tree of core in `docs/tour.md` from the first sentences of its modules."""
 
 from __future__ import annotations
 
@@ -37,24 +37,28 @@ CHOSEN = {
 INTRODUCTION = """\
 Every kind of plugin, from `pegboard.interfaces.KINDS`. Processes: A = API server, E = engine, W = worker. *Provisional*: the
 interface may still change inside its major version. *Ambient*: acts by being present, so it runs only when enabled. How to write
-a plugin: [plugins.md](plugins.md)."""
+a plugin: [plugins.md](plugins.md)."""  # noqa: E501
 
 
-# --- docs/kinds.md ------------------------------------------------------------------------------------------------------------
+# --- docs/kinds.md --------------------------------------------------------------------------------
 
 
 def kinds_page() -> str:
     """Return the reference of all kinds."""
     rows = [
-        f"| [`{kind.name}`](#{kind.name}) | `{kind.group}` | {CHOSEN[kind.chosen]} | {' '.join(kind.roles)} "
-        f"| {_marks(kind)} | {kind.summary} |"
+        f"| [`{kind.name}`](#{kind.name}) | `{kind.group}` | {CHOSEN[kind.chosen]} | "
+        f"{' '.join(kind.roles)} | {_marks(kind)} | {kind.summary} |"
         for kind in KINDS.values()
     ]
     parts = [
         GENERATED,
         "# Kinds",
         INTRODUCTION,
-        "| kind | entry-point group | chosen by | runs in | marks | what it is |\n|---|---|---|---|---|---|\n" + "\n".join(rows),
+        (
+            "| kind | entry-point group | chosen by | runs in | marks | what it is "
+            "|\n|---|---|---|---|---|---|\n"
+        )
+        + "\n".join(rows),
         _spec_section(),
         *(_kind_section(kind) for kind in KINDS.values()),
         _hooks_section(),
@@ -78,11 +82,16 @@ def _kind_section(kind: Kind) -> str:
     module = import_module(module_name)
     spec = getattr(module, spec_name)
     need = getattr(module, spec_name.removesuffix("Spec") + "Need", Need)
-    asked = [item.name for item in fields(need) if item.name not in {shared.name for shared in fields(Need)}]
+    asked = [
+        item.name
+        for item in fields(need)
+        if item.name not in {shared.name for shared in fields(Need)}
+    ]
     lines = [f"## {kind.name}", "", f"`{module_name}` · spec `{spec_name}`"]
     if asked:
         lines[-1] += f" · need: {', '.join(f'`{name}`' for name in asked)}"
-    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):  # else dataclasses generated it
+    # else dataclasses generated it
+    if spec.__doc__ and not spec.__doc__.startswith(f"{spec_name}("):
         lines += ["", _joined(inspect.getdoc(spec) or "")]
     for interface in _interfaces(module):
         lines += ["", *_methods(interface)]
@@ -92,7 +101,11 @@ def _kind_section(kind: Kind) -> str:
 def _interfaces(module: ModuleType) -> Iterator[type]:
     """Yield the protocols that a module defines, in order."""
     for item in vars(module).values():
-        if inspect.isclass(item) and item.__module__ == module.__name__ and getattr(item, "_is_protocol", False):
+        if (
+            inspect.isclass(item)
+            and item.__module__ == module.__name__
+            and getattr(item, "_is_protocol", False)
+        ):
             yield item
 
 
@@ -110,8 +123,14 @@ def _methods(interface: type) -> list[str]:
 
 def _hooks_section() -> str:
     functions = [item for name, item in vars(hooks).items() if name.startswith("pegboard_")]
-    lines = [f"- `{item.__name__}{_signature(item)}` — {_first_sentence(item.__doc__)}" for item in functions]
-    about = f"Group `{HOOKS_GROUP}`, module `pegboard.interfaces.hooks`. {_joined(hooks.__doc__ or '', paragraph=1)}"
+    lines = [
+        f"- `{item.__name__}{_signature(item)}` — {_first_sentence(item.__doc__)}"
+        for item in functions
+    ]
+    about = (
+        f"Group `{HOOKS_GROUP}`, module `pegboard.interfaces.hooks`. "
+        f"{_joined(hooks.__doc__ or '', paragraph=1)}"
+    )
     return f"## Hooks\n\n{about}\n\n" + "\n".join(lines)
 
 
@@ -138,7 +157,7 @@ def _cell(text: str) -> str:
     return _joined(text).replace("|", "\\|")
 
 
-# --- docs/configuration.md ----------------------------------------------------------------------------------------------------
+# --- docs/configuration.md ------------------------------------------------------------------------
 
 HOW = """\
 Every setting has one name. Where it can be set, strongest first:
@@ -167,12 +186,12 @@ deny = ["metrics:log"]
 extra_pip_args = ["--retries", "2"]
 ```
 
-Settings whose default is "the platform's" are filled in by the platform plugin when the engine starts."""
+Settings whose default is "the platform's" are filled in by the platform plugin when the engine starts."""  # noqa: E501
 
 PLUGIN_OPTIONS = """\
 In addition, plugin options follow one pattern: `PEGBOARD__KIND__NAME__FIELD=value`. On the command line it is
 `--kind.name.field value`, and for `LLM` it is `plugin_options={"kind.name": {"field": value}}`. `pegboard help kind.name` lists
-the options of a plugin."""
+the options of a plugin."""  # noqa: E501
 
 TITLES = {
     "engine": "Engine settings",
@@ -190,13 +209,22 @@ def configuration_page() -> str:
         parts.append(f"## {TITLES[section]}\n\n{_joined(inspect.getdoc(cls) or '')}\n\n{table}")
     variables = [match.groups() for match in map(_variable, vars(env).values()) if match]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in variables]
-    parts.append("## Environment variables\n\n| variable | meaning |\n|---|---|\n" + "\n".join(rows) + f"\n\n{PLUGIN_OPTIONS}")
+    parts.append(
+        "## Environment variables\n\n| variable | meaning |\n|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n{PLUGIN_OPTIONS}"
+    )
     return "\n\n".join(parts) + "\n"
 
 
 def _variable(item: object) -> re.Match[str] | None:
-    """Match the docstring of an `env` function. If it reads one variable, the form is "NAME: meaning"."""
-    return re.match(r"([A-Z][A-Z_]+): (.*)", inspect.getdoc(item) or "", re.S) if inspect.isfunction(item) else None
+    """Match the docstring of an `env` function. If it reads one variable, the form is "NAME:
+    meaning"."""
+    return (
+        re.match(r"([A-Z][A-Z_]+): (.*)", inspect.getdoc(item) or "", re.S)
+        if inspect.isfunction(item)
+        else None
+    )
 
 
 def _setting_row(setting: Setting) -> str:
@@ -204,7 +232,10 @@ def _setting_row(setting: Setting) -> str:
         flag = "`--kind.name.field`"
     else:
         prefix = "plugins-" if setting.section == "plugins" else ""
-        names = [f"--{prefix}{setting.name.replace('_', '-')}", *([SHORT[setting.name]] if setting.name in SHORT else [])]
+        names = [
+            f"--{prefix}{setting.name.replace('_', '-')}",
+            *([SHORT[setting.name]] if setting.name in SHORT else []),
+        ]
         flag = ", ".join(f"`{name}`" for name in names)
     default = "" if setting.default in (None, "", [], {}) else f"`{_value(setting.default)}`"
     return f"| {flag} | {_cell(_type(setting.type))} | {default} | {_cell(setting.help)} |"
@@ -221,18 +252,27 @@ def _type(annotation: Any) -> str:
         return " \\| ".join(f"`{value}`" for value in get_args(annotation)).replace("\\|", "|")
     if origin is Union or type(annotation).__name__ == "UnionType":
         return _type(next(part for part in get_args(annotation) if part is not type(None)))
-    words = {bool: "boolean", int: "integer", float: "number", str: "text", list: "list of names", dict: "JSON"}
+    words = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "text",
+        list: "list of names",
+        dict: "JSON",
+    }
     return words[origin or annotation]
 
 
-# --- the tree in docs/tour.md --------------------------------------------------------------------------------------------------
+# --- the tree in docs/tour.md ---------------------------------------------------------------------
 
 TREE_START = "<!-- tree: generated by `make docs` -->"
 TREE_END = "<!-- /tree -->"
 CORE = Path(pegboard.__file__).parent
 
 SUMMED_UP = {
-    "interfaces": "One file per kind of plugin: spec, need, setup, interface. The whole list is in kinds.md.",
+    ("interfaces"): (
+        "One file per kind of plugin: spec, need, setup, interface. The whole list is in kinds.md."
+    ),
 }
 """Folders that the tree shows as one line."""
 
@@ -242,7 +282,9 @@ def tour_page(before: str) -> str:
     head, start, rest = before.partition(TREE_START)
     _, end, tail = rest.partition(TREE_END)
     if not (start and end):
-        raise ConfigError(f"docs/tour.md: expected the lines {TREE_START} and {TREE_END} around the tree of core")
+        raise ConfigError(
+            f"docs/tour.md: expected the lines {TREE_START} and {TREE_END} around the tree of core"
+        )
     lines = ["core/pegboard/pegboard/", *_files(CORE, "  "), *_folders(CORE, "  ")]
     return f"{head}{TREE_START}\n\n```text\n" + "\n".join(lines) + f"\n```\n\n{TREE_END}{tail}"
 
@@ -268,7 +310,7 @@ def _tree_line(name: str, path: Path) -> str:
     return f"{name:<26} {_first_sentence(ast.get_docstring(ast.parse(path.read_text('utf-8'))))}"
 
 
-# --- pages --------------------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 DOCS = REPOSITORY / "docs"
 PAGES: dict[Path, Callable[[str], str]] = {

@@ -1,6 +1,8 @@
-"""Writes the signatures of all interfaces as text, so that a review shows every change of the contract.
+"""Writes the signatures of all interfaces as text, so that a review shows every change of the
+contract.
 
-One section per kind file: its classes with fields and method signatures, and its aliases, without docstrings and bodies.
+One section per kind file: its classes with fields and method signatures, and its aliases, without
+docstrings and bodies.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def _lines(body: Sequence[ast.stmt], indent: str) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             bases = ", ".join(ast.unparse(base) for base in [*node.bases])
-            keywords = ", ".join(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
+            keywords = ", ".join(
+                f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords
+            )
             yield f"{indent}class {node.name}({', '.join(filter(None, [bases, keywords]))})"
             yield from _lines(node.body, indent + "    ")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (

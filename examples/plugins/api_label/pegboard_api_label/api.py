@@ -18,7 +18,8 @@ from pegboard_server.streaming import while_connected
 
 
 class Body(BaseModel):
-    """The JSON body. Unknown fields are refused. prompt: what the model sees, with {labels} and {text}."""
+    """The JSON body. Unknown fields are refused. prompt: what the model sees, with {labels} and
+    {text}."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -29,20 +30,28 @@ class Body(BaseModel):
 
 class LabelApi:
     def __init__(self, options: LabelOptions, setup: ApiSetup) -> None:
-        self._client, self._options = setup.client, options
+        self._client = setup.client
+        self._options = options
 
     def routes(self) -> Sequence[BaseRoute]:
         return [Route("/label", self.label, methods=["POST"])]
 
     async def label(self, request: Request) -> Response:
-        """Answer with one of the labels. When the client leaves, the request ends in the engine too."""
+        """Answer with one of the labels. When the client leaves, the request ends in the engine
+        too."""
         body = self._read(await request.body())
-        prompt = body.prompt.replace("{labels}", ", ".join(body.labels)).replace("{text}", body.text)
+        prompt = body.prompt.replace("{labels}", ", ".join(body.labels)).replace(
+            "{text}", body.text
+        )
         params = SamplingParams(
-            temperature=0, max_tokens=None, structured_outputs=StructuredOutputsParams(choice=list(body.labels))
+            temperature=0,
+            max_tokens=None,
+            structured_outputs=StructuredOutputsParams(choice=list(body.labels)),
         )
         asked = RequestOptions(request_id=request.state.request_id)
-        return JSONResponse({"label": await while_connected(request.receive, self._text(prompt, params, asked))})
+        return JSONResponse(
+            {"label": await while_connected(request.receive, self._text(prompt, params, asked))}
+        )
 
     async def _text(self, prompt: str, params: SamplingParams, asked: RequestOptions) -> str:
         text = ""
@@ -58,12 +67,17 @@ class LabelApi:
             name = ".".join(map(str, first["loc"])) or None
             raise RequestError(f"{name or 'the body'}: {first['msg']}", parameter=name) from error
         if len(body.labels) > self._options.max_labels:
-            message = f"labels has {len(body.labels)} items, and api.label.max_labels allows {self._options.max_labels}"
+            message = (
+                f"labels has {len(body.labels)} items, and api.label.max_labels allows "
+                f"{self._options.max_labels}"
+            )
             raise RequestError(message, parameter="labels")
         if "" in body.labels or len(set(body.labels)) < len(body.labels):
             raise RequestError("labels has an empty or a repeated item", parameter="labels")
         if "{text}" not in body.prompt:
-            raise RequestError("prompt has no {text}, so the model would not see the text", parameter="prompt")
+            raise RequestError(
+                "prompt has no {text}, so the model would not see the text", parameter="prompt"
+            )
         return body
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:

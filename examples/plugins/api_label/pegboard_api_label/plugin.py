@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from pegboard.interfaces.api import ApiSpec
 
-LABEL = ApiSpec(api="1.0", implementation="pegboard_api_label.api:LabelApi", options="pegboard_api_label.options:LabelOptions")
+LABEL = ApiSpec(
+    api="1.0",
+    implementation="pegboard_api_label.api:LabelApi",
+    options="pegboard_api_label.options:LabelOptions",
+)

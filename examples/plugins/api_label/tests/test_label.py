@@ -72,4 +72,6 @@ def test_the_prompt_can_be_another(client: TestClient, engine: FakeEngineClient)
 )
 def test_a_wrong_body_is_refused(client: TestClient, change: dict[str, Any], message: str) -> None:
     response = client.post("/label", json={**BODY, **change})
-    assert response.status_code == 400 and message in response.json()["error"]["message"], response.text
+    assert response.status_code == 400 and message in response.json()["error"]["message"], (
+        response.text
+    )

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 class Perplexity:
     def __init__(self, options: None, setup: CommandSetup) -> None:
-        self._parser = setup.parser(prog="pegboard perplexity", description="Print the perplexity of a text under a model.")
+        self._parser = setup.parser(
+            prog="pegboard perplexity", description="Print the perplexity of a text under a model."
+        )
         self._parser.add_settings("engine", "plugins")
-        self._parser.add_argument("--file", required=True, type=Path, help="file with the text, UTF-8")
-        self._parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable output")
+        self._parser.add_argument(
+            "--file", required=True, type=Path, help="file with the text, UTF-8"
+        )
+        self._parser.add_argument(
+            "--json", action="store_true", dest="as_json", help="machine-readable output"
+        )
 
     def run(self, words: Sequence[str]) -> int:
         settings, arguments = self._parser.parse_settings(words)
@@ -51,7 +57,9 @@ def logprobs_of(llm: LLM, text: str) -> list[float]:
     pieces = [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     found = []
-    for output in llm.generate([{"prompt_token_ids": piece} for piece in pieces if len(piece) > 1], params, use_tqdm=False):
+    for output in llm.generate(
+        [{"prompt_token_ids": piece} for piece in pieces if len(piece) > 1], params, use_tqdm=False
+    ):
         assert output.prompt_token_ids is not None and output.prompt_logprobs is not None
         for token, known in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
             if known is not None:  # the first token has nothing before it

@@ -37,10 +37,15 @@ def run(*words: str) -> int:
 
 
 def test_the_number_is_that_of_single_steps(tmp_path: Path) -> None:
-    """The tokens of this tokenizer are bytes. A piece has 8 tokens, because the model's limit is 9."""
+    """The tokens of this tokenizer are bytes. A piece has 8 tokens, because the model's limit is
+    9."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), "utf-8")
     text = "abcdefgh01234567x"
-    tiny: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "num_gpu_blocks_override": 16}
+    tiny: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": 16,
+    }
     with LLM(str(tmp_path), max_model_len=9, max_logprobs=-1, **tiny) as llm:
         fake: Any = SimpleNamespace(
             llm_engine=llm.llm_engine,
@@ -48,13 +53,18 @@ def test_the_number_is_that_of_single_steps(tmp_path: Path) -> None:
             get_tokenizer=lambda: SimpleNamespace(encode=lambda text: list(text.encode())),
         )
         found = logprobs_of(fake, text)
-        params, expected = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False), []
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+        expected = []
         for piece in (text[:8].encode(), text[8:16].encode()):
             for end in range(1, 8):
-                output = llm.generate({"prompt_token_ids": list(piece[:end])}, params, use_tqdm=False)[0].outputs[0]
+                output = llm.generate(
+                    {"prompt_token_ids": list(piece[:end])}, params, use_tqdm=False
+                )[0].outputs[0]
                 assert output.logprobs is not None
                 expected.append(output.logprobs[0][piece[end]].logprob)
-    assert found == pytest.approx(expected, abs=1e-4), "the last piece has one token, and so no logprob"
+    assert found == pytest.approx(expected, abs=1e-4), (
+        "the last piece has one token, and so no logprob"
+    )
 
 
 def test_a_missing_file_is_explained(tmp_path: Path) -> None:
@@ -63,10 +73,22 @@ def test_a_missing_file_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_model
-def test_sense_is_more_likely_than_nonsense(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sense_is_more_likely_than_nonsense(
+    smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = []
     for text in (TEXT, " ".join(reversed(TEXT.split()))):
         (tmp_path / "text").write_text(text, "utf-8")
-        assert run(str(smollm2_gguf), "--max-model-len", "64", "--file", str(tmp_path / "text"), "--json") == 0
+        assert (
+            run(
+                str(smollm2_gguf),
+                "--max-model-len",
+                "64",
+                "--file",
+                str(tmp_path / "text"),
+                "--json",
+            )
+            == 0
+        )
         found.append(json.loads(capsys.readouterr().out)["perplexity"])
     assert 1 < found[0] < 20 and found[1] > 3 * found[0] and not math.isnan(found[1])

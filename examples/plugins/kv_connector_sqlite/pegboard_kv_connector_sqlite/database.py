@@ -1,4 +1,5 @@
-"""The database. A block has the name (identity of the model, rank, KV group, hash). Both halves open it. It imports no torch."""
+"""The database. A block has the name (identity of the model, rank, KV group, hash). Both halves
+open it. It imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pegboard_kv_connector_sqlite.options import SqliteOptions
 TABLE = """CREATE TABLE IF NOT EXISTS blocks (
     number INTEGER PRIMARY KEY, identity TEXT, rank INTEGER, kv_group INTEGER, hash BLOB, content BLOB,
     UNIQUE (identity, rank, kv_group, hash)
-)"""
+)"""  # noqa: E501
 WRITE = "REPLACE INTO blocks (identity, rank, kv_group, hash, content) VALUES (?, ?, ?, ?, ?)"
 LIMIT = "DELETE FROM blocks WHERE number <= (SELECT max(number) FROM blocks) - ?"
 WHERE = "FROM blocks WHERE identity = ? AND rank = ? AND kv_group = ? AND hash = ?"
@@ -19,25 +20,38 @@ WHERE = "FROM blocks WHERE identity = ? AND rank = ? AND kv_group = ? AND hash =
 
 class SqliteDatabase:
     def __init__(self, options: SqliteOptions, setup: KVConnectorSetup) -> None:
-        self._owner, self._max_blocks = (setup.plan.identity, setup.rank), options.max_blocks
+        self._owner = (setup.plan.identity, setup.rank)
+        self._max_blocks = options.max_blocks
         try:
-            self._database = sqlite3.connect(options.path.expanduser(), isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(
+                options.path.expanduser(), isolation_level=None, check_same_thread=False
+            )
             self._database.execute("PRAGMA journal_mode = WAL")  # readers do not wait for a writer
-            self._database.execute("PRAGMA synchronous = OFF")  # after a loss of power some blocks are computed again
+            # after a loss of power some blocks are computed again
+            self._database.execute("PRAGMA synchronous = OFF")
             self._database.execute(TABLE)
         except sqlite3.Error as error:
-            raise ConfigError(f"the database of KV blocks {options.path} cannot be opened: {error}") from error
+            raise ConfigError(
+                f"the database of KV blocks {options.path} cannot be opened: {error}"
+            ) from error
 
     def has(self, group: int, block_hash: bytes) -> bool:
-        return self._database.execute(f"SELECT 1 {WHERE}", (*self._owner, group, block_hash)).fetchone() is not None
+        return (
+            self._database.execute(
+                f"SELECT 1 {WHERE}", (*self._owner, group, block_hash)
+            ).fetchone()
+            is not None
+        )
 
     def read(self, group: int, block_hash: bytes) -> bytes | None:
-        found = self._database.execute(f"SELECT content {WHERE}", (*self._owner, group, block_hash)).fetchone()
+        found = self._database.execute(
+            f"SELECT content {WHERE}", (*self._owner, group, block_hash)
+        ).fetchone()
         return None if found is None else bytes(found[0])
 
     def write(self, blocks: list[tuple[int, bytes, bytes]]) -> None:
-        """Store blocks (group, hash, content) in one transaction. Each gets the next number; those with the lowest numbers are
-        deleted."""
+        """Store blocks (group, hash, content) in one transaction. Each gets the next number; those
+        with the lowest numbers are deleted."""
         self._database.execute("BEGIN")
         self._database.executemany(WRITE, [(*self._owner, *block) for block in blocks])
         self._database.execute(LIMIT, (self._max_blocks,))

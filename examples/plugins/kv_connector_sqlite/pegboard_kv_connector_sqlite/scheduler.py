@@ -9,7 +9,8 @@ from pegboard_kv_connector_sqlite.options import SqliteOptions
 
 
 class SqliteStore:
-    """The `pegboard_kv.scheduler.BlockStore` of the database. Blocks are found by name, so the number of a slot is always 0."""
+    """The `pegboard_kv.scheduler.BlockStore` of the database. Blocks are found by name, so the
+    number of a slot is always 0."""
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database

@@ -16,7 +16,8 @@ from pegboard_kv_connector_sqlite.options import SqliteOptions
 
 
 class SqliteWorker:
-    """Reads and writes within the step. That is simple; threads would let the model compute meanwhile."""
+    """Reads and writes within the step. That is simple; threads would let the model compute
+    meanwhile."""
 
     def __init__(self, options: SqliteOptions, setup: KVConnectorSetup) -> None:
         self._database = SqliteDatabase(options, setup)
@@ -34,7 +35,10 @@ class SqliteWorker:
             places = [place for place in self._plan.saves if place.group == group]
             if places:
                 copies = rows.read([place.block_id for place in places]).numpy()
-                blocks += [(group, place.block_hash, row.tobytes()) for place, row in zip(places, copies, strict=True)]
+                blocks += [
+                    (group, place.block_hash, row.tobytes())
+                    for place, row in zip(places, copies, strict=True)
+                ]
         if blocks:
             self._database.write(blocks)
 
@@ -45,15 +49,20 @@ class SqliteWorker:
                 self._missing[key] = min(missing)
 
     def _load(self, place: Place) -> bool:
-        """Copy one block into the KV memory. Return False if it is gone or has another size: then its tokens are computed."""
-        rows, content = self._rows[place.group], self._database.read(place.group, place.block_hash)
+        """Copy one block into the KV memory. Return False if it is gone or has another size: then
+        its tokens are computed."""
+        rows = self._rows[place.group]
+        content = self._database.read(place.group, place.block_hash)
         if content is None or len(content) != rows.num_bytes:
             return False
-        rows.write([place.block_id], torch.frombuffer(bytearray(content), dtype=torch.uint8).unsqueeze(0))
+        rows.write(
+            [place.block_id], torch.frombuffer(bytearray(content), dtype=torch.uint8).unsqueeze(0)
+        )
         return True
 
     def end(self) -> TransferReport:
-        failed, self._missing = self._missing, {}
+        failed = self._missing
+        self._missing = {}
         loaded = [key for key in self._plan.loads if key not in failed]
         return TransferReport(saved=self._plan.released, loaded=loaded, failed=failed)
 

@@ -23,7 +23,8 @@ def test_contract() -> None:
 class TestSqlite(KVConnectorContract):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
-        self.path, self.max_blocks = tmp_path / "blocks.sqlite", 1000
+        self.path = tmp_path / "blocks.sqlite"
+        self.max_blocks = 1000
 
     def halves(self, setup: KVConnectorSetup) -> Halves:
         options = SqliteOptions(path=self.path, max_blocks=self.max_blocks)
@@ -42,18 +43,31 @@ class TestSqlite(KVConnectorContract):
 
     def test_the_oldest_blocks_are_deleted(self) -> None:
         first = self.engine()
-        outputs = {start: first.generate(range(start, start + 21), greedy(2)).token_ids for start in (0, 14, 28)}
+        outputs = {
+            start: first.generate(range(start, start + 21), greedy(2)).token_ids
+            for start in (0, 14, 28)
+        }
         self.close(first)
         with sqlite3.connect(self.path) as database:
-            before = [number for (number,) in database.execute("SELECT number FROM blocks ORDER BY number")]
+            before = [
+                number
+                for (number,) in database.execute("SELECT number FROM blocks ORDER BY number")
+            ]
         self.max_blocks = 3
         second = self.engine()
-        assert second.generate(range(28, 49), greedy(2)).token_ids == outputs[28], "the newest are still there"
+        assert second.generate(range(28, 49), greedy(2)).token_ids == outputs[28], (
+            "the newest are still there"
+        )
         assert second.generate(range(42, 63), greedy(2)).token_ids
-        assert second.generate(range(21), greedy(2)).token_ids == outputs[0], "what was deleted is computed again"
+        assert second.generate(range(21), greedy(2)).token_ids == outputs[0], (
+            "what was deleted is computed again"
+        )
         self.close(second)
         with sqlite3.connect(self.path) as database:
-            kept = [number for (number,) in database.execute("SELECT number FROM blocks ORDER BY number")]
+            kept = [
+                number
+                for (number,) in database.execute("SELECT number FROM blocks ORDER BY number")
+            ]
         assert len(before) > 6 and len(kept) <= 3 and kept[0] > before[-1]
 
     def test_a_file_that_is_not_a_database_is_explained(self) -> None:

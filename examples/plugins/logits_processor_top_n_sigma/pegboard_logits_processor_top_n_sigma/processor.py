@@ -1,4 +1,5 @@
-"""Top-nσ sampling (Tang et al. 2024, https://arxiv.org/abs/2411.07641): tokens far below the largest logit are noise."""
+"""Top-nσ sampling (Tang et al. 2024, https://arxiv.org/abs/2411.07641): tokens far below the
+largest logit are noise."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class TopNSigma:
     host_tokens = False
 
     def __init__(self, options: None, setup: LogitsProcessorSetup) -> None:
-        self._n = torch.full((setup.limits.max_num_seqs,), torch.inf, device=setup.device)  # inf = the row did not ask
+        # inf = the row did not ask
+        self._n = torch.full((setup.limits.max_num_seqs,), torch.inf, device=setup.device)
         self._rows: set[int] = set()
 
     def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
@@ -34,7 +36,9 @@ class TopNSigma:
             self._n[row] = torch.inf
             self._rows.remove(row)
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         """The deviation is that of the tokens that are still allowed, whose logits are finite."""
         if not self._rows:
             return logits

@@ -16,5 +16,11 @@ def asked(params: SamplingParams) -> object:
 def validate(params: SamplingParams) -> str | None:
     """Return what is wrong with the request, or None."""
     n = asked(params)
-    is_right = n is None or (isinstance(n, int | float) and not isinstance(n, bool) and 0 < n <= MAX_N)
-    return None if is_right else f"top_n_sigma is {str(n)[:100]}, expected a number greater than 0 and at most {MAX_N}"
+    is_right = n is None or (
+        isinstance(n, int | float) and not isinstance(n, bool) and 0 < n <= MAX_N
+    )
+    return (
+        None
+        if is_right
+        else f"top_n_sigma is {str(n)[:100]}, expected a number greater than 0 and at most {MAX_N}"
+    )

@@ -12,4 +12,8 @@ class TableOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    file: Path = Field(description='JSON file such as {"poet": "/adapters/poet-v3"}; relative folders begin at the file')
+    file: Path = Field(
+        description=(
+            'JSON file such as {"poet": "/adapters/poet-v3"}; relative folders begin at the file'
+        )
+    )

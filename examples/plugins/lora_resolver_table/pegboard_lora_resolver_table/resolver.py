@@ -1,4 +1,5 @@
-"""Looks names up in a table, which is read again for every lookup. So a new version of an adapter is a changed line."""
+"""Looks names up in a table, which is read again for every lookup. So a new version of an adapter
+is a changed line."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class TableResolver:
         self._file = options.file.expanduser().resolve()
 
     async def resolve(self, name: str) -> Path | None:
-        return await asyncio.to_thread(self._find, name)  # reading a file blocks, so it is done in a thread
+        # reading a file blocks, so it is done in a thread
+        return await asyncio.to_thread(self._find, name)
 
     def _find(self, name: str) -> Path | None:
         try:

@@ -13,18 +13,26 @@ if TYPE_CHECKING:
 
 
 class JsonlSink:
-    """Writes one line per sample: the time, the model, and every gauge, counter and observation in the sample."""
+    """Writes one line per sample: the time, the model, and every gauge, counter and observation in
+    the sample."""
 
     def __init__(self, options: JsonlOptions, setup: MetricsSetup) -> None:
         self._model_name = setup.model_name
-        self._file = options.path.open("a", encoding="utf-8", buffering=1)  # line by line, so that a reader sees whole lines
+        # line by line, so that a reader sees whole lines
+        self._file = options.path.open("a", encoding="utf-8", buffering=1)
 
     def declare(self, metrics: Sequence[Metric]) -> None:
         """Do nothing: every line names its metrics."""
 
     def publish(self, sample: Sample) -> None:
-        values = {**sample.gauges, **sample.counters, **{name: list(seen) for name, seen in sample.observations.items()}}
-        self._file.write(json.dumps({"time_s": sample.time_s, "model": self._model_name, **values}) + "\n")
+        values = {
+            **sample.gauges,
+            **sample.counters,
+            **{name: list(seen) for name, seen in sample.observations.items()},
+        }
+        self._file.write(
+            json.dumps({"time_s": sample.time_s, "model": self._model_name, **values}) + "\n"
+        )
 
     def close(self) -> None:
         self._file.close()

@@ -10,4 +10,6 @@ class ShortestOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_wait_s: float = Field(5.0, ge=0, description="seconds after which a request goes before all shorter ones")
+    max_wait_s: float = Field(
+        5.0, ge=0, description="seconds after which a request goes before all shorter ones"
+    )

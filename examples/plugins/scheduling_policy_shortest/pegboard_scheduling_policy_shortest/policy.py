@@ -6,7 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import (
+    RequestStatus,
+    RequestView,
+    SchedulingPolicySetup,
+    StepBudget,
+    StepLoad,
+)
 
 if TYPE_CHECKING:
     from pegboard.data.batch import StepTimes
@@ -14,15 +20,20 @@ if TYPE_CHECKING:
 
 
 class ShortestPolicy:
-    """Sorts the waiting requests once per step, which is fast enough for hundreds of them and keeps the code short."""
+    """Sorts the waiting requests once per step, which is fast enough for hundreds of them and keeps
+    the code short."""
 
     def __init__(self, options: ShortestOptions, setup: SchedulingPolicySetup) -> None:
         self._max_wait_s = options.max_wait_s
-        self._waiting: dict[int, RequestView] = {}  # by id(), because a request's completions share its request_id
+        # by id(), because a request's completions share its request_id
+        self._waiting: dict[int, RequestView] = {}
         limits = setup.limits
         chunk = min(limits.long_prefill_token_threshold, limits.max_num_batched_tokens)
         self._budget = StepBudget(
-            limits.max_num_batched_tokens, chunk, limits.max_num_partial_prefills, limits.max_long_partial_prefills
+            limits.max_num_batched_tokens,
+            chunk,
+            limits.max_num_partial_prefills,
+            limits.max_long_partial_prefills,
         )
 
     def add(self, request: RequestView) -> None:

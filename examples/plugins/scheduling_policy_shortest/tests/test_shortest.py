@@ -39,7 +39,8 @@ def test_contract() -> None:
 
 @given(st.lists(st.integers(1, 9)), st.sets(st.integers(0, 9)))
 def test_fewest_tokens_first(lengths: list[int], removed: set[int]) -> None:
-    queue, views = policy(NEVER_S * 10), [View(length, time.time()) for length in lengths]
+    queue = policy(NEVER_S * 10)
+    views = [View(length, time.time()) for length in lengths]
     for view in views:
         queue.add(view)
     for index in removed:
@@ -50,23 +51,29 @@ def test_fewest_tokens_first(lengths: list[int], removed: set[int]) -> None:
 
 
 def test_a_request_that_has_waited_too_long_is_not_overtaken() -> None:
-    queue, now_s = policy(60.0), time.time()
-    fresh, older, oldest = View(1, now_s + NEVER_S), View(9, now_s - 2 * 3600), View(99, now_s - 3 * 3600)
+    queue = policy(60.0)
+    now_s = time.time()
+    fresh = View(1, now_s + NEVER_S)
+    older = View(9, now_s - 2 * 3600)
+    oldest = View(99, now_s - 3 * 3600)
     for view in (fresh, older, oldest):
         queue.add(view)
     assert list(queue.waiting()) == [oldest, older, fresh]
 
 
 def test_a_preempted_request_goes_before_its_equals() -> None:
-    queue, arrival_s = policy(NEVER_S * 10), time.time()
-    waiting, preempted = View(4, arrival_s), View(4, arrival_s, RequestStatus.PREEMPTED)
+    queue = policy(NEVER_S * 10)
+    arrival_s = time.time()
+    waiting = View(4, arrival_s)
+    preempted = View(4, arrival_s, RequestStatus.PREEMPTED)
     queue.add(waiting)
     queue.add(preempted)
     assert list(queue.waiting()) == [preempted, waiting]
 
 
 def test_it_drives_an_engine() -> None:
-    """The engine has one row, so requests run one after another and finish in the policy's order."""
+    """The engine has one row, so requests run one after another and finish in the policy's
+    order."""
     engine = FakeEngine(policy=policy(NEVER_S * 10), max_num_seqs=1)
     for name, length in [("long", 20), ("short", 2), ("middle", 9)]:
         engine.add(name, [3] * length, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))

@@ -9,9 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_arguments
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_calls,
+    read_arguments,
+)
 
-START, END = "<function=", "</function>"
+START = "<function="
+END = "</function>"
 STARTS = Markers(START)
 STOPS = Stops(before={END: (START,), START: ()})
 
@@ -20,7 +28,8 @@ class FunctionTagToolParser(StreamParser):
     ends = (END,)
 
     def read(self) -> Steps[None]:
-        """Stream text up to the next tag, then try to read a call. What is not a call stays text."""
+        """Stream text up to the next tag, then try to read a call. What is not a call stays
+        text."""
         while (yield from self.prose(STARTS)):
             yield from self.attempt(self._call())
 
@@ -37,4 +46,8 @@ class FunctionTagToolParser(StreamParser):
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         """Let a grammar enforce the form: after START, nothing but a whole call can follow."""
-        return constrained_calls(tools, lambda name: f"{START}{name}>", END, [START]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, lambda name: f"{START}{name}>", END, [START])
+            if choice == "auto"
+            else None
+        )

@@ -1,1 +1,2 @@
-"""Routes for operators: the health of the server, its settings, its plugins and its API description."""
+"""Routes for operators: the health of the server, its settings, its plugins and its API
+description."""

@@ -20,8 +20,8 @@ from pegboard_api_admin.query import read_flags, read_query
 
 
 class AdminApi:
-    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of `PauseRoutes`. With the option
-    `profile_directory`: POST /start_profile and /stop_profile."""
+    """GET /server_info, POST /reset_prefix_cache, GET /v1/pegboard/plugins, and the routes of
+    `PauseRoutes`. With the option `profile_directory`: POST /start_profile and /stop_profile."""
 
     def __init__(self, options: AdminOptions, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -44,7 +44,8 @@ class AdminApi:
         return error_body(status, message, parameter)
 
     async def _server_info(self, request: Request) -> Response:
-        """All settings, where each came from, and the machine. ?config_format=text (the default) or json."""
+        """All settings, where each came from, and the machine. ?config_format=text (the default) or
+        json."""
         query = read_query(request, {"config_format": ("text", "json")})
         settings: Any = await self._client.control("settings")
         as_text = query.get("config_format", "text") == "text"
@@ -54,11 +55,13 @@ class AdminApi:
             "platform": platform.platform(),
             "machine": platform.machine(),
         }
-        return JSONResponse({"pegboard_config": _as_text(settings) if as_text else settings, "system_env": system})
+        return JSONResponse(
+            {"pegboard_config": _as_text(settings) if as_text else settings, "system_env": system}
+        )
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
-        """Empty the prefix cache. success is false when requests hold cached blocks; ?reset_running_requests=true makes those
-        recompute."""
+        """Empty the prefix cache. success is false when requests hold cached blocks;
+        ?reset_running_requests=true makes those recompute."""
         flags = read_flags(request, "reset_running_requests")
         is_reset = await self._client.control("reset_prefix_cache", **flags)
         return JSONResponse({"success": bool(is_reset)})
@@ -76,8 +79,8 @@ class AdminApi:
         return Response()
 
     async def _plugins(self, request: Request) -> Response:
-        """The installed plugins, and every choice between them with its reasons: first those of the API process, then those of
-        the engine."""
+        """The installed plugins, and every choice between them with its reasons: first those of the
+        API process, then those of the engine."""
         read_query(request, {})
         here: Any = await self._client.control("plugins")
         there: Any = await self._client.control("decisions")
@@ -89,4 +92,8 @@ class AdminApi:
 def _as_text(settings: Mapping[str, Any]) -> str:
     """One line per setting: `engine.max_model_len = 4096`."""
     sections = ((name, values) for name, values in settings.items() if isinstance(values, Mapping))
-    return "\n".join(f"{section}.{name} = {value!r}" for section, values in sections for name, value in values.items())
+    return "\n".join(
+        f"{section}.{name} = {value!r}"
+        for section, values in sections
+        for name, value in values.items()
+    )

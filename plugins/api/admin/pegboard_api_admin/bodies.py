@@ -1,4 +1,5 @@
-"""JSON bodies of the operators' routes: how they are read, and what /openapi.json says about them."""
+"""JSON bodies of the operators' routes: how they are read, and what /openapi.json says about
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def described(answer: Any, body_model: type[BaseModel]) -> Any:
 
 
 def read_body(body: bytes, model: type[Any]) -> Any:
-    """Return the body as an object of the pydantic model. Raises MalformedRequest, which names the first wrong field."""
+    """Return the body as an object of the pydantic model. Raises MalformedRequest, which names the
+    first wrong field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

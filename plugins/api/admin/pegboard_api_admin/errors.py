@@ -1,4 +1,5 @@
-"""The error body of the operators' routes. It has OpenAI's shape, so that one client can read all of them."""
+"""The error body of the operators' routes. It has OpenAI's shape, so that one client can read all
+of them."""
 
 from __future__ import annotations
 
@@ -7,4 +8,11 @@ from typing import Any
 
 
 def error_body(status: int, message: str, parameter: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": HTTPStatus(status).phrase, "param": parameter, "code": status}}
+    return {
+        "error": {
+            "message": message,
+            "type": HTTPStatus(status).phrase,
+            "param": parameter,
+            "code": status,
+        }
+    }

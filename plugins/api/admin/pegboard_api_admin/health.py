@@ -1,4 +1,5 @@
-"""The api `health`: the routes that load balancers and hosting platforms call. Only /load needs an API key."""
+"""The api `health`: the routes that load balancers and hosting platforms call. Only /load needs an
+API key."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from pegboard_api_admin.errors import error_body
 
 
 class HealthApi:
-    """GET /health and GET or POST /ping: 200 while the engine is alive, 503 after it has died, without a body. GET /version. GET
-    /load."""
+    """GET /health and GET or POST /ping: 200 while the engine is alive, 503 after it has died,
+    without a body. GET /version. GET /load."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client

@@ -1,5 +1,6 @@
-"""The api `lora_admin`: adapters are loaded and unloaded while the server runs, with vLLM's routes, bodies and messages. It runs
-only when enabled, because its clients choose which files of this machine are read."""
+"""The api `lora_admin`: adapters are loaded and unloaded while the server runs, with vLLM's routes,
+bodies and messages. It runs only when enabled, because its clients choose which files of this
+machine are read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from pegboard_api_admin.errors import error_body
 from pegboard_api_admin.folders import named, resolved
 from pegboard_api_admin.options import LoRAOptions
 
-INVALID, NOT_FOUND = "InvalidUserInput", "NotFoundError"
+INVALID = "InvalidUserInput"
+NOT_FOUND = "NotFoundError"
 
 
 class LoadBody(BaseModel):
@@ -64,11 +66,17 @@ class LoRAApi:
             return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", INVALID)
         if not body.load_inplace and self._is_adapter(name):
             told = "If you want to load the adapter in place, set 'load_inplace' to True."
-            return _refused(400, f"The lora adapter '{name}' has already been loaded. {told}", INVALID)
+            return _refused(
+                400, f"The lora adapter '{name}' has already been loaded. {told}", INVALID
+            )
         folder = await asyncio.to_thread(named, body.lora_path, self._directories)
         if folder is None or not folder.is_dir():
-            return _refused(404, f"Loading lora {name} failed: No adapter found for {body.lora_path}", NOT_FOUND)
-        await self._client.control("load_lora_adapter", name=name, path=body.lora_path, load_inplace=body.load_inplace)
+            return _refused(
+                404, f"Loading lora {name} failed: No adapter found for {body.lora_path}", NOT_FOUND
+            )
+        await self._client.control(
+            "load_lora_adapter", name=name, path=body.lora_path, load_inplace=body.load_inplace
+        )
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload(self, http: Request) -> Response:
@@ -76,7 +84,9 @@ class LoRAApi:
         body = read_body(await http.body(), UnloadBody)
         name = body.lora_name
         if not name:
-            return _refused(400, "'lora_name' needs to be provided to unload a LoRA adapter.", INVALID)
+            return _refused(
+                400, "'lora_name' needs to be provided to unload a LoRA adapter.", INVALID
+            )
         adapter = await self._client.adapter(name) if self._is_adapter(name) else None
         if adapter is None or body.lora_int_id not in (None, adapter.lora_int_id):
             return _refused(404, f"The lora adapter '{name}' cannot be found.", NOT_FOUND)
@@ -84,9 +94,13 @@ class LoRAApi:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _is_adapter(self, name: str) -> bool:
-        return any(model.name == name and model.parent is not None for model in self._client.models())
+        return any(
+            model.name == name and model.parent is not None for model in self._client.models()
+        )
 
 
 def _refused(status: int, message: str, kind: str) -> Response:
     shown = message if len(message) <= 2000 else f"{message[:1999]}…"
-    return JSONResponse({"error": {"message": shown, "type": kind, "param": None, "code": status}}, status)
+    return JSONResponse(
+        {"error": {"message": shown, "type": kind, "param": None, "code": status}}, status
+    )

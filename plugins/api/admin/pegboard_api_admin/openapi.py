@@ -1,7 +1,8 @@
 """The api `openapi`: GET /openapi.json, a description of all routes of this server.
 
-The description is made from the routes themselves. A route's endpoint may have an attribute `body_model`, the pydantic model of
-its JSON body. The endpoint's docstring is the summary. An endpoint without them is described only by its path and method.
+The description is made from the routes themselves. A route's endpoint may have an attribute
+`body_model`, the pydantic model of its JSON body. The endpoint's docstring is the summary. An
+endpoint without them is described only by its path and method.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class OpenApi:
         if self._description is None:
             self._description = describe(request.app.routes)
         prefix = request.scope.get("root_path")
-        return JSONResponse({**self._description, "servers": [{"url": prefix}]} if prefix else self._description)
+        return JSONResponse(
+            {**self._description, "servers": [{"url": prefix}]} if prefix else self._description
+        )
 
 
 def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
@@ -63,21 +66,31 @@ def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
 def _operation(route: Route, method: str, schemas: dict[str, Any]) -> dict[str, Any]:
     endpoint = route.endpoint
     name = re.sub(r"\W+", "_", f"{method.lower()}_{route.path}").strip("_")
-    operation: dict[str, Any] = {"operationId": name, "responses": {"200": {"description": "The answer"}}}
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "responses": {"200": {"description": "The answer"}},
+    }
     if endpoint.__doc__:
         operation["summary"] = " ".join(endpoint.__doc__.split())
     parameters = _PARAMETER.findall(route.path)
     if parameters:
         text = {"type": "string"}
-        operation["parameters"] = [{"name": item, "in": "path", "required": True, "schema": text} for item in parameters]
+        operation["parameters"] = [
+            {"name": item, "in": "path", "required": True, "schema": text} for item in parameters
+        ]
     model = getattr(endpoint, "body_model", None)
     if model is not None:
         schema = model.model_json_schema(ref_template=_REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
         reference = {"$ref": _REFERENCE.format(model=model.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
-        error = {"content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
+        error = {
+            "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+        }
         operation["responses"]["4XX"] = {"description": "The request is wrong", **error}
         schemas["Error"] = _ERROR
     return operation

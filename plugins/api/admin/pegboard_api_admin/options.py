@@ -18,7 +18,11 @@ class AdminOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile_directory: Path | None = Field(
-        None, description="folder that POST /start_profile lets the profiler write to; default: there is no such route"
+        None,
+        description=(
+            "folder that POST /start_profile lets the profiler write to; default: there is no "
+            "such route"
+        ),
     )
 
 
@@ -28,7 +32,11 @@ class LoRAOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     directories: tuple[Path, ...] | None = Field(
-        None, description="folders below which adapters may be loaded; default: any folder that the server can read, as in vLLM"
+        None,
+        description=(
+            "folders below which adapters may be loaded; default: any folder that the server can "
+            "read, as in vLLM"
+        ),
     )
 
     _one_is_a_list = field_validator("directories", mode="before")(as_list)
@@ -40,7 +48,11 @@ class WorkerOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     directories: tuple[Path, ...] | None = Field(
-        None, description="folders below which POST /update_weights may read; default: any folder that the server can read"
+        None,
+        description=(
+            "folders below which POST /update_weights may read; default: any folder that the "
+            "server can read"
+        ),
     )
 
     _one_is_a_list = field_validator("directories", mode="before")(as_list)

@@ -1,4 +1,5 @@
-"""The routes of the api `admin` that pause the engine, let it sleep, and end requests. They are vLLM's."""
+"""The routes of the api `admin` that pause the engine, let it sleep, and end requests. They are
+vLLM's."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ POLL_S = 0.01
 
 
 class AbortBody(BaseModel):
-    """Body of POST /abort_requests: ids of answers, as clients see them. Unknown ids are ignored, because the request may just
-    have finished."""
+    """Body of POST /abort_requests: ids of answers, as clients see them. Unknown ids are ignored,
+    because the request may just have finished."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,7 +32,8 @@ class AbortBody(BaseModel):
 
 
 class PauseRoutes:
-    """POST /pause, /resume, /sleep, /wake_up and /abort_requests, GET /is_paused and /is_sleeping."""
+    """POST /pause, /resume, /sleep, /wake_up and /abort_requests, GET /is_paused and
+    /is_sleeping."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -48,8 +50,9 @@ class PauseRoutes:
         ]
 
     async def _pause(self, request: Request) -> Response:
-        """Stop computing; requests that arrive wait. ?mode=abort (the default), wait or keep says what becomes of the running
-        ones. ?clear_cache=false keeps the prefix cache. Answers when the engine has stopped."""
+        """Stop computing; requests that arrive wait. ?mode=abort (the default), wait or keep says
+        what becomes of the running ones. ?clear_cache=false keeps the prefix cache. Answers when
+        the engine has stopped."""
         flags = ("true", "false", "1", "0")
         query = read_query(request, {"mode": MODES, "clear_cache": flags})
         clears = query.get("clear_cache", "true") in ("true", "1")
@@ -68,14 +71,18 @@ class PauseRoutes:
         return JSONResponse({"is_paused": bool(await self._client.control("is_paused"))})
 
     async def _sleep(self, request: Request) -> Response:
-        """Pause and release memory. ?level=0 releases none; 1 (the default) the KV cache, and the weights after they were saved;
-        2 both, and the weights are read from the checkpoint again. ?mode= as in /pause. Needs --enable-sleep-mode."""
+        """Pause and release memory. ?level=0 releases none; 1 (the default) the KV cache, and the
+        weights after they were saved; 2 both, and the weights are read from the checkpoint again.
+        ?mode= as in /pause. Needs --enable-sleep-mode."""
         query = read_query(request, {"level": ("0", "1", "2"), "mode": MODES})
-        await self._until("sleep", level=int(query.get("level", "1")), mode=query.get("mode", "abort"))
+        await self._until(
+            "sleep", level=int(query.get("level", "1")), mode=query.get("mode", "abort")
+        )
         return Response()
 
     async def _wake_up(self, request: Request) -> Response:
-        """Take the memory again: all of it, or that of ?tags=weights or ?tags=kv_cache. Then the engine serves."""
+        """Take the memory again: all of it, or that of ?tags=weights or ?tags=kv_cache. Then the
+        engine serves."""
         read_query(request, {"tags": TAGS})
         await self._client.control("wake_up", tags=request.query_params.getlist("tags") or None)
         return Response()

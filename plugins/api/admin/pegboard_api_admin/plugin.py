@@ -33,7 +33,10 @@ ADMIN = ApiSpec(
             ),
             ENABLE.format("admin"),
         ),
-        **dict.fromkeys(("/start_profile", "/stop_profile"), f"{ENABLE.format('admin')} --api.admin.profile_directory FOLDER"),
+        **dict.fromkeys(
+            ("/start_profile", "/stop_profile"),
+            f"{ENABLE.format('admin')} --api.admin.profile_directory FOLDER",
+        ),
     },
 )
 OPENAPI = ApiSpec(api="1.0", implementation="pegboard_api_admin.openapi:OpenApi")
@@ -42,7 +45,9 @@ LORA = ApiSpec(
     implementation="pegboard_api_admin.lora:LoRAApi",
     options="pegboard_api_admin.options:LoRAOptions",
     flags=frozenset({"loads_adapters"}),
-    switches=dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--allow-runtime-lora-updating"),
+    switches=dict.fromkeys(
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--allow-runtime-lora-updating"
+    ),
 )
 WORKERS = ApiSpec(
     api="1.0",

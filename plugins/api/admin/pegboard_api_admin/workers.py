@@ -1,5 +1,6 @@
-"""The api `worker_admin`: calls of the workers and new weights while the server runs. It runs only when enabled, because its
-clients run methods that the server's owner has added to the workers, and choose which files of this machine are read."""
+"""The api `worker_admin`: calls of the workers and new weights while the server runs. It runs only
+when enabled, because its clients run methods that the server's owner has added to the workers, and
+choose which files of this machine are read."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from pegboard_api_admin.query import read_query
 
 
 class CallBody(BaseModel):
-    """Body of POST /collective_rpc. method: the name of a method of the worker extension. timeout: seconds."""
+    """Body of POST /collective_rpc. method: the name of a method of the worker extension. timeout:
+    seconds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,26 +69,33 @@ class WorkersApi:
         return error_body(status, message, parameter)
 
     async def _collective_rpc(self, http: Request) -> Response:
-        """Call a method of --worker-extension-cls on every worker, between two steps. The results are in rank order: objects and
-        lists as they are, everything else as text."""
+        """Call a method of --worker-extension-cls on every worker, between two steps. The results
+        are in rank order: objects and lists as they are, everything else as text."""
         read_query(http, {})
         body = read_body(await http.body(), CallBody)
-        called = self._client.control("collective_rpc", method=body.method, args=body.args, kwargs=body.kwargs)
+        called = self._client.control(
+            "collective_rpc", method=body.method, args=body.args, kwargs=body.kwargs
+        )
         try:
             results: Any = await asyncio.wait_for(called, body.timeout)
         except TimeoutError:
-            told = f"the workers have not answered within timeout = {body.timeout} s; the method runs on"
+            told = (
+                f"the workers have not answered within timeout = {body.timeout} s; the method "
+                "runs on"
+            )
             return JSONResponse(error_body(504, told, "timeout"), 504)
         return JSONResponse({"results": [_shown(result) for result in results]})
 
     async def _update_weights(self, http: Request) -> Response:
-        """Replace the weights by those of another checkpoint of the same model. Answers when they are in use. What was computed
-        with the old ones is not used any more."""
+        """Replace the weights by those of another checkpoint of the same model. Answers when they
+        are in use. What was computed with the old ones is not used any more."""
         read_query(http, {})
         body = read_body(await http.body(), UpdateBody)
         path = await asyncio.to_thread(named, body.update_info.path, self._directories)
         if path is None:
-            raise RequestError("update_info.path: not a checkpoint that clients may name", parameter="path")
+            raise RequestError(
+                "update_info.path: not a checkpoint that clients may name", parameter="path"
+            )
         while await self._client.control("update_weights", path=str(path), mode=body.mode) is False:
             await asyncio.sleep(POLL_S)
         return JSONResponse({"message": "Weights updated"})

@@ -1,4 +1,5 @@
-"""The operators' routes need the key, check their query strings, and show the state of the server."""
+"""The operators' routes need the key, check their query strings, and show the state of the
+server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from pegboard_server.app import build_app
 from pegboard_testing.fake_client import FakeEngineClient
 
 OPTIONS = AdminOptions(profile_directory=Path("/traces"))
-SETTINGS = {"engine": {"model": "m", "seed": 0}, "server": {"port": 1}, "sources": {"model": "the command line"}}
+SETTINGS = {
+    "engine": {"model": "m", "seed": 0},
+    "server": {"port": 1},
+    "sources": {"model": "the command line"},
+}
 
 
 @pytest.fixture
@@ -37,28 +42,39 @@ def client(engine):
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [(*r.methods - {"HEAD"}, r.path) for r in AdminApi(OPTIONS, ApiSetup(None)).routes()]
+    ("method", "path"),
+    [(*r.methods - {"HEAD"}, r.path) for r in AdminApi(OPTIONS, ApiSetup(None)).routes()],
 )
 def test_behind_the_key(engine, method, path):
     guarded = make_client(engine, api_key=["k"])
     assert guarded.request(method, path).status_code == 401
     assert engine.controls == []
-    wrong = guarded.request(method, path, params={"nonsense": 1}, headers={"Authorization": "Bearer k"})
+    wrong = guarded.request(
+        method, path, params={"nonsense": 1}, headers={"Authorization": "Bearer k"}
+    )
     assert wrong.status_code == 400
     assert wrong.json()["error"] == {
-        "message": wrong.json()["error"]["message"], "type": "Bad Request", "param": "nonsense", "code": 400
-    }  # fmt: skip
+        "message": wrong.json()["error"]["message"],
+        "type": "Bad Request",
+        "param": "nonsense",
+        "code": 400,
+    }
 
 
 def test_server_info(client):
     as_json = client.get("/server_info", params={"config_format": "json"}).json()
     assert as_json["pegboard_config"] == SETTINGS and as_json["system_env"]["python"]
     as_text = client.get("/server_info").json()["pegboard_config"]
-    assert "engine.model = 'm'" in as_text.splitlines() and "server.port = 1" in as_text.splitlines()
+    assert (
+        "engine.model = 'm'" in as_text.splitlines() and "server.port = 1" in as_text.splitlines()
+    )
     assert client.get("/server_info", params={"config_format": "xml"}).status_code == 400
 
 
-@pytest.mark.parametrize(("query", "arguments"), [("", {}), ("?reset_running_requests=true", {"reset_running_requests": True})])
+@pytest.mark.parametrize(
+    ("query", "arguments"),
+    [("", {}), ("?reset_running_requests=true", {"reset_running_requests": True})],
+)
 @pytest.mark.parametrize("result", [True, False])
 def test_reset_prefix_cache(client, engine, query, arguments, result):
     engine.control_results["reset_prefix_cache"] = result
@@ -69,11 +85,17 @@ def test_reset_prefix_cache(client, engine, query, arguments, result):
 
 
 def test_plugins_of_both_processes(client, engine):
-    engine.control_results["plugins"] = {"installed": [{"name": "a"}], "decisions": [{"kind": "tokenizer"}]}
+    engine.control_results["plugins"] = {
+        "installed": [{"name": "a"}],
+        "decisions": [{"kind": "tokenizer"}],
+    }
     engine.control_results["decisions"] = [{"kind": "attention"}]
     assert client.get("/v1/pegboard/plugins").json() == {
         "installed": [{"name": "a"}],
-        "decisions": [{"process": "api", "kind": "tokenizer"}, {"process": "engine", "kind": "attention"}],
+        "decisions": [
+            {"process": "api", "kind": "tokenizer"},
+            {"process": "engine", "kind": "attention"},
+        ],
     }
 
 
@@ -107,10 +129,15 @@ def test_a_pause_is_answered_when_the_engine_has_stopped(client, engine, monkeyp
     assert client.post("/pause?mode=wait").json() == {"status": "paused"} and not answers
 
 
-@pytest.mark.parametrize("path", ["/sleep?level=3", "/sleep?mode=now", "/pause?clear_cache=maybe", "/wake_up?tags=kv"])
+@pytest.mark.parametrize(
+    "path", ["/sleep?level=3", "/sleep?mode=now", "/pause?clear_cache=maybe", "/wake_up?tags=kv"]
+)
 def test_wrong_values_name_their_parameter(client, engine, path):
     answer = client.post(path)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == path.partition("?")[2].partition("=")[0]
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"]["param"] == path.partition("?")[2].partition("=")[0]
+    )
     assert engine.controls == []
 
 

@@ -22,10 +22,18 @@ def engine():
 
 @pytest.fixture
 def client(engine):
-    return TestClient(build_app([("health", HealthApi(None, ApiSetup(engine)), HEALTH)], engine, ServerConfig(api_key=["k"])))
+    return TestClient(
+        build_app(
+            [("health", HealthApi(None, ApiSetup(engine)), HEALTH)],
+            engine,
+            ServerConfig(api_key=["k"]),
+        )
+    )
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+)
 def test_alive_and_dead(client, engine, method, path):
     alive = client.request(method, path)
     assert alive.status_code == 200 and alive.content == b""
@@ -49,4 +57,7 @@ def test_everything_else_is_guarded(client):
 
 
 def test_spec_opens_all_routes_but_load(engine):
-    assert {route.path for route in HealthApi(None, ApiSetup(engine)).routes()} == {*HEALTH.public_paths, "/load"}
+    assert {route.path for route in HealthApi(None, ApiSetup(engine)).routes()} == {
+        *HEALTH.public_paths,
+        "/load",
+    }

@@ -45,7 +45,10 @@ def test_the_path_prefix_is_named():
     client = TestClient(build_app(apis, engine, ServerConfig(root_path="/llm/")))
     for path in ("/openapi.json", "/llm/openapi.json"):
         assert client.get(path).json()["servers"] == [{"url": "/llm"}]
-    assert "servers" not in TestClient(build_app(apis, engine, ServerConfig())).get("/openapi.json").json()
+    assert (
+        "servers"
+        not in TestClient(build_app(apis, engine, ServerConfig())).get("/openapi.json").json()
+    )
 
 
 def test_routes_of_every_api_are_described():
@@ -56,11 +59,20 @@ def test_routes_of_every_api_are_described():
         ("third", ThirdPartyApi(), ApiSpec(api="1.0", implementation="x:y")),
     ]
     document = TestClient(build_app(apis, engine, ServerConfig())).get("/openapi.json").json()
-    assert set(document["paths"]) == {"/openapi.json", "/health", "/ping", "/version", "/load", "/things/{name}"}
+    assert set(document["paths"]) == {
+        "/openapi.json",
+        "/health",
+        "/ping",
+        "/version",
+        "/load",
+        "/things/{name}",
+    }
     assert set(document["paths"]["/ping"]) == {"get", "post"}
     made = document["paths"]["/things/{name}"]["post"]
     assert made["summary"] == "Make a thing." and made["parameters"][0]["name"] == "name"
     schema = made["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert schema == "#/components/schemas/Body"
-    assert document["components"]["schemas"]["Body"]["properties"]["inner"] == {"$ref": "#/components/schemas/Inner"}
+    assert document["components"]["schemas"]["Body"]["properties"]["inner"] == {
+        "$ref": "#/components/schemas/Inner"
+    }
     assert document["components"]["schemas"]["Inner"]["required"] == ["depth"]

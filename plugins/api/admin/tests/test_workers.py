@@ -23,7 +23,13 @@ def engine():
 
 
 def make_client(engine, directories=None, **settings):
-    apis = [("worker_admin", WorkersApi(WorkerOptions(directories=directories), ApiSetup(engine)), WORKERS)]
+    apis = [
+        (
+            "worker_admin",
+            WorkersApi(WorkerOptions(directories=directories), ApiSetup(engine)),
+            WORKERS,
+        )
+    ]
     return TestClient(build_app(apis, engine, ServerConfig(**settings)))
 
 
@@ -40,9 +46,14 @@ def test_behind_the_key(engine, path):
 
 def test_a_method_is_called_and_its_results_are_shown(client, engine):
     engine.control_results["collective_rpc"] = [None, {"a": 1}, [2], 3, "text"]
-    answer = client.post("/collective_rpc", json={"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}, "timeout": 5})
+    answer = client.post(
+        "/collective_rpc",
+        json={"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}, "timeout": 5},
+    )
     assert answer.json() == {"results": [None, {"a": 1}, [2], "3", "text"]}
-    assert engine.controls == [("collective_rpc", {"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}})]
+    assert engine.controls == [
+        ("collective_rpc", {"method": "m", "args": ["x", 1], "kwargs": {"y": [2]}})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +90,17 @@ def test_failures_are_shown(client, engine, monkeypatch):
 
 
 def test_weights_are_updated_when_the_engine_says_so(client, engine, monkeypatch, tmp_path):
-    calls, answers = [], [False, False, True]
+    calls = []
+    answers = [False, False, True]
 
     async def control(action, **arguments):
         calls.append((action, arguments))
         return answers.pop(0)
 
     monkeypatch.setattr(engine, "control", control)
-    answer = client.post("/update_weights", json={"update_info": {"path": str(tmp_path)}, "mode": "wait"})
+    answer = client.post(
+        "/update_weights", json={"update_info": {"path": str(tmp_path)}, "mode": "wait"}
+    )
     assert answer.json() == {"message": "Weights updated"}
     assert calls == [("update_weights", {"path": str(tmp_path.resolve()), "mode": "wait"})] * 3
 
@@ -113,8 +127,18 @@ def test_only_the_named_folders_are_read(engine, tmp_path):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "weights/link").symlink_to(tmp_path / "secret")
     client = make_client(engine, directories=str(tmp_path / "weights"))
-    for path in (tmp_path / "secret", tmp_path / "weights/link", tmp_path / "weights/../secret", tmp_path / "missing"):
+    for path in (
+        tmp_path / "secret",
+        tmp_path / "weights/link",
+        tmp_path / "weights/../secret",
+        tmp_path / "missing",
+    ):
         answer = client.post("/update_weights", json={"update_info": {"path": str(path)}})
         assert answer.status_code == 400 and "may name" in answer.json()["error"]["message"]
     assert engine.controls == []
-    assert client.post("/update_weights", json={"update_info": {"path": str(tmp_path / "weights/step 1")}}).status_code == 200
+    assert (
+        client.post(
+            "/update_weights", json={"update_info": {"path": str(tmp_path / "weights/step 1")}}
+        ).status_code
+        == 200
+    )

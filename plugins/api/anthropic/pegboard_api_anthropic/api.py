@@ -14,13 +14,31 @@ from starlette.routing import BaseRoute, Route
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.interfaces.api import ApiSetup, RequestOptions
 from pegboard.interfaces.tokenizer import Chat
-from pegboard_api_anthropic.conversation import read_choice, read_messages, read_tools, structure, template_kwargs
-from pegboard_api_anthropic.fields import CountTokensRequest, MessagesRequest, PromptFields, parse_body
+from pegboard_api_anthropic.conversation import (
+    read_choice,
+    read_messages,
+    read_tools,
+    structure,
+    template_kwargs,
+)
+from pegboard_api_anthropic.fields import (
+    CountTokensRequest,
+    MessagesRequest,
+    PromptFields,
+    parse_body,
+)
 from pegboard_api_anthropic.message import Message, StreamEvent
 from pegboard_chat.chats import ChatRequest, Chats, ParsedOutput
 from pegboard_chat.off_loop import off_loop
 from pegboard_server.json_api import json_response, served_model
-from pegboard_server.streaming import EventStream, chain, exhaust, first_of, named_event, while_connected
+from pegboard_server.streaming import (
+    EventStream,
+    chain,
+    exhaust,
+    first_of,
+    named_event,
+    while_connected,
+)
 
 
 class AnthropicApi:
@@ -74,10 +92,14 @@ class AnthropicApi:
         return json_response({"input_tokens": len(token_ids)})
 
     def _params(self, request: MessagesRequest) -> SamplingParams:
-        """The sampling parameters. The output is always read in pieces (DELTA), so that a whole message is the sum of its
-        stream."""
+        """The sampling parameters. The output is always read in pieces (DELTA), so that a whole
+        message is the sum of its stream."""
         values = dict(self._client.default_params())
-        limits = [limit for limit in (request.max_tokens, values.pop("max_tokens", None)) if limit is not None]
+        limits = [
+            limit
+            for limit in (request.max_tokens, values.pop("max_tokens", None))
+            if limit is not None
+        ]
         given = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -86,7 +108,10 @@ class AnthropicApi:
         }
         values.update({name: value for name, value in given.items() if value is not None})
         return SamplingParams(
-            **values, max_tokens=min(limits), structured_outputs=structure(request), output_kind=RequestOutputKind.DELTA
+            **values,
+            max_tokens=min(limits),
+            structured_outputs=structure(request),
+            output_kind=RequestOutputKind.DELTA,
         )
 
 
@@ -103,10 +128,18 @@ def _chat_request(request: PromptFields, cache_salt: str | None = None) -> ChatR
     )
     choice, name = read_choice(request.tool_choice)
     is_parallel = request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use
-    return ChatRequest(chat=chat, tool_choice=choice, function=name, parallel_tool_calls=is_parallel, cache_salt=cache_salt)
+    return ChatRequest(
+        chat=chat,
+        tool_choice=choice,
+        function=name,
+        parallel_tool_calls=is_parallel,
+        cache_salt=cache_salt,
+    )
 
 
-async def _events(message: Message, outputs: AsyncGenerator[ParsedOutput, None]) -> AsyncGenerator[list[StreamEvent], None]:
+async def _events(
+    message: Message, outputs: AsyncGenerator[ParsedOutput, None]
+) -> AsyncGenerator[list[StreamEvent], None]:
     """Yields the events of each output together. Closing it aborts the request."""
     async with aclosing(outputs):
         async for output in outputs:
@@ -136,7 +169,8 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, parameter: str | None = None) -> dict[str, Any]:
-    """The body of an error, also used for the event `error` in a stream. The message names the parameter."""
+    """The body of an error, also used for the event `error` in a stream. The message names the
+    parameter."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if parameter is not None and parameter not in message:
         message = f"{parameter}: {message}"

@@ -1,5 +1,5 @@
-"""Turns the fields of a body into a conversation in OpenAI's shape: messages, tools, template switches, and the schema of the
-answer."""
+"""Turns the fields of a body into a conversation in OpenAI's shape: messages, tools, template
+switches, and the schema of the answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pegboard.errors import RequestError, brief
 from pegboard_api_anthropic.fields import PromptFields, ToolChoice, wrong
 
 BILLING = "x-anthropic-billing-header"
-"""The beginning of a text block that Anthropic's tools put into the system prompt. The block is removed: it differs in every
-request, so it would defeat the prefix cache, and it means nothing to the model."""
+"""The beginning of a text block that Anthropic's tools put into the system prompt. The block is
+removed: it differs in every request, so it would defeat the prefix cache, and it means nothing to
+the model."""
 
 
 def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's shape. Tool results become messages of the role tool; they are placed before the text that the user
-    sent with them. Other fields than role and content are ignored, because clients send whole answers back. Raises RequestError
-    naming `messages.0.content`."""
+    """Messages in OpenAI's shape. Tool results become messages of the role tool; they are placed
+    before the text that the user sent with them. Other fields than role and content are ignored,
+    because clients send whole answers back. Raises RequestError naming `messages.0.content`."""
     found: list[dict[str, Any]] = []
     if system:
         text = _system_text(system, "system")
@@ -26,13 +27,19 @@ def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[di
     if not messages:
         raise RequestError("messages: at least one message is needed", parameter="messages")
     for index, message in enumerate(messages):
-        path, role = f"messages.{index}", message.get("role")
+        path = f"messages.{index}"
+        role = message.get("role")
         if role == "user":
             found += _user(message.get("content"), f"{path}.content")
         elif role == "assistant":
             found.append(_assistant(message.get("content"), f"{path}.content"))
         elif role == "system":
-            found.append({"role": "system", "content": _system_text(message.get("content"), f"{path}.content")})
+            found.append(
+                {
+                    "role": "system",
+                    "content": _system_text(message.get("content"), f"{path}.content"),
+                }
+            )
         else:
             raise wrong(f"{path}.role", "user, assistant or system", role)
     return found
@@ -51,11 +58,23 @@ def _user(content: Any, path: str) -> list[dict[str, Any]]:
         if block.get("type") == "tool_result":
             name = f"{path}.{index}"
             inner = _blocks(block.get("content") or "", f"{name}.content")
-            text = "\n".join(_text(part, f"{name}.content.{place}") for place, part in enumerate(inner))
-            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", name), "content": text})
+            text = "\n".join(
+                _text(part, f"{name}.content.{place}") for place, part in enumerate(inner)
+            )
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": _string(block, "tool_use_id", name),
+                    "content": text,
+                }
+            )
         else:
             texts.append(_text(block, f"{path}.{index}"))
-    return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
+    return (
+        [*results, {"role": "user", "content": "\n".join(texts)}]
+        if texts or not results
+        else results
+    )
 
 
 def _assistant(content: Any, path: str) -> dict[str, Any]:
@@ -63,7 +82,8 @@ def _assistant(content: Any, path: str) -> dict[str, Any]:
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(_blocks(content, path)):
-        name, kind = f"{path}.{index}", block.get("type")
+        name = f"{path}.{index}"
+        kind = block.get("type")
         if kind == "thinking":
             thoughts.append(_string(block, "thinking", name))
         elif kind == "tool_use":
@@ -71,9 +91,13 @@ def _assistant(content: Any, path: str) -> dict[str, Any]:
             if not isinstance(arguments, dict):
                 raise wrong(f"{name}.input", "an object", arguments)
             function = {"name": _string(block, "name", name), "arguments": arguments}
-            calls.append({"id": _string(block, "id", name), "type": "function", "function": function})
+            calls.append(
+                {"id": _string(block, "id", name), "type": "function", "function": function}
+            )
         elif kind == "redacted_thinking":
-            raise RequestError(f"{name}: redacted thinking cannot be read here; leave it out", parameter=name)
+            raise RequestError(
+                f"{name}: redacted thinking cannot be read here; leave it out", parameter=name
+            )
         else:
             texts.append(_text(block, name))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -94,7 +118,10 @@ def _blocks(content: Any, path: str) -> list[Mapping[str, Any]]:
 
 def _text(block: Mapping[str, Any], path: str) -> str:
     if block.get("type") != "text":
-        raise RequestError(f"{path}: blocks of type {brief(block.get('type'))} are not supported here", parameter=path)
+        raise RequestError(
+            f"{path}: blocks of type {brief(block.get('type'))} are not supported here",
+            parameter=path,
+        )
     return _string(block, "text", path)
 
 
@@ -114,9 +141,13 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
     for index, tool in enumerate(tools or ()):
         path = f"tools.{index}"
         if tool.get("type", "custom") != "custom":
-            message = f"{path}.type: {brief(tool['type'])} is not supported: this API has no tools that the server runs"
+            message = (
+                f"{path}.type: {brief(tool['type'])} is not supported: this API has no tools that "
+                "the server runs"
+            )
             raise RequestError(message, parameter=f"{path}.type")
-        name, schema = tool.get("name"), tool.get("input_schema")
+        name = tool.get("name")
+        schema = tool.get("input_schema")
         if not isinstance(name, str):
             raise wrong(f"{path}.name", "a string", name)
         if not isinstance(schema, dict):
@@ -143,7 +174,9 @@ def read_choice(given: ToolChoice | None) -> tuple[Any, str | None]:
     if given is None:
         return None, None
     if given.type == "tool" and given.name is None:
-        raise RequestError("tool_choice.name: a choice of type 'tool' names the tool", parameter="tool_choice.name")
+        raise RequestError(
+            "tool_choice.name: a choice of type 'tool' names the tool", parameter="tool_choice.name"
+        )
     return CHOICES[given.type], given.name
 
 

@@ -1,5 +1,5 @@
-"""The request bodies: every supported field, and the fields that do not change the answer. All other fields are refused by
-name."""
+"""The request bodies: every supported field, and the fields that do not change the answer. All
+other fields are refused by name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """Turns thinking on or off in the chat template. budget_tokens is not enforced. display is ignored: thinking is always
-    shown."""
+    """Turns thinking on or off in the chat template. budget_tokens is not enforced. display is
+    ignored: thinking is always shown."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -38,8 +38,9 @@ class OutputConfig(Fields):
 
 
 class PromptFields(Fields):
-    """The fields that become the prompt. `conversation` checks messages, system and tools. context_management has no effect: it
-    asks for a shorter prompt where one is too long, and agents send it always."""
+    """The fields that become the prompt. `conversation` checks messages, system and tools.
+    context_management has no effect: it asks for a shorter prompt where one is too long, and agents
+    send it always."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: Objects
@@ -76,7 +77,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """Returns the body as a checked `model`. Raises RequestError naming the wrong field, such as `messages.0.content`."""
+    """Returns the body as a checked `model`. Raises RequestError naming the wrong field, such as
+    `messages.0.content`."""
     given = {name: value for name, value in decode_body(body).items() if value is not None}
     check_items(given)
     try:
@@ -86,7 +88,9 @@ def parse_body(body: bytes, model: type[M]) -> M:
         path = ".".join(str(step) for step in first["loc"])[:MAX_PATH]
         if first["type"] == "extra_forbidden":
             raise RequestError(f"{path}: this field is not supported", parameter=path) from error
-        raise RequestError(f"{path}: {first['msg']}, got {brief(first['input'])}", parameter=path) from error
+        raise RequestError(
+            f"{path}: {first['msg']}, got {brief(first['input'])}", parameter=path
+        ) from error
 
 
 def wrong(path: str, expected: str, got: Any) -> RequestError:

@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from pegboard.data.output import CompletionOutput
-from pegboard.interfaces.output_parser import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
+from pegboard.interfaces.output_parser import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from pegboard_chat.chats import ParsedOutput
 
 
 class Message:
-    """Reads outputs and returns the events of the stream. At the end it also has the whole object."""
+    """Reads outputs and returns the events of the stream. At the end it also has the whole
+    object."""
 
     def __init__(self, name: str, model: str) -> None:
         self._name = name
@@ -35,7 +43,8 @@ class Message:
         }
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
-        """Returns the events of one output. The first output also begins the message, and the last output ends it."""
+        """Returns the events of one output. The first output also begins the message, and the last
+        output ends it."""
         (completion,) = output.outputs
         news: list[StreamEvent] = []
         if not self._has_begun:
@@ -53,7 +62,10 @@ class Message:
         if completion.finish_reason is not None:
             self._blocks.close(news)
             self._end = _ending(completion, has_calls=self._blocks.has_calls)
-            news += [{"type": "message_delta", "delta": self._end, "usage": dict(self._usage)}, {"type": "message_stop"}]
+            news += [
+                {"type": "message_delta", "delta": self._end, "usage": dict(self._usage)},
+                {"type": "message_stop"},
+            ]
         return news
 
 
@@ -106,7 +118,8 @@ class Blocks:
         """End the open block, if there is one."""
         if not self._is_open:
             return
-        block, text = self.content[-1], "".join(self._parts)
+        block = self.content[-1]
+        text = "".join(self._parts)
         if block["type"] == "tool_use":
             block["input"] = _input(text)
         else:
@@ -123,7 +136,8 @@ class Blocks:
 
     def _begin(self, block: dict[str, Any], news: list[StreamEvent]) -> None:
         self.content.append(block)
-        self._is_open, self._parts = True, []
+        self._is_open = True
+        self._parts = []
         news.append(self._event("start", content_block=dict(block)))
 
     def _grow(self, delta: dict[str, Any], text: str, news: list[StreamEvent]) -> None:
@@ -136,8 +150,8 @@ class Blocks:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The arguments as an object. Text that is not JSON (because it was cut off) is wrapped in an object, as Anthropic
-    advises."""
+    """The arguments as an object. Text that is not JSON (because it was cut off) is wrapped in an
+    object, as Anthropic advises."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

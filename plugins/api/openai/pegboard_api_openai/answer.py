@@ -1,5 +1,5 @@
-"""Shared code of chat and text completions: ids, the outputs of all prompts, the head of the object, usage, and the stream of
-chunks."""
+"""Shared code of chat and text completions: ids, the outputs of all prompts, the head of the
+object, usage, and the stream of chunks."""
 
 from __future__ import annotations
 
@@ -38,21 +38,24 @@ AT_ONCE = 8
 
 
 async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
-    """Yield the outputs of all streams in the order in which they arrive. The first exception ends all streams. Closing the
-    result closes every stream."""
+    """Yield the outputs of all streams in the order in which they arrive. The first exception ends
+    all streams. Closing the result closes every stream."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:  # type: ignore[type-var]
             async for output in only:
                 yield 0, output
         return
-    news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
+    news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(
+        maxsize=len(streams)
+    )
     tasks: list[asyncio.Task[None]] = []
     num_running = len(streams)
     try:
         for index, stream in enumerate(streams):
             tasks.append(asyncio.create_task(_pump(index, stream, news)))
             if index % AT_ONCE == AT_ONCE - 1:
-                await asyncio.sleep(0)  # each task tokenizes its prompt first, so a thousand would hold up the event loop
+                # each task tokenizes its prompt first, so a thousand would hold up the event loop
+                await asyncio.sleep(0)
         while num_running:
             index, item = await news.get()
             if item is None:
@@ -67,7 +70,9 @@ async def merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> Outputs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(index: int, stream: AsyncIterator[RequestOutput], news: "asyncio.Queue[Any]") -> None:
+async def _pump(
+    index: int, stream: AsyncIterator[RequestOutput], news: "asyncio.Queue[Any]"
+) -> None:
     try:
         async with aclosing(stream) as outputs:  # type: ignore[type-var]
             async for output in outputs:
@@ -100,21 +105,30 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerIds:
-    """The ids of one answer. Its response id comes from X-Request-Id, else from the body's request_id, else from the server. A
-    client may use the same id for two requests at once, so the engine gets a client's id with a random suffix. lora: the adapter
-    that the request names."""
+    """The ids of one answer. Its response id comes from X-Request-Id, else from the body's
+    request_id, else from the server. A client may use the same id for two requests at once, so the
+    engine gets a client's id with a random suffix. lora: the adapter that the request names."""
 
-    def __init__(self, prefix: str, http: Request, given: str | None, lora: "LoRARequest | None" = None) -> None:
+    def __init__(
+        self, prefix: str, http: Request, given: str | None, lora: "LoRARequest | None" = None
+    ) -> None:
         chosen = http.headers.get("x-request-id") or given
-        self.response_id = f"{prefix}-{chosen or getattr(http.state, 'request_id', None) or uuid.uuid4().hex}"
+        self.response_id = (
+            f"{prefix}-{chosen or getattr(http.state, 'request_id', None) or uuid.uuid4().hex}"
+        )
         self._lora = lora
-        self._engine_id = f"{self.response_id}-{uuid.uuid4().hex[:8]}" if chosen else self.response_id
+        self._engine_id = (
+            f"{self.response_id}-{uuid.uuid4().hex[:8]}" if chosen else self.response_id
+        )
 
     def options(self, priority: int, prompt_index: int | None = None) -> RequestOptions:
         """The options of the prompt at `prompt_index`. Pass None when there is only one prompt."""
         suffix = "" if prompt_index is None else f"-{prompt_index}"
         return RequestOptions(
-            request_id=self._engine_id + suffix, response_id=self.response_id, priority=priority, lora=self._lora
+            request_id=self._engine_id + suffix,
+            response_id=self.response_id,
+            priority=priority,
+            lora=self._lora,
         )
 
 
@@ -129,7 +143,10 @@ class Usage:
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count the new tokens of an output. The prompt is counted once."""
         if prompt_index not in self._prompts:
-            self._prompts[prompt_index] = (len(output.prompt_token_ids or ()), output.num_cached_tokens)
+            self._prompts[prompt_index] = (
+                len(output.prompt_token_ids or ()),
+                output.num_cached_tokens,
+            )
         for completion in output.outputs:
             self._num_completion_tokens += len(completion.token_ids)
 
@@ -147,25 +164,36 @@ class Usage:
 
 def usage_of(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, Any]:
     total = num_prompt_tokens + num_completion_tokens
-    return {"prompt_tokens": num_prompt_tokens, "total_tokens": total, "completion_tokens": num_completion_tokens}
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "total_tokens": total,
+        "completion_tokens": num_completion_tokens,
+    }
 
 
 class ChunkWriter:
     """Builds the events of one stream. The part that all chunks share is encoded once."""
 
-    def __init__(self, request: GenerationFields, head: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, request: GenerationFields, head: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
         options = request.stream_options
         forced = bool(settings.get("enable_force_include_usage"))
         self.include_usage = forced or bool(options and options.include_usage)
-        self.continuous = forced or bool(options and options.include_usage and options.continuous_usage_stats)
+        self.continuous = forced or bool(
+            options and options.include_usage and options.continuous_usage_stats
+        )
         self._start = b"data: " + encode(head)[:-1] + b',"choices":['
 
-    def chunk(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None, **more: Any) -> bytes:
+    def chunk(
+        self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None, **more: Any
+    ) -> bytes:
         """A chunk with one choice. more: further fields of the chunk."""
         if usage is not None:
             more["usage"] = usage
         end = b"]," + encode(more)[1:] if more else b"]}"
-        is_long = len(choice.get("text") or "") > MANY_CHARS  # the echo of a prompt, with its logprobs
+        # the echo of a prompt, with its logprobs
+        is_long = len(choice.get("text") or "") > MANY_CHARS
         return self._start + (in_pieces if is_long else encode)(choice) + end + b"\n\n"
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
@@ -174,29 +202,45 @@ class ChunkWriter:
 
 
 class Answer(ABC):
-    """The answer to one request, as one object (`whole`) or as events. A subclass defines the form of a choice."""
+    """The answer to one request, as one object (`whole`) or as events. A subclass defines the form
+    of a choice."""
 
     kind: str
     chunk_kind: str
 
     def __init__(
-        self, request: GenerationFields, response_id: str, model: str, client: EngineClient, settings: Mapping[str, Any]
+        self,
+        request: GenerationFields,
+        response_id: str,
+        model: str,
+        client: EngineClient,
+        settings: Mapping[str, Any],
     ) -> None:
         self.client = client
         self.settings = settings
         self._fields = request
         asked = request.return_tokens_as_token_ids
-        self.names_ids = bool(settings.get("return_tokens_as_token_ids")) if asked is None else asked
-        self._head = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
+        self.names_ids = (
+            bool(settings.get("return_tokens_as_token_ids")) if asked is None else asked
+        )
+        self._head = {
+            "id": response_id,
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": model,
+        }
         self._usage = Usage(with_details=bool(settings.get("enable_prompt_tokens_details")))
         self._num_tokens: Counter[int] = Counter()
 
     async def respond(self, http: Request, outputs: Outputs, num_prompts: int) -> Response:
-        """Returns the response: after the first output when it is streamed, otherwise after all outputs."""
+        """Returns the response: after the first output when it is streamed, otherwise after all
+        outputs."""
         try:
             if self._fields.stream:
                 first = await while_connected(http.receive, first_of(outputs))
-                return EventStream(self.events(chain(first, outputs)), outputs, error_event, end=DONE)
+                return EventStream(
+                    self.events(chain(first, outputs)), outputs, error_event, end=DONE
+                )
             finals = await while_connected(http.receive, last_outputs(outputs, num_prompts))
         except RequestError as error:
             error.parameter = FIELDS.get(error.parameter or "", error.parameter)
@@ -226,7 +270,9 @@ class Answer(ABC):
         async for prompt_index, output in outputs:
             self.prepare(output)
             self._usage.add(prompt_index, output)
-            event = await off_loop(_num_bytes([output]), partial(self._event, writer, prompt_index, output))
+            event = await off_loop(
+                _num_bytes([output]), partial(self._event, writer, prompt_index, output)
+            )
             if event:
                 yield event
         if writer.include_usage:
@@ -250,14 +296,19 @@ class Answer(ABC):
         """Count the new tokens of the choice `index`, for `usage_so_far`."""
         self._num_tokens[index] += len(completion.token_ids)
 
-    def usage_so_far(self, writer: ChunkWriter, prompt_index: int, index: int) -> dict[str, Any] | None:
+    def usage_so_far(
+        self, writer: ChunkWriter, prompt_index: int, index: int
+    ) -> dict[str, Any] | None:
         """The usage of one choice so far. Returns None unless every chunk must report usage."""
         if not writer.continuous:
             return None
         return usage_of(self._usage.num_prompt_tokens(prompt_index), self._num_tokens[index])
 
-    def says_nothing(self, writer: ChunkWriter, text: str, completion: CompletionOutput, *, with_logprobs: bool) -> bool:
-        """True when the output adds nothing to the stream: it has no text, and the request does not ask for its tokens."""
+    def says_nothing(
+        self, writer: ChunkWriter, text: str, completion: CompletionOutput, *, with_logprobs: bool
+    ) -> bool:
+        """True when the output adds nothing to the stream: it has no text, and the request does not
+        ask for its tokens."""
         if text or completion.finish_reason is not None:
             return False
         tells_tokens = with_logprobs or self._fields.return_token_ids or writer.continuous
@@ -266,17 +317,25 @@ class Answer(ABC):
 
 def _num_bytes(outputs: Sequence[RequestOutput]) -> int:
     """About how many bytes the logprobs of the outputs take as JSON."""
-    positions = (len(output.prompt_logprobs or ()) + sum(len(one.logprobs or ()) for one in output.outputs) for output in outputs)
+    positions = (
+        len(output.prompt_logprobs or ()) + sum(len(one.logprobs or ()) for one in output.outputs)
+        for output in outputs
+    )
     return 1000 * sum(positions)
 
 
 def prompt_logprobs(steps: Sequence[Step | None] | None) -> list[dict[str, Any] | None] | None:
-    """Logprobs in vLLM's shape: {token id: {logprob, rank, decoded_token}} for each prompt token; null for the first."""
+    """Logprobs in vLLM's shape: {token id: {logprob, rank, decoded_token}} for each prompt token;
+    null for the first."""
     if steps is None:
         return None
     return [
         {
-            str(token): {"logprob": max(entry.logprob, LOWEST), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            str(token): {
+                "logprob": max(entry.logprob, LOWEST),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
             for token, entry in step.items()
         }
         if step

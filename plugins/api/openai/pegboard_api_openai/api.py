@@ -24,7 +24,8 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAIApi:
-    """Chat completions, text completions and models, as OpenAI's API and vLLM's extensions define them."""
+    """Chat completions, text completions and models, as OpenAI's API and vLLM's extensions define
+    them."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
         self._client = setup.client
@@ -35,9 +36,17 @@ class OpenAIApi:
         completion = CompletionRoute(self._client, self._settings)
         return [
             Route("/v1/chat/completions", endpoint(chat.answer, ChatRequest), methods=["POST"]),
-            Route("/v1/completions", endpoint(completion.answer, CompletionRequest), methods=["POST"]),
-            Route("/inference/v1/generate", endpoint(TokenRoute(self._client).answer, TokenRequest), methods=["POST"]),
-            Route("/invocations", endpoint(_by_body(chat.answer, completion.answer)), methods=["POST"]),
+            Route(
+                "/v1/completions", endpoint(completion.answer, CompletionRequest), methods=["POST"]
+            ),
+            Route(
+                "/inference/v1/generate",
+                endpoint(TokenRoute(self._client).answer, TokenRequest),
+                methods=["POST"],
+            ),
+            Route(
+                "/invocations", endpoint(_by_body(chat.answer, completion.answer)), methods=["POST"]
+            ),
             Route("/v1/models", self._list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._show_model, methods=["GET"]),
         ]
@@ -47,7 +56,9 @@ class OpenAIApi:
 
     async def _list_models(self, request: Request) -> Response:
         """The served models: base names first, then adapters."""
-        return json_response({"object": "list", "data": [_model_card(model) for model in self._client.models()]})
+        return json_response(
+            {"object": "list", "data": [_model_card(model) for model in self._client.models()]}
+        )
 
     async def _show_model(self, request: Request) -> Response:
         """One served model."""
@@ -65,7 +76,8 @@ def _by_body(chat: Answer, completion: Answer) -> Answer:
         given = await off_loop(len(body), lambda: decode_body(body))
         if ("messages" in given) == ("prompt" in given or "prompt_embeds" in given):
             raise MalformedRequest(
-                "expected either messages, as for a chat, or prompt, as for a completion", parameter="messages"
+                "expected either messages, as for a chat, or prompt, as for a completion",
+                parameter="messages",
             )
         return await (chat if "messages" in given else completion)(http)
 

@@ -14,7 +14,14 @@ from pegboard.data.request import PromptEmbeds
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
 from pegboard.errors import PegboardError, RequestError
 from pegboard.interfaces.api import EngineClient, Prompt
-from pegboard_api_openai.answer import Answer, AnswerIds, ChunkWriter, Outputs, merge, prompt_logprobs
+from pegboard_api_openai.answer import (
+    Answer,
+    AnswerIds,
+    ChunkWriter,
+    Outputs,
+    merge,
+    prompt_logprobs,
+)
 from pegboard_api_openai.fields import CompletionRequest
 from pegboard_api_openai.prompt_embeds import read_embeds
 from pegboard_api_openai.sampling import completion_params
@@ -36,7 +43,8 @@ class CompletionRoute:
 
     async def answer(self, http: Request) -> Response:
         """Text completion of one or many prompts: whole, or with `stream` as server-sent events."""
-        client, body = self._client, await http.body()
+        client = self._client
+        body = await http.body()
 
         def read() -> tuple[list[Given], SamplingParams | BeamSearchParams]:
             given = self._read_prompts(request)
@@ -44,7 +52,9 @@ class CompletionRoute:
             return given, completion_params(request, client.default_params())
 
         request = await off_loop(len(body), lambda: parse_body(body, CompletionRequest))
-        given, params = await off_loop(len(body) if request.prompt_embeds is None else SMALL_BYTES, read)
+        given, params = await off_loop(
+            len(body) if request.prompt_embeds is None else SMALL_BYTES, read
+        )
         model, lora = await served_model(client, request.model)
         ids = AnswerIds("cmpl", http, request.request_id, lora)
         prompts = [_prompt(request, value) for value in given]
@@ -54,11 +64,17 @@ class CompletionRoute:
     def _read_prompts(self, request: CompletionRequest) -> list[Given]:
         """Return the prompts: those of prompt_embeds come first."""
         limit = self._settings.get("max_prompts_per_request", 1024)
-        embeds = read_embeds(request.prompt_embeds, is_on=bool(self._settings.get("enable_prompt_embeds")))
+        embeds = read_embeds(
+            request.prompt_embeds, is_on=bool(self._settings.get("enable_prompt_embeds"))
+        )
         if embeds and request.echo:
-            raise RequestError("echo needs the text of the prompt, and prompt_embeds has none", parameter="echo")
+            raise RequestError(
+                "echo needs the text of the prompt, and prompt_embeds has none", parameter="echo"
+            )
         if len(embeds) > limit:
-            reason = f"prompt_embeds: {len(embeds)} prompts in one request, at most {limit} are allowed"
+            reason = (
+                f"prompt_embeds: {len(embeds)} prompts in one request, at most {limit} are allowed"
+            )
             raise RequestError(reason, parameter="prompt_embeds")
         if embeds and request.prompt is None:
             return list(embeds)
@@ -86,7 +102,9 @@ def _prompt(request: CompletionRequest, value: Given) -> Prompt:
     if isinstance(value, PromptEmbeds):
         return Prompt(embeds=value, cache_salt=request.cache_salt)
     if isinstance(value, str):
-        return Prompt(text=value, add_special_tokens=request.add_special_tokens, cache_salt=request.cache_salt)
+        return Prompt(
+            text=value, add_special_tokens=request.add_special_tokens, cache_salt=request.cache_salt
+        )
     return Prompt(token_ids=value, add_special_tokens=False, cache_salt=request.cache_salt)
 
 
@@ -114,23 +132,29 @@ class CompletionAnswer(Answer):
         self._has_begun = [False] * num_choices
 
     def prepare(self, output: RequestOutput) -> None:
-        """Check the output. An echo with max_tokens 0 has generated one token, which is removed here. Raises PegboardError when
-        the engine failed to finish a completion."""
+        """Check the output. An echo with max_tokens 0 has generated one token, which is removed
+        here. Raises PegboardError when the engine failed to finish a completion."""
         if any(completion.finish_reason == "error" for completion in output.outputs):
-            raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
+            raise PegboardError(
+                f"request {output.request_id} failed in the engine; the log of the server says why"
+            )
         if self._request.max_tokens != 0:
             return
         for completion in output.outputs:
-            completion.text, completion.token_ids = "", []
+            completion.text = ""
+            completion.token_ids = []
             completion.logprobs = [] if completion.logprobs is not None else None
-            completion.finish_reason, completion.stop_reason = completion.finish_reason and "length", None
+            completion.finish_reason = completion.finish_reason and "length"
+            completion.stop_reason = None
 
     def choices(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
         echo = self._echo(prompt_index, output)
         completions = sorted(output.outputs, key=lambda item: item.index)
         return [self._choice(prompt_index, output, completion, echo) for completion in completions]
 
-    def _choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput, echo: str) -> dict[str, Any]:
+    def _choice(
+        self, prompt_index: int, output: RequestOutput, completion: CompletionOutput, echo: str
+    ) -> dict[str, Any]:
         request = self._request
         asked = request.prompt_logprobs is not None
         return {
@@ -145,21 +169,24 @@ class CompletionAnswer(Answer):
         }
 
     def _echo(self, prompt_index: int, output: RequestOutput) -> str:
-        """Returns the prompt's text if the request asks for an echo, else "". The text is the client's, or it is decoded from the
-        token ids if the client sent ids or the prompt was truncated."""
+        """Returns the prompt's text if the request asks for an echo, else "". The text is the
+        client's, or it is decoded from the token ids if the client sent ids or the prompt was
+        truncated."""
         request = self._request
         if not request.echo:
             return ""
         given = self._prompts[prompt_index]
         if isinstance(given, str) and request.truncate_prompt_tokens is None:
             return given
-        return self.client.tokenizer().decode(output.prompt_token_ids or (), skip_special_tokens=False)
+        return self.client.tokenizer().decode(
+            output.prompt_token_ids or (), skip_special_tokens=False
+        )
 
     def _logprobs(
         self, output: RequestOutput, completion: CompletionOutput, offset: int, echo: str | None
     ) -> dict[str, Any] | None:
-        """Logprobs of a completion. offset: the number of characters of this choice that were sent before. echo: the prompt's
-        text, to start with the prompt's tokens; else None."""
+        """Logprobs of a completion. offset: the number of characters of this choice that were sent
+        before. echo: the prompt's text, to start with the prompt's tokens; else None."""
         num_top = self._request.logprobs
         if num_top is None:
             return None
@@ -170,17 +197,28 @@ class CompletionAnswer(Answer):
             return completion_logprobs(token_ids, steps, num_top, self._names, decode, offset)
         token_ids = [*output.prompt_token_ids, *token_ids]
         steps = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *steps]
-        # The tokenizer may have put tokens before a text, such as <s>, which the echo does not contain.
+        # The tokenizer may have put tokens before a text, such as <s>, which the echo does not
+        # contain.
         num_hidden = len(decode(output.prompt_token_ids)) - len(echo)
-        found = completion_logprobs(token_ids, steps, num_top, self._names, decode, -num_hidden, decode(token_ids[:1]))
+        found = completion_logprobs(
+            token_ids, steps, num_top, self._names, decode, -num_hidden, decode(token_ids[:1])
+        )
         found["text_offset"] = [max(0, offset) for offset in found["text_offset"]]
         return found
 
     def chunks(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        chunks = [self._chunk(writer, prompt_index, output, completion) for completion in output.outputs]
+        chunks = [
+            self._chunk(writer, prompt_index, output, completion) for completion in output.outputs
+        ]
         return [chunk for chunk in chunks if chunk]
 
-    def _chunk(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> bytes | None:
+    def _chunk(
+        self,
+        writer: ChunkWriter,
+        prompt_index: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+    ) -> bytes | None:
         """A chunk for one completion. Returns None when there is nothing to send."""
         request = self._request
         index = prompt_index * request.n + completion.index
@@ -194,7 +232,12 @@ class CompletionAnswer(Answer):
         choice = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(output, completion, self._num_chars[index], echo if is_first and request.echo else None),
+            "logprobs": self._logprobs(
+                output,
+                completion,
+                self._num_chars[index],
+                echo if is_first and request.echo else None,
+            ),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
@@ -213,8 +256,8 @@ def check_number(num_prompts: int, n: int) -> None:
     """Raise RequestError when a request asks for more completions than one request may have."""
     if num_prompts * n > MAX_COMPLETIONS:
         raise RequestError(
-            f"n: {n} completions of each of {num_prompts} prompts are {num_prompts * n}, at most {MAX_COMPLETIONS} are allowed "
-            "in one request",
+            f"n: {n} completions of each of {num_prompts} prompts are {num_prompts * n}, at most "
+            f"{MAX_COMPLETIONS} are allowed in one request",
             parameter="n",
         )
 
@@ -235,10 +278,14 @@ def completion_logprobs(
     start: int,
     first_token: str = "",
 ) -> dict[str, Any]:
-    """Returns four parallel lists. num_top: the number of alternatives to show in addition to the token itself; -1 = all. decode:
-    returns the text of token ids. start: the number of characters before the first token. A step that is None (the first token of
-    a prompt) has no logprob; its text is `first_token`. All tokens of one character have the offset of its first."""
-    offsets, tokens, chosen, top = [], [], [], []
+    """Returns four parallel lists. num_top: the number of alternatives to show in addition to the
+    token itself; -1 = all. decode: returns the text of token ids. start: the number of characters
+    before the first token. A step that is None (the first token of a prompt) has no logprob; its
+    text is `first_token`. All tokens of one character have the offset of its first."""
+    offsets = []
+    tokens = []
+    chosen = []
+    top = []
     parts: list[int] = []  # the tokens of a character that is not whole
     for token, step in zip(token_ids, steps, strict=True):
         entry = step.get(token) if step else None
@@ -262,7 +309,11 @@ def completion_logprobs(
 
 
 def _top(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, float]:
-    if num_top >= 0 and len(step) > num_top + (token in step):  # beam search has more logprobs than the request asks for
+    # beam search has more logprobs than the request asks for
+    if num_top >= 0 and len(step) > num_top + (token in step):
         best = sorted(step, key=lambda other: -step[other].logprob)[:num_top]
         step = {other: step[other] for other in dict.fromkeys([token, *best]) if other in step}
-    return {names.name(other, found.decoded_token): max(found.logprob, LOWEST) for other, found in step.items()}
+    return {
+        names.name(other, found.decoded_token): max(found.logprob, LOWEST)
+        for other, found in step.items()
+    }

@@ -10,8 +10,8 @@ from pegboard_chat.sampling_fields import Fields, Int32, Objects, SamplingFields
 
 
 class StreamOptions(Fields):
-    """include_usage: send a last chunk with the usage. continuous_usage_stats: with include_usage, every chunk also reports the
-    usage so far."""
+    """include_usage: send a last chunk with the usage. continuous_usage_stats: with include_usage,
+    every chunk also reports the usage so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -48,7 +48,8 @@ class GenerationFields(SamplingFields):
 
 
 class TemplateFields(Fields):
-    """The fields that the chat template turns into a prompt. `openai_format.read_messages` checks messages."""
+    """The fields that the chat template turns into a prompt. `openai_format.read_messages` checks
+    messages."""
 
     messages: Objects
     tools: Objects | None = None
@@ -76,8 +77,8 @@ class ChatRequest(TemplateFields, GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. `prompt_field.read_prompts` checks prompt, `prompt_embeds.read_embeds` the base64 of
-    prompt_embeds."""
+    """POST /v1/completions. `prompt_field.read_prompts` checks prompt, `prompt_embeds.read_embeds`
+    the base64 of prompt_embeds."""
 
     prompt: Any = None
     prompt_embeds: str | Texts | None = None
@@ -87,7 +88,8 @@ class CompletionRequest(GenerationFields):
 
 
 class TokenSampling(GenerationFields):
-    """Sampling parameters in a TokenRequest. `generate.token_params` refuses the fields that are not."""
+    """Sampling parameters in a TokenRequest. `generate.token_params` refuses the fields that are
+    not."""
 
     max_tokens: Int32 | None = None
     logprobs: Int32 | None = None

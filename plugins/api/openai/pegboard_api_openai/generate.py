@@ -43,27 +43,41 @@ class TokenRoute:
         request, params = await off_loop(len(body), read)
         _, lora = await served_model(self._client, request.model)
         ids = AnswerIds("generate-tokens", http, request.request_id, lora)
-        prompt = Prompt(token_ids=request.token_ids, add_special_tokens=False, cache_salt=request.cache_salt)
+        prompt = Prompt(
+            token_ids=request.token_ids, add_special_tokens=False, cache_salt=request.cache_salt
+        )
         outputs = merge([self._client.generate(prompt, params, ids.options(request.priority))])
         (output,) = await while_connected(http.receive, last_outputs(outputs, 1))
-        answer = await off_loop(1000 * len(output.outputs), lambda: in_pieces(whole(ids.response_id, output, params)))
+        answer = await off_loop(
+            1000 * len(output.outputs), lambda: in_pieces(whole(ids.response_id, output, params))
+        )
         return Response(answer, media_type="application/json")
 
 
 def token_params(request: TokenRequest) -> SamplingParams:
-    """Return the sampling parameters of a request. Raises RequestError, which names the field that is wrong."""
+    """Return the sampling parameters of a request. Raises RequestError, which names the field that
+    is wrong."""
     if request.stream:
-        raise RequestError("stream: this route answers in one object; /v1/completions streams token ids", parameter="stream")
+        raise RequestError(
+            "stream: this route answers in one object; /v1/completions streams token ids",
+            parameter="stream",
+        )
     if request.cache_salt == "":
         raise RequestError("cache_salt must not be empty", parameter="cache_salt")
     given: TokenSampling = request.sampling_params
     if wrong := sorted(OUTSIDE & given.model_fields_set):
-        raise MalformedRequest(f"unknown field 'sampling_params.{wrong[0]}'", parameter="sampling_params")
+        raise MalformedRequest(
+            f"unknown field 'sampling_params.{wrong[0]}'", parameter="sampling_params"
+        )
     return SamplingParams(
-        **sampling_values(given, {}, DEFAULT_MAX_TOKENS if given.max_tokens is None else given.max_tokens),
+        **sampling_values(
+            given, {}, DEFAULT_MAX_TOKENS if given.max_tokens is None else given.max_tokens
+        ),
         logprobs=given.logprobs,
         structured_outputs=constraint(given.structured_outputs, {}, "structured_outputs"),
-        extra_args={"kv_transfer_params": request.kv_transfer_params} if request.kv_transfer_params else None,
+        extra_args={"kv_transfer_params": request.kv_transfer_params}
+        if request.kv_transfer_params
+        else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
@@ -71,12 +85,17 @@ def token_params(request: TokenRequest) -> SamplingParams:
 def whole(response_id: str, output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
     """Return the answer. Raises PegboardError if the engine failed to finish a completion."""
     if any(completion.finish_reason == "error" for completion in output.outputs):
-        raise PegboardError(f"request {output.request_id} failed in the engine; the log of the server says why")
-    names, num_top = TokenNames(as_ids=True), params.logprobs
+        raise PegboardError(
+            f"request {output.request_id} failed in the engine; the log of the server says why"
+        )
+    names = TokenNames(as_ids=True)
+    num_top = params.logprobs
     choices = [
         {
             "index": completion.index,
-            "logprobs": None if num_top is None else chat_logprobs(completion.token_ids, completion.logprobs, num_top, names),
+            "logprobs": None
+            if num_top is None
+            else chat_logprobs(completion.token_ids, completion.logprobs, num_top, names),
             "finish_reason": completion.finish_reason,
             "token_ids": completion.token_ids,
         }

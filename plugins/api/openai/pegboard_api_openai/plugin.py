@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pegboard.interfaces.api import ApiSpec
 
-OPENAI = ApiSpec(api="1.0", implementation="pegboard_api_openai.api:OpenAIApi", flags=frozenset({"adapters"}))
+OPENAI = ApiSpec(
+    api="1.0", implementation="pegboard_api_openai.api:OpenAIApi", flags=frozenset({"adapters"})
+)
 TOKENIZE = ApiSpec(api="1.0", implementation="pegboard_api_openai.tokenize:TokenizeApi")
 TOKENIZER_INFO = ApiSpec(
     api="1.0",

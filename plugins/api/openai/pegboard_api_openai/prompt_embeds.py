@@ -1,10 +1,13 @@
-"""Prompts as embeddings in request bodies: base64 of a safetensors file, of an .npy array or of what torch.save writes.
+"""Prompts as embeddings in request bodies: base64 of a safetensors file, of an .npy array or of
+what torch.save writes.
 
-A request is not trusted. No pickle is run, no library reads a file, and nothing larger than the body is allocated: each reader
-compares the shape with the bytes that are there. What torch.save writes is read without torch: its pickle must consist of exactly
-the operations of one dense tensor, and their arguments say where its values are.
+A request is not trusted. No pickle is run, no library reads a file, and nothing larger than the
+body is allocated: each reader compares the shape with the bytes that are there. What torch.save
+writes is read without torch: its pickle must consist of exactly the operations of one dense tensor,
+and their arguments say where its values are.
 
-Sources: https://github.com/safetensors/safetensors#format, https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html,
+Sources: https://github.com/safetensors/safetensors#format,
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html,
 https://docs.python.org/3/library/pickletools.html
 """
 
@@ -29,23 +32,34 @@ MAX_MEMBERS = 64
 DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
 NUMPY_DTYPES = {"<f4": DTYPES["F32"], "<f2": DTYPES["F16"]}
 _TENSOR = re.compile(
-    r"PROTO 2\nGLOBAL 'torch\._utils _rebuild_tensor_v2'\nMARK\nMARK\nBINUNICODE 'storage'\nGLOBAL '(?P<storage>torch \w+)'\n"
-    r"BINUNICODE '(?P<key>\d+)'\nBINUNICODE '[\w:]+'\nINT \d+\nTUPLE\nBINPERSID\nINT (?P<offset>\d+)\n"
-    r"(?P<shape>(?:INT \d+\n){1,3})TUPLE[123]\n(?P<strides>(?:INT \d+\n){1,3})TUPLE[123]\nNEW(?:TRUE|FALSE)\n"
+    r"PROTO 2\nGLOBAL 'torch\._utils _rebuild_tensor_v2'\nMARK\nMARK\nBINUNICODE "
+    r"'storage'\nGLOBAL '(?P<storage>torch \w+)'\n"
+    r"BINUNICODE '(?P<key>\d+)'\nBINUNICODE '[\w:]+'\nINT \d+\nTUPLE\nBINPERSID\nINT "
+    r"(?P<offset>\d+)\n"
+    r"(?P<shape>(?:INT \d+\n){1,3})TUPLE[123]\n(?P<strides>(?:INT "
+    r"\d+\n){1,3})TUPLE[123]\nNEW(?:TRUE|FALSE)\n"
     r"GLOBAL 'collections OrderedDict'\nEMPTY_TUPLE\nREDUCE\nTUPLE\nREDUCE\nSTOP",
     re.ASCII,
 )
 """The operations of the pickle of one tensor."""
 _NUMBER = re.compile(r"\d+", re.ASCII)
-STORAGES = {"torch FloatStorage": DTYPES["F32"], "torch HalfStorage": DTYPES["F16"], "torch BFloat16Storage": DTYPES["BF16"]}
+STORAGES = {
+    "torch FloatStorage": DTYPES["F32"],
+    "torch HalfStorage": DTYPES["F16"],
+    "torch BFloat16Storage": DTYPES["BF16"],
+}
 
 
 def read_embeds(value: str | list[str] | None, *, is_on: bool) -> list[PromptEmbeds]:
-    """Return the prompts of the field `prompt_embeds`. Raises RequestError, also if it is given although it is off."""
+    """Return the prompts of the field `prompt_embeds`. Raises RequestError, also if it is given
+    although it is off."""
     if value is None:
         return []
     if not is_on:
-        raise _refused("prompt_embeds", "prompts as embeddings are off; start the server with --enable-prompt-embeds")
+        raise _refused(
+            "prompt_embeds",
+            "prompts as embeddings are off; start the server with --enable-prompt-embeds",
+        )
     if isinstance(value, str):
         return [_read(value, "prompt_embeds")]
     return [_read(each, f"prompt_embeds[{index}]") for index, each in enumerate(value)]
@@ -64,8 +78,12 @@ def _read(text: str, path: str) -> PromptEmbeds:
         if data[8:9] == b"{":
             return _safetensors(data)
     except Exception as error:  # bytes that a client chose
-        raise _refused(path, f"the bytes cannot be read: {type(error).__name__}: {error!s:.200}") from error
-    raise _refused(path, "expected base64 of a safetensors file, of an .npy array or of what torch.save writes")
+        raise _refused(
+            path, f"the bytes cannot be read: {type(error).__name__}: {error!s:.200}"
+        ) from error
+    raise _refused(
+        path, "expected base64 of a safetensors file, of an .npy array or of what torch.save writes"
+    )
 
 
 def _safetensors(data: bytes) -> PromptEmbeds:
@@ -77,12 +95,16 @@ def _safetensors(data: bytes) -> PromptEmbeds:
     if len(header) != 1:
         raise ValueError(f"expected one tensor, got {len(header)}")
     ((_, tensor),) = header.items()
-    dtype, shape, (start, stop) = tensor["dtype"], msgspec.convert(tensor["shape"], tuple[int, ...]), tensor["data_offsets"]
+    dtype = tensor["dtype"]
+    shape = msgspec.convert(tensor["shape"], tuple[int, ...])
+    (start, stop) = tensor["data_offsets"]
     if dtype not in DTYPES:
         raise ValueError(f"expected dtype {', '.join(DTYPES)}, got {dtype!r:.40}")
     rows = data[8 + length :]
     if (start, stop) != (0, len(rows)):
-        raise ValueError(f"the tensor is at the bytes {start} to {stop}, and {len(rows)} bytes follow the header")
+        raise ValueError(
+            f"the tensor is at the bytes {start} to {stop}, and {len(rows)} bytes follow the header"
+        )
     return _rows(rows, DTYPES[dtype], shape)
 
 
@@ -92,11 +114,15 @@ def _numpy(data: bytes) -> PromptEmbeds:
     length = int.from_bytes(data[8:begin], "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"the header has {length} bytes, at most {MAX_HEADER_BYTES} are read")
-    header = msgspec.convert(ast.literal_eval(data[begin : begin + length].decode("latin-1").strip()), NumpyHeader)
+    header = msgspec.convert(
+        ast.literal_eval(data[begin : begin + length].decode("latin-1").strip()), NumpyHeader
+    )
     if header.descr not in NUMPY_DTYPES:
         raise ValueError(f"expected dtype {', '.join(NUMPY_DTYPES)}, got {header.descr!r:.40}")
     if header.fortran_order:
-        raise ValueError("the array is stored column by column; send numpy.ascontiguousarray(array)")
+        raise ValueError(
+            "the array is stored column by column; send numpy.ascontiguousarray(array)"
+        )
     return _rows(data[begin + length :], NUMPY_DTYPES[header.descr], header.shape)
 
 
@@ -116,7 +142,10 @@ def _torch(data: bytes) -> PromptEmbeds:
         if any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
             raise ValueError("the archive is compressed; send what torch.save writes")
         if members["data.pkl"].file_size > MAX_HEADER_BYTES:
-            raise ValueError(f"its pickle has {members['data.pkl'].file_size} bytes, at most {MAX_HEADER_BYTES} are read")
+            raise ValueError(
+                f"its pickle has {members['data.pkl'].file_size} bytes, at most "
+                f"{MAX_HEADER_BYTES} are read"
+            )
         if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
             raise ValueError("its values are not little-endian")
         storage, key, offset, shape, strides = _tensor_of(archive.read(members["data.pkl"]))
@@ -125,23 +154,33 @@ def _torch(data: bytes) -> PromptEmbeds:
         raise ValueError(f"expected a tensor of {', '.join(DTYPES)}, got {storage!r:.60}")
     kind = STORAGES[storage]
     dense = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
-    if any(size != 1 and step != wanted for size, step, wanted in zip(shape, strides, dense, strict=True)):
-        raise ValueError(f"the tensor {list(shape)} has the strides {list(strides)}; send tensor.contiguous().clone()")
+    if any(
+        size != 1 and step != wanted
+        for size, step, wanted in zip(shape, strides, dense, strict=True)
+    ):
+        raise ValueError(
+            f"the tensor {list(shape)} has the strides {list(strides)}; send "
+            "tensor.contiguous().clone()"
+        )
     return _rows(values[offset * kind[1] : (offset + math.prod(shape)) * kind[1]], kind, shape)
 
 
 def _tensor_of(pickle: bytes) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]]:
-    """Return the storage's class and key, and the offset, shape and strides in it, of the pickle of one tensor, which is not run.
-    Raises ValueError for a pickle with other operations."""
+    """Return the storage's class and key, and the offset, shape and strides in it, of the pickle of
+    one tensor, which is not run. Raises ValueError for a pickle with other operations."""
     words = []
     for operation, value, _ in pickletools.genops(pickle):
         name = "INT" if operation.name.startswith("BININT") else operation.name
         if not name.endswith("BINPUT"):  # they only number the values
             words.append(name if value is None else f"{name} {value!r}")
     if (match := _TENSOR.fullmatch("\n".join(words))) is None:
-        raise ValueError("expected what torch.save writes of one dense tensor; safetensors and .npy are read too")
+        raise ValueError(
+            "expected what torch.save writes of one dense tensor; safetensors and .npy are read too"
+        )
     storage, key, offset = match.group("storage", "key", "offset")
-    shape, strides = (tuple(map(int, _NUMBER.findall(match[name]))) for name in ("shape", "strides"))
+    shape, strides = (
+        tuple(map(int, _NUMBER.findall(match[name]))) for name in ("shape", "strides")
+    )
     return storage, key, int(offset), shape, strides
 
 
@@ -150,7 +189,10 @@ def _rows(data: bytes, kind: tuple[str, int], shape: tuple[int, ...]) -> PromptE
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)) or min(shape) < 0:
         raise ValueError(f"expected the shape [tokens, width], got {list(shape)!s:.80}")
     if len(data) != math.prod(shape) * size:
-        raise ValueError(f"{list(shape)!s:.80} numbers of {name} do not fill the {len(data)} bytes that are there")
+        raise ValueError(
+            f"{list(shape)!s:.80} numbers of {name} do not fill the {len(data)} bytes that are "
+            "there"
+        )
     return PromptEmbeds(data, name, shape[-2:])
 
 

@@ -23,8 +23,9 @@ from pegboard_server.json_api import endpoint, error_body, json_response, served
 
 
 class TokenizeRequest(TemplateFields):
-    """POST /tokenize: `prompt`, or `messages` and the other fields of a conversation. add_special_tokens defaults to true for a
-    prompt. It defaults to false for messages, because the template writes special tokens itself."""
+    """POST /tokenize: `prompt`, or `messages` and the other fields of a conversation.
+    add_special_tokens defaults to true for a prompt. It defaults to false for messages, because the
+    template writes special tokens itself."""
 
     model: str | None = None
     prompt: str | None = None
@@ -63,9 +64,15 @@ class TokenizeApi:
         request = await off_loop(len(body), lambda: parse_body(body, TokenizeRequest))
         await served_model(self._client, request.model)
         ids = await self._ids(request, len(body))
-        texts = await off_loop(len(body), lambda: self._texts(ids)) if request.return_token_strs else None
+        texts = (
+            await off_loop(len(body), lambda: self._texts(ids))
+            if request.return_token_strs
+            else None
+        )
         longest = self._client.models()[0].max_model_len
-        return json_response({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
+        return json_response(
+            {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
+        )
 
     def _texts(self, ids: Sequence[int]) -> list[str]:
         decode = self._client.tokenizer().decode
@@ -78,10 +85,15 @@ class TokenizeApi:
         if request.prompt is None:
             chat = await off_loop(num_bytes, lambda: read_chat(request, read_tools(request.tools)))
             return await self._chats.token_ids(ChatRequest(chat=chat))
-        set_for_chat = sorted(request.model_fields_set & set(TemplateFields.model_fields) - {"add_special_tokens"})
+        set_for_chat = sorted(
+            request.model_fields_set & set(TemplateFields.model_fields) - {"add_special_tokens"}
+        )
         if set_for_chat:
-            raise MalformedRequest(f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0])
-        text, adds = request.prompt, request.add_special_tokens is not False
+            raise MalformedRequest(
+                f"{set_for_chat[0]} needs messages instead of prompt", parameter=set_for_chat[0]
+            )
+        text = request.prompt
+        adds = request.add_special_tokens is not False
 
         def encode() -> list[int]:
             self._limit.check(text)
@@ -95,7 +107,9 @@ class TokenizeApi:
 
         def decode() -> tuple[DetokenizeRequest, str]:
             request = parse_body(body, DetokenizeRequest)
-            return request, self._client.tokenizer().decode(request.tokens, skip_special_tokens=False)
+            return request, self._client.tokenizer().decode(
+                request.tokens, skip_special_tokens=False
+            )
 
         request, text = await off_loop(len(body), decode)
         await served_model(self._client, request.model)
@@ -115,14 +129,18 @@ class TokenizerInfoApi:
         return error_body(status, message, parameter)
 
     async def _tokenizer_info(self, http: Request) -> Response:
-        """The tokenizer's class, size and special tokens, under the names that a tokenizer_config.json uses."""
+        """The tokenizer's class, size and special tokens, under the names that a
+        tokenizer_config.json uses."""
         tokenizer = self._client.tokenizer()
         vocabulary = tokenizer.vocabulary()
 
         def text(token: int | None) -> str | None:
             return None if token is None else tokenizer.decode([token], skip_special_tokens=False)
 
-        special = {str(token): {"content": text(token), "special": True} for token in sorted(vocabulary.special_token_ids)}
+        special = {
+            str(token): {"content": text(token), "special": True}
+            for token in sorted(vocabulary.special_token_ids)
+        }
         return json_response(
             {
                 "tokenizer_class": type(tokenizer).__name__,

@@ -1,4 +1,5 @@
-"""A server of the real app with a fake engine. Most tests use it in this process; tests of connections use a socket."""
+"""A server of the real app with a fake engine. Most tests use it in this process; tests of
+connections use a socket."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ class Http:
         self.client = TestClient(make_app(apis, client, **settings), raise_server_exceptions=False)
 
     def chat(self, content: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
-        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields}, status)
+        return self.post(
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": content}], **fields},
+            status,
+        )
 
     def complete(self, prompt: Any = "hello", *, status: int = 200, **fields: Any) -> Any:
         return self.post("/v1/completions", {"prompt": prompt, **fields}, status)
@@ -42,7 +47,9 @@ class Http:
     def post(self, path: str, body: Any, status: int = 200) -> Any:
         response = self.client.post(path, json=body)
         assert response.status_code == status, response.text
-        return read_events(response.text) if body.get("stream") and status == 200 else response.json()
+        return (
+            read_events(response.text) if body.get("stream") and status == 200 else response.json()
+        )
 
 
 def read_events(text: str) -> list[Any]:
@@ -56,7 +63,9 @@ def read_events(text: str) -> list[Any]:
 def http() -> Callable[..., Http]:
     """`http(script, engine={...}, **server settings)` makes a client."""
 
-    def make(script: Any = "Hello, wörld 🌍!", engine: dict[str, Any] | None = None, **settings: Any) -> Http:
+    def make(
+        script: Any = "Hello, wörld 🌍!", engine: dict[str, Any] | None = None, **settings: Any
+    ) -> Http:
         return Http(FakeEngineClient(script, **(engine or {})), **settings)
 
     return make

@@ -24,8 +24,13 @@ def test_official_client(serve):
         with client:
             assert [model.id for model in client.models.list()] == ["fake-model"]
             assert client.models.retrieve("fake-model").id == "fake-model"
-            whole = client.chat.completions.create(model="fake-model", messages=MESSAGES, logprobs=True, top_logprobs=2)
-            assert whole.choices[0].message.content == TEXT and whole.usage.completion_tokens == len(TEXT.encode()) + 1
+            whole = client.chat.completions.create(
+                model="fake-model", messages=MESSAGES, logprobs=True, top_logprobs=2
+            )
+            assert (
+                whole.choices[0].message.content == TEXT
+                and whole.usage.completion_tokens == len(TEXT.encode()) + 1
+            )
             assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
             options: Any = {"include_usage": True}
             with client.chat.completions.create(
@@ -33,8 +38,12 @@ def test_official_client(serve):
             ) as stream:
                 chunks = list(stream)
             assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == TEXT
-            assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": None})
-            completion = client.completions.create(model="fake-model", prompt=["a", "b"], max_tokens=100, n=2)
+            assert chunks[-1].usage == whole.usage.model_copy(
+                update={"prompt_tokens_details": None}
+            )
+            completion = client.completions.create(
+                model="fake-model", prompt=["a", "b"], max_tokens=100, n=2
+            )
             assert [choice.text for choice in completion.choices] == [TEXT] * 4
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 client.completions.create(model="nope", prompt="a")
@@ -49,15 +58,21 @@ def test_many_clients_at_once(serve):
     engine = FakeEngineClient()
 
     async def main(address: str) -> None:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60
+        ) as client:
 
             async def one(number: int) -> None:
                 prompt = f"request {number} " * 3
                 if number % 2:
-                    answer = await client.completions.create(model="fake-model", prompt=prompt, max_tokens=100)
+                    answer = await client.completions.create(
+                        model="fake-model", prompt=prompt, max_tokens=100
+                    )
                     assert answer.choices[0].text == prompt
                     return
-                stream = await client.completions.create(model="fake-model", prompt=prompt, max_tokens=100, stream=True)
+                stream = await client.completions.create(
+                    model="fake-model", prompt=prompt, max_tokens=100, stream=True
+                )
                 assert "".join([chunk.choices[0].text async for chunk in stream]) == prompt
 
             await asyncio.gather(*(one(number) for number in range(64)))

@@ -46,11 +46,15 @@ class TestChat(OpenAIContract):
             {
                 "role": "assistant",
                 "content": "b",
-                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
             },
             {"role": "tool", "tool_call_id": "1", "content": "c"},
         ],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        ],
         "tool_choice": "auto",
         "logprobs": True,
         "top_logprobs": 1,
@@ -63,4 +67,10 @@ class TestChat(OpenAIContract):
 class TestCompletions(OpenAIContract):
     path = "/v1/completions"
     plain: ClassVar[dict[str, Any]] = {"prompt": ["x", "y"], "max_tokens": 3000}
-    body: ClassVar[dict[str, Any]] = {**FIELDS, "prompt": ["a", "b"], "logprobs": 1, "echo": True, "suffix": ""}
+    body: ClassVar[dict[str, Any]] = {
+        **FIELDS,
+        "prompt": ["a", "b"],
+        "logprobs": 1,
+        "echo": True,
+        "suffix": "",
+    }

@@ -22,7 +22,13 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ("POST", "/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "BadRequestError"),
         ("POST", "/v1/completions", {"prompt": "x", "cache_salt": ""}, 400, "BadRequestError"),
         ("POST", "/v1/chat/completions", {"messages": []}, 400, "BadRequestError"),
-        ("POST", "/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "BadRequestError"),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {**CHAT, "max_completion_tokens": 0},
+            400,
+            "BadRequestError",
+        ),
         ("POST", "/v1/completions", {"prompt": "x", "temperature": "x"}, 400, "Bad Request"),
         ("POST", "/v1/completions", {"prompt": "x", "stream_options": {}}, 400, "BadRequestError"),
         ("POST", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "BadRequestError"),
@@ -45,7 +51,9 @@ def test_types(http, method, path, body, status, kind):
 
 
 def test_media_type(http):
-    response = http().client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    response = http().client.post(
+        "/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"}
+    )
     assert response.status_code == 400 and response.json()["error"]["type"] == "Bad Request"
 
 
@@ -89,4 +97,7 @@ def test_invocations_answer_whichever_the_body_is(http: Any) -> None:
     for body in ({}, {"prompt": "a", "messages": []}, {"input": "a"}):
         error = server.post("/invocations", body, status=400)["error"]
         assert error["type"] == "Bad Request", error
-    assert server.post("/invocations", {"prompt": "a", "tempreature": 1}, status=400)["error"]["param"] == "tempreature"
+    assert (
+        server.post("/invocations", {"prompt": "a", "tempreature": 1}, status=400)["error"]["param"]
+        == "tempreature"
+    )

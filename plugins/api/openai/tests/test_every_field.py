@@ -6,7 +6,15 @@ import pytest
 from pegboard_api_openai.fields import ChatRequest, CompletionRequest
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "store", "service_tier", "model"}
+IGNORED = {
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "store",
+    "service_tier",
+    "model",
+}
 """Bookkeeping of OpenAI's, and names of the only model."""
 COMMON = {
     "stream": True,
@@ -86,23 +94,35 @@ TESTED_ELSEWHERE = {
     "echo",
     "add_special_tokens",
 }
-"""Fields whose effect needs a parser, a template that reads them or ranked beams. Other tests of this folder have those."""
+"""Fields whose effect needs a parser, a template that reads them or ranked beams. Other tests of
+this folder have those."""
 
 
 def observed(http, path, body):
     server = http("hello world")
     response = server.client.post(path, json=body)
-    answer = response.json() if not body.get("stream") else [line.partition('"choices"')[2] for line in response.text.split("\n")]
+    answer = (
+        response.json()
+        if not body.get("stream")
+        else [line.partition('"choices"')[2] for line in response.text.split("\n")]
+    )
     if isinstance(answer, dict):
         answer = {key: value for key, value in answer.items() if key not in ("id", "created")}
     named = "chosen" in response.text
-    asked = [(prompt, params, options.priority) for prompt, params, options in server.engine.requests]
+    asked = [
+        (prompt, params, options.priority) for prompt, params, options in server.engine.requests
+    ]
     return response.status_code, answer, asked, named
 
 
 def cases():
     for path, model, base, examples in (
-        ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}, CHAT),
+        (
+            "/v1/chat/completions",
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+            CHAT,
+        ),
         ("/v1/completions", CompletionRequest, {"prompt": "hi", "max_tokens": 8}, COMPLETION),
     ):
         for name in model.model_fields:
@@ -114,6 +134,7 @@ def cases():
 def test_a_field_acts_or_is_refused(http, path, base, name, examples):
     assert name in examples, f"a new field {name}: add a value that changes something"
     value, more = examples[name] if isinstance(examples[name], tuple) else (examples[name], {})
-    with_it, without = observed(http, path, {**base, **more, name: value}), observed(http, path, {**base, **more})
+    with_it = observed(http, path, {**base, **more, name: value})
+    without = observed(http, path, {**base, **more})
     assert with_it != without or with_it[0] == 400
     assert with_it[0] in (200, 400)

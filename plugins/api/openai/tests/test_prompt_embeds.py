@@ -38,7 +38,10 @@ def npy(array: np.ndarray, **how: bool) -> bytes:
 
 def compressed(data: bytes) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as source,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     return buffer.getvalue()
@@ -81,7 +84,10 @@ BAD = {
     "foreign bytes": (text(b"GIF89a......"), "safetensors file"),
     "a pickle alone": (text(pickle.dumps(ROWS.numpy())), "safetensors file"),
     "a pickle that runs": (text(saved(Runs())), "one dense tensor"),
-    "a pickle in an array": (text(npy(np.array([Runs()], object), allow_pickle=True)), "cannot be read"),
+    "a pickle in an array": (
+        text(npy(np.array([Runs()], object), allow_pickle=True)),
+        "cannot be read",
+    ),
     "a compressed archive": (text(compressed(saved(ROWS))), "is compressed"),
     "rows that repeat": (text(saved(torch.zeros(1, 4).expand(10**6, 4))), "strides \\[0, 1\\]"),
     "columns": (text(saved(ROWS.T)), "contiguous"),
@@ -91,7 +97,10 @@ BAD = {
     "one dimension": (text(saved(ROWS[0])), "shape \\[tokens, width\\], got \\[4\\]"),
     "bytes that a pickle makes": (text(with_pickle(GROWS)), "one dense tensor"),
     "more members than a file of torch": (text(b"PK" + b"PK\1\2" * 65), "more than 64 members"),
-    "an array larger than its file": (text(npy(ROWS.numpy()).replace(b"(3, 4), }      ", b"(999999999, 9),}")), "do not fill"),
+    "an array larger than its file": (
+        text(npy(ROWS.numpy()).replace(b"(3, 4), }      ", b"(999999999, 9),}")),
+        "do not fill",
+    ),
     "two tensors": (text(save({"x": ROWS, "y": ROWS + 1})), "expected one tensor, got 2"),
     "a short file": (text(save({"x": ROWS})[:-4]), "and 44 bytes follow"),
     "a huge header": (text(b"\xff" * 7 + b"\0{"), "the header has"),
@@ -117,7 +126,11 @@ def test_off_is_a_400_that_says_so(http: Any) -> None:
 
 def test_a_small_body_is_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
-    monkeypatch.setattr(completions, "read_embeds", lambda *_, **__: threads.append(threading.current_thread()) or refuse())
+    monkeypatch.setattr(
+        completions,
+        "read_embeds",
+        lambda *_, **__: threads.append(threading.current_thread()) or refuse(),
+    )
 
     def refuse() -> None:
         raise RequestError("enough")

@@ -22,8 +22,16 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
     ("fields", "param", "words"),
     [
         ({"temperature": "hot"}, "temperature", "expected a number, got 'hot' (a string)"),
-        ({"temperature": -1}, "temperature", "has a wrong value: expected `float` at least 0.0, got -1"),
-        ({"temperatur": 1}, "temperatur", "unknown field 'temperatur'; did you mean 'temperature'?"),
+        (
+            {"temperature": -1},
+            "temperature",
+            "has a wrong value: expected `float` at least 0.0, got -1",
+        ),
+        (
+            {"temperatur": 1},
+            "temperatur",
+            "unknown field 'temperatur'; did you mean 'temperature'?",
+        ),
         ({"max_tokens": True}, "max_tokens", "expected an integer, got True (a boolean)"),
         ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
         ({"n": 0}, "n", "at least 1"),
@@ -50,36 +58,79 @@ def refusal(server: Any, path: str, body: Any, status: int = 400) -> dict[str, A
         ({"request_id": "a b"}, "request_id", "matching"),
         ({"store": True}, "store", "expected False"),
         ({"tools": [{"type": "x"}]}, "tools[0].type", "expected 'function', got 'x'"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "expected a string, got null"),
+        (
+            {"tools": [{"type": "function", "function": {}}]},
+            "tools[0].function.name",
+            "expected a string, got null",
+        ),
         ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}, "tool_choice", "no tool parser"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"},
+            "tool_choice",
+            "no tool parser",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format", "'xml'"),
         ({"guided_json": {}}, "guided_json", "send structured_outputs instead"),
         ({"use_beam_search": True, "stream": True}, "stream", "use_beam_search"),
         ({"use_beam_search": True, "top_p": 0.5}, "top_p", "no effect with use_beam_search"),
-        ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias", "no effect with use_beam_search"),
+        (
+            {"use_beam_search": True, "logit_bias": {"5": 1}},
+            "logit_bias",
+            "no effect with use_beam_search",
+        ),
         ({"use_beam_search": True, "n": 11, "temperature": 0}, "n", "11 beams need 22 logprobs"),
         ({"length_penalty": 0.5}, "length_penalty", "use_beam_search: true"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "both",
+        ),
         ({"messages": []}, "messages", "empty"),
         ({"messages": "hi"}, "messages", "expected a list, got 'hi'"),
         ({"messages": [3]}, "messages[0]", "expected an object, got 3"),
-        ({"messages": [{"role": 3, "content": "x"}]}, "messages[0].role", "expected a role, such as system"),
-        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role", "expected a role, such as system"),
+        (
+            {"messages": [{"role": 3, "content": "x"}]},
+            "messages[0].role",
+            "expected a role, such as system",
+        ),
+        (
+            {"messages": [{"role": "", "content": "x"}]},
+            "messages[0].role",
+            "expected a role, such as system",
+        ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-        ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio", "reads text only"),
+        (
+            {"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]},
+            "messages[0].audio",
+            "reads text only",
+        ),
         ({"functions": [{"name": "f"}], "tool_choice": "none"}, "functions", "not both"),
         ({"functions": [{"name": 3}]}, "functions[0].name", "expected a string"),
-        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", "none, auto or {'name': …}"),
+        (
+            {"functions": [{"name": "f"}], "function_call": "required"},
+            "function_call",
+            "none, auto or {'name': …}",
+        ),
         ({"function_call": "auto"}, "function_call", "needs functions"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
             "image_url",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]", "input_audio"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0]",
+            "input_audio",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": 3}}],
+                    }
+                ]
+            },
             "messages[0].tool_calls[0].function.arguments",
             "expected a JSON object",
         ),
@@ -89,7 +140,10 @@ def test_chat_refusals_name_the_field(http, fields, param, words):
     server = http()
     error = refusal(server, "/v1/chat/completions", {**CHAT, **fields})
     assert error["param"] == param and words in error["message"], error
-    assert error["type"] in ("Bad Request", "BadRequestError") and param.split("[")[0].split(".")[0] in error["message"]
+    assert (
+        error["type"] in ("Bad Request", "BadRequestError")
+        and param.split("[")[0].split(".")[0] in error["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,26 +178,46 @@ def test_completion_refusals_name_the_field(http, fields, param):
 
 def test_fields_that_ask_for_nothing_pass(http):
     http().chat(
-        use_beam_search=False, length_penalty=1.0, parallel_tool_calls=True, reasoning_effort=None, tools=None,
-        modalities=["text"], response_format={"type": "text"}, tool_choice="none",
-        structured_outputs=None, stop=None, stream_options=None,
-    )  # fmt: skip
+        use_beam_search=False,
+        length_penalty=1.0,
+        parallel_tool_calls=True,
+        reasoning_effort=None,
+        tools=None,
+        modalities=["text"],
+        response_format={"type": "text"},
+        tool_choice="none",
+        structured_outputs=None,
+        stop=None,
+        stream_options=None,
+    )
     http().complete(best_of=1, suffix="", logprobs=None)
-    sent = {"cache_prompt": True, "id_slot": -1, "timings_per_token": True, "dry_base": 1.75}  # by clients of llama.cpp
-    http().complete(**sent, repeat_penalty=1.0, mirostat=0, reasoning_format="auto", samplers=[], n_keep=0)
+    # by clients of llama.cpp
+    sent = {"cache_prompt": True, "id_slot": -1, "timings_per_token": True, "dry_base": 1.75}
+    http().complete(
+        **sent, repeat_penalty=1.0, mirostat=0, reasoning_format="auto", samplers=[], n_keep=0
+    )
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data", "", "application/jsonp"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "multipart/form-data", "", "application/jsonp"]
+)
 def test_wrong_content_type(http, content_type):
     headers = {"Content-Type": content_type} if content_type else {}
-    response = http().client.post("/v1/chat/completions", content=json.dumps(CHAT).encode(), headers=headers)
-    assert response.status_code == 400 and "'application/json'" in response.json()["error"]["message"]
+    response = http().client.post(
+        "/v1/chat/completions", content=json.dumps(CHAT).encode(), headers=headers
+    )
+    assert (
+        response.status_code == 400 and "'application/json'" in response.json()["error"]["message"]
+    )
 
 
 def test_unknown_model_names_what_there_is(http):
     for path, more in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "x"})):
         error = refusal(http(), path, {**more, "model": "nope"}, 404)
-        assert error["type"] == "NotFoundError" and "The model `nope` does not exist" in error["message"]
+        assert (
+            error["type"] == "NotFoundError"
+            and "The model `nope` does not exist" in error["message"]
+        )
         assert "fake-model" in error["message"] and error["param"] == "model"
         http().post(path, {**more, "model": "fake-model"})
 
@@ -151,7 +225,10 @@ def test_unknown_model_names_what_there_is(http):
 def test_models(http):
     client = http(engine={"models": ["org/base", "other"]}).client
     listing = client.get("/v1/models").json()
-    assert listing["object"] == "list" and [card["id"] for card in listing["data"]] == ["org/base", "other"]
+    assert listing["object"] == "list" and [card["id"] for card in listing["data"]] == [
+        "org/base",
+        "other",
+    ]
     card = client.get("/v1/models/org/base").json()
     assert card["object"] == "model" and card["max_model_len"] == 4096 and card["parent"] is None
     assert card["permission"][0]["object"] == "model_permission"
@@ -165,7 +242,11 @@ def test_unknown_route_and_method(http, path):
     missing = client.get(path)
     assert missing.status_code == 404 and missing.json()["error"]["code"] == 404
     wrong = client.get("/v1/completions")
-    assert wrong.status_code == 405 and wrong.headers["allow"] == "POST" and wrong.json()["error"]["code"] == 405
+    assert (
+        wrong.status_code == 405
+        and wrong.headers["allow"] == "POST"
+        and wrong.json()["error"]["code"] == 405
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -185,11 +266,15 @@ def test_engine_errors_before_the_first_token_have_their_status(http, error, sta
     message = response.json()["error"]["message"]
     if isinstance(error, Overloaded):
         assert response.headers["retry-after"] == "3"
-    assert "api:openai" in message if isinstance(error, ZeroDivisionError) else str(error) in message
+    assert (
+        "api:openai" in message if isinstance(error, ZeroDivisionError) else str(error) in message
+    )
 
 
 @pytest.mark.parametrize("error", [EngineDeadError("gone"), ZeroDivisionError("ours")])
-@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": ["x", "y"]})])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": ["x", "y"]})]
+)
 def test_error_inside_a_stream_is_an_event_before_done(http, path, body, error):
     server = http(engine={"fail_after": 3, "error": error})
     events = server.post(path, {**body, "stream": True})

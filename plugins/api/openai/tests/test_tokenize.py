@@ -10,9 +10,20 @@ from hypothesis import strategies as st
 def test_text(http):
     server = http()
     answer = server.post("/tokenize", {"prompt": "hé"})
-    assert answer == {"count": 4, "max_model_len": 4096, "tokens": [256, 104, 195, 169], "token_strs": None}
+    assert answer == {
+        "count": 4,
+        "max_model_len": 4096,
+        "tokens": [256, 104, 195, 169],
+        "token_strs": None,
+    }
     answer = server.post(
-        "/tokenize", {"model": "fake-model", "prompt": "h", "add_special_tokens": False, "return_token_strs": True}
+        "/tokenize",
+        {
+            "model": "fake-model",
+            "prompt": "h",
+            "add_special_tokens": False,
+            "return_token_strs": True,
+        },
     )
     assert answer["tokens"] == [104] and answer["token_strs"] == ["h"]
     assert server.post("/tokenize", {"prompt": ""})["tokens"] == [256]
@@ -29,10 +40,15 @@ def test_conversation_is_rendered_as_the_chat_route_renders_it(http):
     server.post("/v1/chat/completions", {**fields, "max_tokens": 1})
     assert tokens == list(server.engine.requests[0][0].token_ids)
     assert bytes(tokens) == b"[tools 1]user: hi\nassistant: he"
-    assert server.post("/tokenize", {**fields, "add_special_tokens": True})["tokens"] == [256, *tokens]
+    assert server.post("/tokenize", {**fields, "add_special_tokens": True})["tokens"] == [
+        256,
+        *tokens,
+    ]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.text())
 def test_round_trip(http, text):
     server = http()
@@ -52,7 +68,12 @@ def test_special_tokens_are_shown(http):
         ("/tokenize", {"prompt": ["a"]}, "prompt", 400),
         ("/tokenize", {"messages": []}, "messages", 400),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", 400),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template", 400),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"},
+            "chat_template",
+            400,
+        ),
         ("/tokenize", {"prompt": "a", "promt": 1}, "promt", 400),
         ("/tokenize", {"prompt": "a", "model": "nope"}, "model", 404),
         ("/detokenize", {}, "tokens", 400),
@@ -67,6 +88,10 @@ def test_refusals(http, path, body, param, status):
 
 def test_tokenizer_info(http):
     info = http().client.get("/tokenizer_info").json()
-    assert info["tokenizer_class"] == "ByteTokenizer" and info["vocab_size"] == 258 and info["model_max_length"] == 4096
+    assert (
+        info["tokenizer_class"] == "ByteTokenizer"
+        and info["vocab_size"] == 258
+        and info["model_max_length"] == 4096
+    )
     assert info["bos_token"] == "<s>" and info["eos_token"] == "</s>"
     assert info["added_tokens_decoder"]["257"] == {"content": "</s>", "special": True}

@@ -16,7 +16,12 @@ from starlette.routing import BaseRoute, Route
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.interfaces.api import ApiSetup, Prompt
-from pegboard_api_pooling.fields import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from pegboard_api_pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from pegboard_api_pooling.runs import Run, check_salt, usage, values
 from pegboard_api_pooling.scores import Scorer, rank, read_documents, read_pairs
 from pegboard_chat.off_loop import off_loop
@@ -37,12 +42,16 @@ class PoolingApi:
         self._scorer = Scorer(setup.client)
 
     def routes(self) -> Sequence[BaseRoute]:
-        score, rerank = endpoint(self._score, ScoreRequest), endpoint(self._rerank, RerankRequest)
+        score = endpoint(self._score, ScoreRequest)
+        rerank = endpoint(self._rerank, RerankRequest)
         return [
             Route("/v1/embeddings", endpoint(self._embed, EmbeddingRequest), methods=["POST"]),
             Route("/classify", endpoint(self._classify, ClassifyRequest), methods=["POST"]),
             *(Route(path, score, methods=["POST"]) for path in ("/score", "/v1/score")),
-            *(Route(path, rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+            *(
+                Route(path, rerank, methods=["POST"])
+                for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+            ),
         ]
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
@@ -54,7 +63,11 @@ class PoolingApi:
 
         def read() -> tuple[EmbeddingRequest, list[Prompt], PoolingParams]:
             request = parse_body(body, EmbeddingRequest)
-            return request, read_inputs(request, self._most), request.params("embed", request.dimensions)
+            return (
+                request,
+                read_inputs(request, self._most),
+                request.params("embed", request.dimensions),
+            )
 
         request, prompts, params = await off_loop(len(body), read)
         run = await Run(self._client, http, "embd", request).start()
@@ -62,10 +75,15 @@ class PoolingApi:
 
         def encode() -> bytes:
             texts = [encoded(output.embedding, request.encoding_format) for output in outputs]
-            data = [{"index": index, "object": "embedding", "embedding": text} for index, text in enumerate(texts)]
+            data = [
+                {"index": index, "object": "embedding", "embedding": text}
+                for index, text in enumerate(texts)
+            ]
             return in_pieces(listed(run, outputs, data))
 
-        return json_response(await off_loop(sum(len(output.embedding) for output in outputs), encode))
+        return json_response(
+            await off_loop(sum(len(output.embedding) for output in outputs), encode)
+        )
 
     async def _classify(self, http: Request) -> Response:
         """The probabilities of the model's classes, and the most likely one, of every input."""
@@ -98,7 +116,10 @@ class PoolingApi:
         request, pairs = await off_loop(len(body), read)
         run = await Run(self._client, http, "score", request).start()
         scores, outputs = await self._scorer.scores(run, request, pairs)
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        data = [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ]
         return json_response(in_pieces(listed(run, outputs, data)))
 
     async def _rerank(self, http: Request) -> Response:
@@ -111,12 +132,22 @@ class PoolingApi:
 
         request, documents = await off_loop(len(body), read)
         run = await Run(self._client, http, "rerank", request).start()
-        scores, outputs = await self._scorer.scores(run, request, [(request.query, document) for document in documents])
+        scores, outputs = await self._scorer.scores(
+            run, request, [(request.query, document) for document in documents]
+        )
         results = [
-            {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
+            {
+                "index": index,
+                "document": {"text": documents[index]},
+                "relevance_score": scores[index],
+            }
             for index in rank(scores, request.top_n)
         ]
-        return json_response(in_pieces({"id": run.name, "model": run.model, "usage": usage(outputs), "results": results}))
+        return json_response(
+            in_pieces(
+                {"id": run.name, "model": run.model, "usage": usage(outputs), "results": results}
+            )
+        )
 
 
 def json_response(body: bytes) -> Response:
@@ -125,7 +156,8 @@ def json_response(body: bytes) -> Response:
 
 def read_inputs(request: ClassifyRequest, most: int) -> list[Prompt]:
     """Return the inputs as prompts. Raises RequestError, which names the field that is wrong."""
-    salt, prompts = check_salt(request), read_prompts(request.input, most, "input")
+    salt = check_salt(request)
+    prompts = read_prompts(request.input, most, "input")
     return [
         Prompt(text=each, add_special_tokens=request.add_special_tokens, cache_salt=salt)
         if isinstance(each, str)
@@ -134,10 +166,19 @@ def read_inputs(request: ClassifyRequest, most: int) -> list[Prompt]:
     ]
 
 
-def listed(run: Run, outputs: Sequence[RequestOutput], data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def listed(
+    run: Run, outputs: Sequence[RequestOutput], data: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the answer of a route that lists one item per input."""
     created = int(time.time())
-    return {"id": run.name, "object": "list", "created": created, "model": run.model, "data": list(data), "usage": usage(outputs)}
+    return {
+        "id": run.name,
+        "object": "list",
+        "created": created,
+        "model": run.model,
+        "data": list(data),
+        "usage": usage(outputs),
+    }
 
 
 def encoded(vector: bytes, encoding: Literal["float", "base64"]) -> list[float] | str:

@@ -22,7 +22,8 @@ class PoolingFields(Fields):
     user: str | None = None  # accepted and ignored, because it does not concern the answer
 
     def params(self, task: Task, dimensions: int | None = None) -> PoolingParams:
-        """Return the parameters of all inputs. Raises RequestError, which names the field that is wrong."""
+        """Return the parameters of all inputs. Raises RequestError, which names the field that is
+        wrong."""
         return PoolingParams(
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             dimensions=dimensions,

@@ -24,25 +24,41 @@ from pegboard_server.streaming import while_connected
 class Run:
     """One request. name: its id in the answer. model: as the answer names it."""
 
-    def __init__(self, client: EngineClient, http: Request, kind: str, request: PoolingFields) -> None:
+    def __init__(
+        self, client: EngineClient, http: Request, kind: str, request: PoolingFields
+    ) -> None:
         chosen = http.headers.get("x-request-id") or request.request_id or uuid.uuid4().hex
-        self.name, self.model = f"{kind}-{chosen}", ""
+        self.name = f"{kind}-{chosen}"
+        self.model = ""
         self.lora: LoRARequest | None = None
-        self._client, self._http, self._request = client, http, request
+        self._client = client
+        self._http = http
+        self._request = request
 
     async def start(self) -> "Run":
         """Find the model. Raises RequestError if there is none of that name."""
         self.model, self.lora = await served_model(self._client, self._request.model)
         return self
 
-    async def outputs(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[RequestOutput]:
-        """Return the outputs of all prompts, which end when the client leaves. The first error ends all of them."""
-        run = f"{self.name}-{uuid.uuid4().hex[:8]}"  # a client may use one id for two requests at once
-        common = RequestOptions(request_id=run, response_id=self.name, priority=self._request.priority, lora=self.lora)
-        asked = [(prompt, params, replace(common, request_id=f"{run}-{index}")) for index, prompt in enumerate(prompts)]
+    async def outputs(
+        self, prompts: Sequence[Prompt], params: PoolingParams
+    ) -> list[RequestOutput]:
+        """Return the outputs of all prompts, which end when the client leaves. The first error ends
+        all of them."""
+        # a client may use one id for two requests at once
+        run = f"{self.name}-{uuid.uuid4().hex[:8]}"
+        common = RequestOptions(
+            request_id=run, response_id=self.name, priority=self._request.priority, lora=self.lora
+        )
+        asked = [
+            (prompt, params, replace(common, request_id=f"{run}-{index}"))
+            for index, prompt in enumerate(prompts)
+        ]
         return await while_connected(self._http.receive, self._all(asked))
 
-    async def _all(self, asked: Sequence[tuple[Prompt, PoolingParams, RequestOptions]]) -> list[RequestOutput]:
+    async def _all(
+        self, asked: Sequence[tuple[Prompt, PoolingParams, RequestOptions]]
+    ) -> list[RequestOutput]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._one(*each)) for each in asked]
@@ -50,12 +66,16 @@ class Run:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _one(self, prompt: Prompt, params: PoolingParams, options: RequestOptions) -> RequestOutput:
+    async def _one(
+        self, prompt: Prompt, params: PoolingParams, options: RequestOptions
+    ) -> RequestOutput:
         async with aclosing(self._client.generate(prompt, params, options)) as outputs:  # type: ignore[type-var]
             async for output in outputs:
                 if output.embedding:
                     return output
-        raise PegboardError(f"request {options.request_id} ended without a vector; the log of the server says why")
+        raise PegboardError(
+            f"request {options.request_id} ended without a vector; the log of the server says why"
+        )
 
 
 def check_salt(request: PoolingFields) -> str | None:
@@ -73,4 +93,9 @@ def values(output: RequestOutput) -> array[float]:
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, object]:
     """Return how many tokens were read."""
     num_tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0, "prompt_tokens_details": None}
+    return {
+        "prompt_tokens": num_tokens,
+        "total_tokens": num_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }

@@ -13,8 +13,8 @@ from pegboard_api_pooling.runs import Run, check_salt, values
 
 
 class Scorer:
-    """A model with one class reads both texts at once, and its value is the score. With a model that makes vectors, the score is
-    the cosine of their angle."""
+    """A model with one class reads both texts at once, and its value is the score. With a model
+    that makes vectors, the score is the cosine of their angle."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -22,30 +22,43 @@ class Scorer:
     async def scores(
         self, run: Run, request: PoolingFields, pairs: Sequence[tuple[str, str]]
     ) -> tuple[list[float], list[RequestOutput]]:
-        """Return the scores of all pairs, and the outputs that they were made of. Raises RequestError if the model has several
-        classes."""
-        salt, model = check_salt(request), self._client.models()[0]
+        """Return the scores of all pairs, and the outputs that they were made of. Raises
+        RequestError if the model has several classes."""
+        salt = check_salt(request)
+        model = self._client.models()[0]
         if model.task != "classify":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            outputs = await run.outputs([Prompt(text=text, cache_salt=salt) for text in texts], request.params("embed"))
+            outputs = await run.outputs(
+                [Prompt(text=text, cache_salt=salt) for text in texts], request.params("embed")
+            )
             vectors = {text: values(output) for text, output in zip(texts, outputs, strict=True)}
             return [cosine(vectors[first], vectors[second]) for first, second in pairs], outputs
         if len(model.labels) != 1:
-            reason = f"a score is the value of a model with one class, and this model has {len(model.labels)}; use /classify"
+            reason = (
+                "a score is the value of a model with one class, and this model has "
+                f"{len(model.labels)}; use /classify"
+            )
             raise RequestError(reason, parameter="model")
-        prompts = [Prompt(text=first, second_text=second, cache_salt=salt) for first, second in pairs]
+        prompts = [
+            Prompt(text=first, second_text=second, cache_salt=salt) for first, second in pairs
+        ]
         outputs = await run.outputs(prompts, request.params("classify"))
         return [values(output)[0] for output in outputs], outputs
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
-    lengths = math.sqrt(math.fsum(x * x for x in first)) * math.sqrt(math.fsum(x * x for x in second))
-    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
+    lengths = math.sqrt(math.fsum(x * x for x in first)) * math.sqrt(
+        math.fsum(x * x for x in second)
+    )
+    return (
+        math.fsum(x * y for x, y in zip(first, second, strict=True)) / lengths if lengths else 0.0
+    )
 
 
 def read_pairs(request: ScoreRequest, most: int) -> list[tuple[str, str]]:
-    """Return the pairs of texts. One text is scored with all others. Raises RequestError, which names the field that is wrong."""
+    """Return the pairs of texts. One text is scored with all others. Raises RequestError, which
+    names the field that is wrong."""
     columns = []
     for given in (
         {"text_1": request.text_1, "data_1": request.data_1},
@@ -60,13 +73,17 @@ def read_pairs(request: ScoreRequest, most: int) -> list[tuple[str, str]]:
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        reason = f"{len(first)} texts are scored with {len(second)}; give one text, or as many as the others"
+        reason = (
+            f"{len(first)} texts are scored with {len(second)}; give one text, or as many as the "
+            "others"
+        )
         raise RequestError(reason, parameter="text_1")
     return list(zip(first, second, strict=True))
 
 
 def read_documents(request: RerankRequest, most: int) -> list[str]:
-    """Return the texts of the documents. Raises RequestError, which names the field that is wrong."""
+    """Return the texts of the documents. Raises RequestError, which names the field that is
+    wrong."""
     checked([request.query], "query", most)
     texts = [each.text if isinstance(each, Document) else each for each in request.documents]
     return checked(texts, "documents", most)
@@ -77,7 +94,9 @@ def checked(texts: list[str], name: str, most: int) -> list[str]:
     if not texts or not all(texts):
         raise RequestError(f"{name} must not be empty", parameter=name)
     if len(texts) > most:
-        raise RequestError(f"{name}: {len(texts)} texts in one request, at most {most} are allowed", parameter=name)
+        raise RequestError(
+            f"{name}: {len(texts)} texts in one request, at most {most} are allowed", parameter=name
+        )
     return texts
 
 

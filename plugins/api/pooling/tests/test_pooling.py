@@ -11,7 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pegboard_api_pooling.api import PoolingApi
-from pegboard_api_pooling.fields import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from pegboard_api_pooling.fields import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from pegboard_api_pooling.plugin import POOLING
 from starlette.testclient import TestClient
 
@@ -59,18 +64,37 @@ def test_entry() -> None:
 )
 def test_every_form_of_input(given: Any, expected: list[list[int]]) -> None:
     answer = post({"input": given, "model": "fake-model", "user": "u"})
-    assert answer["object"] == "list" and answer["model"] == "fake-model" and answer["id"].startswith("embd-")
+    assert (
+        answer["object"] == "list"
+        and answer["model"] == "fake-model"
+        and answer["id"].startswith("embd-")
+    )
     assert [each["index"] for each in answer["data"]] == list(range(len(expected)))
     assert [each["embedding"] for each in answer["data"]] == [vector(ids) for ids in expected]
-    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == sum(map(len, expected))
+    assert (
+        answer["usage"]["prompt_tokens"]
+        == answer["usage"]["total_tokens"]
+        == sum(map(len, expected))
+    )
 
 
 def test_every_field_reaches_the_engine() -> None:
     client, http = made()
-    more = {"dimensions": 2, "truncate_prompt_tokens": 5, "use_activation": False, "add_special_tokens": False}
-    answer = http.post(PATH, json={"input": "hi", "priority": 3, "cache_salt": "s", "request_id": "mine", **more}).json()
+    more = {
+        "dimensions": 2,
+        "truncate_prompt_tokens": 5,
+        "use_activation": False,
+        "add_special_tokens": False,
+    }
+    answer = http.post(
+        PATH, json={"input": "hi", "priority": 3, "cache_salt": "s", "request_id": "mine", **more}
+    ).json()
     ((prompt, params, options),) = client.requests
-    assert (params.dimensions, params.truncate_prompt_tokens, params.use_activation) == (2, 5, False)
+    assert (params.dimensions, params.truncate_prompt_tokens, params.use_activation) == (
+        2,
+        5,
+        False,
+    )
     assert (prompt.add_special_tokens, prompt.cache_salt, options.priority) == (False, "s", 3)
     assert answer["id"] == "embd-mine" and answer["data"][0]["embedding"] == vector(HI)[:2]
 
@@ -117,16 +141,31 @@ def test_the_first_error_ends_all_inputs() -> None:
 
 def class_value(*texts: str, place: int = 0) -> float:
     """What the fake engine says: BOS stands once, before the first text."""
-    return float(np.float32((BOS + sum(map(sum, (text.encode() for text in texts))) + place) % 7 / 10))
+    return float(
+        np.float32((BOS + sum(map(sum, (text.encode() for text in texts))) + place) % 7 / 10)
+    )
 
 
 def test_classes() -> None:
     labels = ("bad", "so so", "good")
-    answer = post({"input": ["hi", "a"], "model": "fake-model", "request_id": "mine"}, path="/classify", labels=labels)
-    assert (answer["id"], answer["object"], answer["model"]) == ("classify-mine", "list", "fake-model")
+    answer = post(
+        {"input": ["hi", "a"], "model": "fake-model", "request_id": "mine"},
+        path="/classify",
+        labels=labels,
+    )
+    assert (answer["id"], answer["object"], answer["model"]) == (
+        "classify-mine",
+        "list",
+        "fake-model",
+    )
     for index, text in enumerate(("hi", "a")):
         probs = [class_value(text, place=place) for place in range(3)]
-        expected = {"index": index, "label": labels[probs.index(max(probs))], "probs": probs, "num_classes": 3}
+        expected = {
+            "index": index,
+            "label": labels[probs.index(max(probs))],
+            "probs": probs,
+            "num_classes": 3,
+        }
         assert answer["data"][index] == expected
     assert answer["usage"]["total_tokens"] == 5
 
@@ -142,12 +181,21 @@ def test_scores(path: str, names: tuple[str, str]) -> None:
     ):
         body = dict(zip(names, (first, second), strict=True))
         answer = post(body, path=path, labels=("fits",))
-        expected = [{"index": i, "object": "score", "score": class_value(*pair)} for i, pair in enumerate(pairs)]
-        assert answer["data"] == expected and answer["object"] == "list" and answer["id"].startswith("score-")
+        expected = [
+            {"index": i, "object": "score", "score": class_value(*pair)}
+            for i, pair in enumerate(pairs)
+        ]
+        assert (
+            answer["data"] == expected
+            and answer["object"] == "list"
+            and answer["id"].startswith("score-")
+        )
         answer = post(body, path=path)
         for each, pair in zip(answer["data"], pairs, strict=True):
             one, other = (np.array(vector([BOS, *text.encode()])) for text in pair)
-            assert each["score"] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6)
+            assert each["score"] == pytest.approx(
+                one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
@@ -159,7 +207,8 @@ def test_ranks(path: str) -> None:
     scores = [class_value("hi", text) for text in texts]
     order = sorted(range(4), key=lambda index: -scores[index])[:3]
     assert answer["results"] == [
-        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]} for index in order
+        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]}
+        for index in order
     ]
     assert answer["id"].startswith("rerank-") and answer["usage"]["total_tokens"] == 4 * 3 + 8
     assert len(post({**body, "top_n": 0}, path=path)["results"]) == 4
@@ -174,7 +223,11 @@ def test_ranks(path: str) -> None:
         ("/score", {"text_1": "a", "data_1": "a", "text_2": "b"}, "give one of text_1 and data_1"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "2 texts are scored with 1"),
         ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2 must not be empty"),
-        ("/score", {"text_1": "a", "text_2": ["b"] * 1025}, "1025 texts in one request, at most 1024"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": ["b"] * 1025},
+            "1025 texts in one request, at most 1024",
+        ),
         ("/rerank", {"query": "", "documents": ["b"]}, "query must not be empty"),
         ("/rerank", {"query": "a", "documents": []}, "documents must not be empty"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
@@ -188,7 +241,9 @@ def test_wrong_bodies_of_scores_are_refused(path: str, body: dict[str, Any], wor
 def test_a_model_says_what_it_cannot_do() -> None:
     assert "cannot embed" in post({"input": "a"}, 400, labels=("x",))["error"]["message"]
     assert "cannot classify" in post({"input": "a"}, 400, path="/classify")["error"]["message"]
-    message = post({"text_1": "a", "text_2": "b"}, 400, path="/score", labels=("x", "y"))["error"]["message"]
+    message = post({"text_1": "a", "text_2": "b"}, 400, path="/score", labels=("x", "y"))["error"][
+        "message"
+    ]
     assert "a model with one class, and this model has 2; use /classify" in message
 
 
@@ -201,8 +256,15 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @settings(max_examples=160, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), path=st.sampled_from(list(BODIES)), value=VALUES, labels=st.sampled_from([(), ("fits",)]))
-def test_no_value_breaks_the_server(data: st.DataObject, path: str, value: Any, labels: tuple[str, ...]) -> None:
+@given(
+    data=st.data(),
+    path=st.sampled_from(list(BODIES)),
+    value=VALUES,
+    labels=st.sampled_from([(), ("fits",)]),
+)
+def test_no_value_breaks_the_server(
+    data: st.DataObject, path: str, value: Any, labels: tuple[str, ...]
+) -> None:
     model, body = BODIES[path]
     name = data.draw(st.sampled_from([*model.model_fields, "unknown"]))
     client, http = made(labels=labels)

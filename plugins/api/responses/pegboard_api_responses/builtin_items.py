@@ -1,7 +1,8 @@
-"""Calls of built-in tools, which the server runs: as output items with OpenAI's events, and as messages of a conversation.
+"""Calls of built-in tools, which the server runs: as output items with OpenAI's events, and as
+messages of a conversation.
 
-The model writes a call. When its arguments are complete, the server runs it (`asked`). Then the call is answered (`answer`), or
-it is given up (`give_up`).
+The model writes a call. When its arguments are complete, the server runs it (`asked`). Then the
+call is answered (`answer`), or it is given up (`give_up`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ class BuiltinCall(OpenItem):
     prefix = ""
     running = "in_progress"
 
-    def __init__(self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = (), **fields: Any) -> None:
+    def __init__(
+        self,
+        index: int,
+        call_id: str,
+        function: ToolFunction,
+        taken: Sequence[str] = (),
+        **fields: Any,
+    ) -> None:
         own = call_id.removeprefix(CALL_ID)
         item_id = f"{self.prefix}_{own}"
         if not OWN_ID.fullmatch(own) or item_id in taken:
@@ -57,7 +65,10 @@ class BuiltinCall(OpenItem):
         """The call has run. Fill in the item and end it."""
         self.output = output
         self.item.update(output.fields)
-        return [self.event(f"{self.item['type']}.completed"), *super().end("failed" if output.is_error else "completed")]
+        return [
+            self.event(f"{self.item['type']}.completed"),
+            *super().end("failed" if output.is_error else "completed"),
+        ]
 
     def give_up(self) -> list[StreamEvent]:
         """End the item of a call that is not run, because the answer was cut off or cancelled."""
@@ -68,10 +79,14 @@ class McpCall(BuiltinCall):
     prefix = "mcp"
     running = "calling"
 
-    def __init__(self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()) -> None:
+    def __init__(
+        self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()
+    ) -> None:
         more = {"arguments": "", "output": None, "error": None, "approval_request_id": None}
         name = function.tool or function.name
-        super().__init__(index, call_id, function, taken, server_label=function.server, name=name, **more)
+        super().__init__(
+            index, call_id, function, taken, server_label=function.server, name=name, **more
+        )
 
     def begin(self) -> list[StreamEvent]:
         return [*super().begin(), self.event("mcp_call.in_progress")]
@@ -94,13 +109,18 @@ class McpCall(BuiltinCall):
 
 
 class CodeInterpreterCall(BuiltinCall):
-    """A call of the code interpreter. Its code is sent as one delta, when the arguments are complete."""
+    """A call of the code interpreter. Its code is sent as one delta, when the arguments are
+    complete."""
 
     prefix = "ci"
     running = "interpreting"
 
-    def __init__(self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()) -> None:
-        super().__init__(index, call_id, function, taken, code="", container_id="auto", outputs=None)
+    def __init__(
+        self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()
+    ) -> None:
+        super().__init__(
+            index, call_id, function, taken, code="", container_id="auto", outputs=None
+        )
 
     def begin(self) -> list[StreamEvent]:
         return [*super().begin(), self.event("code_interpreter_call.in_progress")]
@@ -124,12 +144,15 @@ class CodeInterpreterCall(BuiltinCall):
 
 
 class WebSearchCall(BuiltinCall):
-    """A web search. Its item is sent when the arguments are complete, because only then its action is known."""
+    """A web search. Its item is sent when the arguments are complete, because only then its action
+    is known."""
 
     prefix = "ws"
     running = "searching"
 
-    def __init__(self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()) -> None:
+    def __init__(
+        self, index: int, call_id: str, function: ToolFunction, taken: Sequence[str] = ()
+    ) -> None:
         super().__init__(index, call_id, function, taken, action={"type": "search", "query": ""})
 
     def begin(self) -> list[StreamEvent]:
@@ -145,11 +168,17 @@ class WebSearchCall(BuiltinCall):
 
     def _action(self) -> dict[str, Any]:
         arguments = self.arguments() or {}
-        url = str(arguments.get("url") or arguments.get("id") or f"cursor:{arguments.get('cursor', '')}")
+        url = str(
+            arguments.get("url") or arguments.get("id") or f"cursor:{arguments.get('cursor', '')}"
+        )
         if self.function.tool == "open":
             return {"type": "open_page", "url": url}
         if self.function.tool == "find":
-            return {"type": "find_in_page", "url": url, "pattern": str(arguments.get("pattern", ""))}
+            return {
+                "type": "find_in_page",
+                "url": url,
+                "pattern": str(arguments.get("pattern", "")),
+            }
         return {"type": "search", "query": str(arguments.get("query", self.text))}
 
 
@@ -163,7 +192,9 @@ class IgnoredCall(BuiltinCall):
         return []
 
     def end(self, status: str) -> list[StreamEvent]:
-        self.output = ToolOutput("This was not run: no more tools may be called in this response.", is_error=True)
+        self.output = ToolOutput(
+            "This was not run: no more tools may be called in this response.", is_error=True
+        )
         return []
 
 
@@ -176,7 +207,8 @@ FORMS: dict[str, Any] = {
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object. Returns None when the text is not a JSON object. Empty text means no arguments."""
+    """Parse a JSON object. Returns None when the text is not a JSON object. Empty text means no
+    arguments."""
     try:
         value = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError):
@@ -184,7 +216,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-# --- back to messages ---------------------------------------------------------------------------------------------------------
+# --- back to messages -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,40 +237,69 @@ def exchange_of(call: BuiltinCall) -> Exchange | None:
     """Returns the call and its result, or None for a call that was never answered."""
     if call.output is None:
         return None
-    arguments = call.text if call.arguments() is not None else msgspec.json.encode({"invalid": call.text}).decode()
+    arguments = (
+        call.text
+        if call.arguments() is not None
+        else msgspec.json.encode({"invalid": call.text}).decode()
+    )
     return Exchange(call.call_id, call.function.name, arguments or "{}", call.output.text)
 
 
 def read_exchange(item: Mapping[str, Any], functions: Sequence[ToolFunction]) -> Exchange | None:
-    """Returns the call and the result of an item that a client sent back, or None if the call was not answered. A function is
-    named after this request's tools. If they do not have it, it is named as a tool server names it. The item of a web search does
-    not hold its results. Raises ValueError naming the field."""
+    """Returns the call and the result of an item that a client sent back, or None if the call was
+    not answered. A function is named after this request's tools. If they do not have it, it is
+    named as a tool server names it. The item of a web search does not hold its results. Raises
+    ValueError naming the field."""
     if item.get("status") in ("in_progress", "incomplete", "calling", "interpreting", "searching"):
         return None
     kind = item["type"]
     call_id = _text(item, "id").partition("_")[2] or _text(item, "id")
     if kind == "mcp_call":
-        server, tool = _text(item, "server_label"), _text(item, "name")
+        server = _text(item, "server_label")
+        tool = _text(item, "name")
         error = item.get("error")
         failed = error.get("content") or error.get("message") if isinstance(error, dict) else error
         output = item.get("output") if item.get("output") is not None else failed
         name = _name(functions, kind, server, tool)
-        return Exchange(call_id, name, _text(item, "arguments"), "" if output is None else str(output))
+        return Exchange(
+            call_id, name, _text(item, "arguments"), "" if output is None else str(output)
+        )
     if kind == "code_interpreter_call":
         outputs = item.get("outputs") or []
         if not isinstance(outputs, list):
             raise ValueError("outputs")
-        logs = [part["logs"] for part in outputs if isinstance(part, dict) and isinstance(part.get("logs"), str)]
+        logs = [
+            part["logs"]
+            for part in outputs
+            if isinstance(part, dict) and isinstance(part.get("logs"), str)
+        ]
         known = next((function for function in functions if function.item == kind), None)
-        return _exchange(call_id, known.name if known else "python", {"code": _text(item, "code")}, "\n".join(logs))
+        return _exchange(
+            call_id,
+            known.name if known else "python",
+            {"code": _text(item, "code")},
+            "\n".join(logs),
+        )
     action = item.get("action")
     if not isinstance(action, dict):
         raise ValueError("action")
     if action.get("type") == "open_page":
-        return _exchange(call_id, _name(functions, kind, "browser", "open"), {"id": action.get("url")}, NO_RESULT)
+        return _exchange(
+            call_id, _name(functions, kind, "browser", "open"), {"id": action.get("url")}, NO_RESULT
+        )
     if action.get("type") == "find_in_page":
-        return _exchange(call_id, _name(functions, kind, "browser", "find"), {"pattern": action.get("pattern")}, NO_RESULT)
-    return _exchange(call_id, _name(functions, kind, "browser", "search"), {"query": action.get("query")}, NO_RESULT)
+        return _exchange(
+            call_id,
+            _name(functions, kind, "browser", "find"),
+            {"pattern": action.get("pattern")},
+            NO_RESULT,
+        )
+    return _exchange(
+        call_id,
+        _name(functions, kind, "browser", "search"),
+        {"query": action.get("query")},
+        NO_RESULT,
+    )
 
 
 def _exchange(call_id: str, name: str, arguments: Mapping[str, Any], output: str) -> Exchange:
@@ -246,8 +307,18 @@ def _exchange(call_id: str, name: str, arguments: Mapping[str, Any], output: str
 
 
 def _name(functions: Sequence[ToolFunction], item: str, server: str, tool: str) -> str:
-    found = [f.name for f in functions if f.item == item and f.tool == tool and (item != "mcp_call" or f.server == server)]
-    return found[0] if found else tool if server == tool else NOT_IN_NAMES.sub("_", f"{server}_{tool}")[-64:]
+    found = [
+        f.name
+        for f in functions
+        if f.item == item and f.tool == tool and (item != "mcp_call" or f.server == server)
+    ]
+    return (
+        found[0]
+        if found
+        else tool
+        if server == tool
+        else NOT_IN_NAMES.sub("_", f"{server}_{tool}")[-64:]
+    )
 
 
 def _text(item: Mapping[str, Any], field: str) -> str:

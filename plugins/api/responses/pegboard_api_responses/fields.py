@@ -14,8 +14,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class ReasoningFields(Fields):
-    """effort is passed to the chat template. summary: only "auto" and null are accepted, because the reasoning is never
-    summarized."""
+    """effort is passed to the chat template. summary: only "auto" and null are accepted, because
+    the reasoning is never summarized."""
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
@@ -23,7 +23,8 @@ class ReasoningFields(Fields):
 
 
 class TextFields(Fields):
-    """format: {"type": "text" | "json_object" | "json_schema", …}. A json_schema also has a name and a schema."""
+    """format: {"type": "text" | "json_object" | "json_schema", …}. A json_schema also has a name
+    and a schema."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["medium"] | None = None
@@ -36,8 +37,8 @@ class ResponsesStreamOptions(Fields):
 
 
 class PromptFields(Fields):
-    """The fields that become the prompt. `history.read_input` checks input, `tools.read_tools` checks tools, and
-    `request.chat_request` checks tool_choice."""
+    """The fields that become the prompt. `history.read_input` checks input, `tools.read_tools`
+    checks tools, and `request.chat_request` checks tool_choice."""
 
     model: str | None = None
     input: str | Objects
@@ -58,8 +59,8 @@ class InputTokensRequest(PromptFields):
 
 
 class ResponsesRequest(PromptFields, SamplingFields):
-    """The body of POST /v1/responses. The output of the code interpreter is always shown, whether or not `include` asks for
-    it."""
+    """The body of POST /v1/responses. The output of the code interpreter is always shown, whether
+    or not `include` asks for it."""
 
     store: bool = True
     background: bool = False
@@ -67,9 +68,13 @@ class ResponsesRequest(PromptFields, SamplingFields):
 
     max_tool_calls: Count | None = None
     include_reasoning: bool = True
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs"]] = (
-        Field(default_factory=list)
-    )
+    include: list[
+        Literal[
+            "message.output_text.logprobs",
+            "reasoning.encrypted_content",
+            "code_interpreter_call.outputs",
+        ]
+    ] = Field(default_factory=list)
 
     max_output_tokens: Count | None = None
     top_logprobs: LogprobCount | None = None

@@ -12,8 +12,8 @@ MAX_LIMIT = 100
 
 
 def input_items(value: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the items of a request's `input` as they are listed: with a type and an id, and with the content of a message as
-    parts."""
+    """Returns the items of a request's `input` as they are listed: with a type and an id, and with
+    the content of a message as parts."""
     given = [{"role": "user", "content": value}] if isinstance(value, str) else value
     return [_listed(item) for item in given]
 
@@ -38,15 +38,25 @@ def _id(item: Mapping[str, Any], kind: str) -> str:
 
 
 def page(items: Sequence[Mapping[str, Any]], query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Returns the page of items that the query asks for: `limit` items (20) after the item with the id `after`, the newest first
-    unless `order` is "asc". Raises RequestError naming the parameter."""
+    """Returns the page of items that the query asks for: `limit` items (20) after the item with the
+    id `after`, the newest first unless `order` is "asc". Raises RequestError naming the
+    parameter."""
     given = dict(query)
     for name in given:
         if name not in ("limit", "order", "after", "include", "include[]"):
-            raise RequestError(f"unknown query parameter {name[:60]!r}; expected limit, order or after", parameter=name[:60])
-    limit, order, after = given.get("limit", "20"), given.get("order", "desc"), given.get("after")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
-        raise RequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:60]!r}", parameter="limit")
+            raise RequestError(
+                f"unknown query parameter {name[:60]!r}; expected limit, order or after",
+                parameter=name[:60],
+            )
+    limit = given.get("limit", "20")
+    order = given.get("order", "desc")
+    after = given.get("after")
+    if not (
+        limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT
+    ):
+        raise RequestError(
+            f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:60]!r}", parameter="limit"
+        )
     if order not in ("asc", "desc"):
         raise RequestError(f"order: expected asc or desc, got {order[:60]!r}", parameter="order")
     ordered = list(items) if order == "asc" else list(reversed(items))
@@ -54,7 +64,9 @@ def page(items: Sequence[Mapping[str, Any]], query: Sequence[tuple[str, str]]) -
     if after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == after]
         if not places:
-            raise RequestError(f"after: this response has no input item {after[:60]!r}", parameter="after")
+            raise RequestError(
+                f"after: this response has no input item {after[:60]!r}", parameter="after"
+            )
         start = places[0] + 1
     data = ordered[start : start + int(limit)]
     return {

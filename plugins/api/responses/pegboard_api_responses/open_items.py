@@ -23,7 +23,13 @@ class OpenItem:
         self._parts: list[str] = []
 
     def begin(self) -> list[StreamEvent]:
-        return [{"type": "response.output_item.added", "output_index": self._index, "item": dict(self.item)}]
+        return [
+            {
+                "type": "response.output_item.added",
+                "output_index": self._index,
+                "item": dict(self.item),
+            }
+        ]
 
     def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
         self._parts.append(text)
@@ -31,10 +37,21 @@ class OpenItem:
 
     def end(self, status: str) -> list[StreamEvent]:
         self.item["status"] = status
-        return [{"type": "response.output_item.done", "output_index": self._index, "item": dict(self.item)}]
+        return [
+            {
+                "type": "response.output_item.done",
+                "output_index": self._index,
+                "item": dict(self.item),
+            }
+        ]
 
     def event(self, event: str, **fields: Any) -> StreamEvent:
-        return {"type": f"response.{event}", "item_id": self.item["id"], "output_index": self._index, **fields}
+        return {
+            "type": f"response.{event}",
+            "item_id": self.item["id"],
+            "output_index": self._index,
+            **fields,
+        }
 
 
 class MessageItem(OpenItem):
@@ -43,12 +60,19 @@ class MessageItem(OpenItem):
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[StreamEvent]:
-        return [*super().begin(), self.event("content_part.added", content_index=0, part=self._part("", []))]
+        return [
+            *super().begin(),
+            self.event("content_part.added", content_index=0, part=self._part("", [])),
+        ]
 
     def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
         super().grow(text, logprobs)
         self._logprobs += logprobs or ()
-        return [self.event("output_text.delta", content_index=0, delta=text, logprobs=list(logprobs or ()))]
+        return [
+            self.event(
+                "output_text.delta", content_index=0, delta=text, logprobs=list(logprobs or ())
+            )
+        ]
 
     def end(self, status: str) -> list[StreamEvent]:
         text = "".join(self._parts)
@@ -67,7 +91,9 @@ class MessageItem(OpenItem):
 
 class ReasoningItem(OpenItem):
     def __init__(self, index: int) -> None:
-        super().__init__(index, fresh_name("rs"), "reasoning", summary=[], content=[], encrypted_content=None)
+        super().__init__(
+            index, fresh_name("rs"), "reasoning", summary=[], content=[], encrypted_content=None
+        )
 
     def begin(self) -> list[StreamEvent]:
         part = {"type": "reasoning_text", "text": ""}
@@ -92,7 +118,9 @@ class FunctionCallItem(OpenItem):
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
         own = f"call_{call_id.removeprefix(CALL_ID)}" if call_id.startswith(CALL_ID) else call_id
-        super().__init__(index, fresh_name("fc"), "function_call", call_id=own, name=name, arguments="")
+        super().__init__(
+            index, fresh_name("fc"), "function_call", call_id=own, name=name, arguments=""
+        )
 
     def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:
         super().grow(text, logprobs)
@@ -100,7 +128,9 @@ class FunctionCallItem(OpenItem):
 
     def end(self, status: str) -> list[StreamEvent]:
         self.item["arguments"] = "".join(self._parts)
-        done = self.event("function_call_arguments.done", name=self.item["name"], arguments=self.item["arguments"])
+        done = self.event(
+            "function_call_arguments.done", name=self.item["name"], arguments=self.item["arguments"]
+        )
         return [done, *super().end(status)]
 
 

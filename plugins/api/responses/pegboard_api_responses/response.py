@@ -16,11 +16,12 @@ from pegboard_chat.openai_format import TokenNames, chat_logprobs
 
 
 class ResponseAnswer:
-    """One response while it is being written. It reads outputs and returns the events of the stream; the whole object is
-    available at any time.
+    """One response while it is being written. It reads outputs and returns the events of the
+    stream; the whole object is available at any time.
 
-    It is written in turns: when the model has called tools that the server runs (`items.pending`), another turn follows.
-    finish_reason is the reason why the output of this turn has ended, or None while it continues.
+    It is written in turns: when the model has called tools that the server runs (`items.pending`),
+    another turn follows. finish_reason is the reason why the output of this turn has ended, or None
+    while it continues.
     """
 
     def __init__(
@@ -63,12 +64,18 @@ class ResponseAnswer:
             "previous_response_id": request.previous_response_id,
             "prompt": None,
             "prompt_cache_key": request.prompt_cache_key,
-            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "reasoning": {
+                "effort": request.reasoning.effort if request.reasoning else None,
+                "summary": None,
+            },
             "safety_identifier": request.safety_identifier,
             "service_tier": request.service_tier,
             "store": request.store,
             "temperature": params.temperature,
-            "text": {"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": "medium"},
+            "text": {
+                "format": (request.text and request.text.format) or {"type": "text"},
+                "verbosity": "medium",
+            },
             "tool_choice": given_choice if has_tools else "none",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
@@ -92,19 +99,31 @@ class ResponseAnswer:
         """The object as it is now. `output` includes the item that is being written."""
         usage = {
             "input_tokens": self._num_input_tokens,
-            "input_tokens_details": {"cached_tokens": self._num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": self._num_cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": self.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
             "total_tokens": self._num_input_tokens + self.num_output_tokens,
         }
         output = [dict(item) for item in self.items.items]
         usage_now = usage if self.is_ended and self._num_input_tokens else None
-        return {**self._fixed, **self._more, "status": self._status, "output": output, "usage": usage_now}
+        return {
+            **self._fixed,
+            **self._more,
+            "status": self._status,
+            "output": output,
+            "usage": usage_now,
+        }
 
     def begin(self) -> list[StreamEvent]:
         """Returns the first events."""
         self._status = "in_progress"
-        return [{"type": f"response.{name}", "response": self.whole()} for name in ("created", "in_progress")]
+        return [
+            {"type": f"response.{name}", "response": self.whole()}
+            for name in ("created", "in_progress")
+        ]
 
     def read(self, output: ParsedOutput) -> list[StreamEvent]:
         """Returns the events of one output."""
@@ -118,7 +137,9 @@ class ResponseAnswer:
             self._num_reasoning_tokens += len(completion.token_ids)
         logprobs = None
         if self._num_top is not None:
-            logprobs = chat_logprobs(completion.token_ids, completion.logprobs, self._num_top, self._names)["content"]
+            logprobs = chat_logprobs(
+                completion.token_ids, completion.logprobs, self._num_top, self._names
+            )["content"]
         news = self.items.read(events, logprobs)
         if completion.finish_reason is not None:
             self.finish_reason = completion.finish_reason
@@ -135,7 +156,9 @@ class ResponseAnswer:
         reason = finish_reason or self.finish_reason
         if reason == "stop":
             return self._end("completed")
-        self._more["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else "content_filter"}
+        self._more["incomplete_details"] = {
+            "reason": "max_output_tokens" if reason == "length" else "content_filter"
+        }
         return self._end("incomplete")
 
     def fail(self, error: Exception) -> StreamEvent:

@@ -1,5 +1,5 @@
-"""Stored responses, kept in memory within limits: the oldest is removed first. It also keeps the events of background
-responses."""
+"""Stored responses, kept in memory within limits: the oldest is removed first. It also keeps the
+events of background responses."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ class EventEncoder:
         self._number = 0
 
     async def encode(self, events: Sequence[StreamEvent], num_bytes: int) -> list[bytes]:
-        """Return the encoded events. num_bytes: the size of the whole response, which all events repeat that are not deltas. If
-        it is large, they are encoded in a thread."""
-        numbered = [{**event, "sequence_number": number} for number, event in enumerate(events, self._number)]
+        """Return the encoded events. num_bytes: the size of the whole response, which all events
+        repeat that are not deltas. If it is large, they are encoded in a thread."""
+        numbered = [
+            {**event, "sequence_number": number}
+            for number, event in enumerate(events, self._number)
+        ]
         self._number += len(events)
         if num_bytes < SMALL_BYTES or all("delta" in event for event in events):
             return [named_event(event) for event in numbered]
-        return await off_loop(num_bytes, lambda: [named_event(event, in_pieces) for event in numbered])
+        return await off_loop(
+            num_bytes, lambda: [named_event(event, in_pieces) for event in numbered]
+        )
 
 
 class EventLog:
-    """The events of a response that is written in the background. Any number of readers can read them. Each reader may start at
-    any event and stop at any time."""
+    """The events of a response that is written in the background. Any number of readers can read
+    them. Each reader may start at any event and stop at any time."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -61,7 +66,8 @@ class EventLog:
         self._news = asyncio.Event()
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """Yields the events after number `after`: first those that exist, then the others as they arrive."""
+        """Yields the events after number `after`: first those that exist, then the others as they
+        arrive."""
         start = after + 1
         while True:
             if start < len(self._events):
@@ -82,9 +88,10 @@ class UnknownResponse(RequestError):
 
 @dataclass(slots=True)
 class Stored:
-    """A stored response. `response` is the object. `messages` is the conversation up to and including it, without instructions.
-    While `task` writes it in the background, `live` returns the response so far. events is set for a response that is, or was,
-    streamed in the background. num_bytes is its approximate size. input_items: the items that it answers, each with an id."""
+    """A stored response. `response` is the object. `messages` is the conversation up to and
+    including it, without instructions. While `task` writes it in the background, `live` returns the
+    response so far. events is set for a response that is, or was, streamed in the background.
+    num_bytes is its approximate size. input_items: the items that it answers, each with an id."""
 
     response: Mapping[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +107,8 @@ class Stored:
 
 
 class ResponseStore:
-    """Responses by id. A response that is written in the background is not removed until it is done."""
+    """Responses by id. A response that is written in the background is not removed until it is
+    done."""
 
     def __init__(self, options: ResponsesOptions, *, is_on: bool = True) -> None:
         self.is_on = is_on and options.max_stored > 0
@@ -109,7 +117,8 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, stored: Stored, num_bytes: int) -> None:
-        """Store a response. It replaces one with the same id. Then remove the oldest ones over the limits."""
+        """Store a response. It replaces one with the same id. Then remove the oldest ones over the
+        limits."""
         name = str(stored.response["id"])
         known = self._stored.pop(name, None)
         if known is not None:
@@ -121,7 +130,10 @@ class ResponseStore:
 
     def _forget_oldest(self) -> None:
         for name in list(self._stored):
-            if len(self._stored) <= self._options.max_stored and self._num_bytes <= self._options.max_stored_bytes:
+            if (
+                len(self._stored) <= self._options.max_stored
+                and self._num_bytes <= self._options.max_stored_bytes
+            ):
                 return
             if self._stored[name].task is None:
                 self.delete(name)
@@ -130,10 +142,15 @@ class ResponseStore:
         """Returns the response with this id. Raises UnknownResponse naming `parameter`."""
         if not self.is_on:
             why = "max_stored is 0, or several API processes share the address"
-            raise UnknownResponse(f"this server keeps no responses ({why}); send the whole conversation", parameter=parameter)
+            raise UnknownResponse(
+                f"this server keeps no responses ({why}); send the whole conversation",
+                parameter=parameter,
+            )
         stored = self._stored.get(name)
         if stored is None:
-            raise UnknownResponse(f"Response with id {name[:200]!r} not found.", parameter=parameter)
+            raise UnknownResponse(
+                f"Response with id {name[:200]!r} not found.", parameter=parameter
+            )
         return stored
 
     def delete(self, name: str) -> None:

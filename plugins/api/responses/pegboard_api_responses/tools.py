@@ -1,4 +1,5 @@
-"""The tools of a request: functions that the client runs, and built-in tools that the server runs."""
+"""The tools of a request: functions that the client runs, and built-in tools that the server
+runs."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ Modules = Callable[[], Mapping[str, str]]
 
 
 class Tools:
-    """All tools of one request. shapes: the functions in the form for the chat template and the parsers. builtin: the functions
-    that the server runs, by name. entries: for each of these names, the entry of the request's `tools` that it came from.
-    modules: module → plugin, to name the plugin whose call failed."""
+    """All tools of one request. shapes: the functions in the form for the chat template and the
+    parsers. builtin: the functions that the server runs, by name. entries: for each of these names,
+    the entry of the request's `tools` that it came from. modules: module → plugin, to name the
+    plugin whose call failed."""
 
     def __init__(self, options: ResponsesOptions, modules: Modules = dict) -> None:
         self.shapes: list[dict[str, Any]] = []
@@ -41,7 +43,12 @@ class Tools:
         """Add a function that the client runs."""
         check_function(tool, path)
         self._take_name(tool["name"], f"{path}.name")
-        self.shapes.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
+        self.shapes.append(
+            {
+                "type": "function",
+                "function": {name: value for name, value in tool.items() if name != "type"},
+            }
+        )
 
     def add_session(self, entry: Mapping[str, Any], session: ToolSession, path: str) -> None:
         """Add all functions of a built-in tool."""
@@ -51,31 +58,46 @@ class Tools:
             self.builtin[function.name] = function
             self.entries[function.name] = entry
             self._session_of[function.name] = session
-            shape = {"name": function.name, "description": function.description, "parameters": dict(function.parameters)}
+            shape = {
+                "name": function.name,
+                "description": function.description,
+                "parameters": dict(function.parameters),
+            }
             self.shapes.append({"type": "function", "function": shape})
 
     def _take_name(self, name: str, path: str) -> None:
         if name in self._names:
-            raise MalformedRequest(f"{path}: there is a function called {name!r} already", parameter=path)
+            raise MalformedRequest(
+                f"{path}: there is a function called {name!r} already", parameter=path
+            )
         self._names.add(name)
 
     def callable_names(self) -> dict[str, ToolFunction]:
-        """Returns the built-in functions by every name that the model may use. gpt-oss knows some of them and writes
-        `browser.search`."""
-        dotted = {f"{function.server}.{function.tool}": function for function in self.builtin.values()}
-        return {**{name: function for name, function in dotted.items() if name not in self._names}, **self.builtin}
+        """Returns the built-in functions by every name that the model may use. gpt-oss knows some
+        of them and writes `browser.search`."""
+        dotted = {
+            f"{function.server}.{function.tool}": function for function in self.builtin.values()
+        }
+        return {
+            **{name: function for name, function in dotted.items() if name not in self._names},
+            **self.builtin,
+        }
 
     def of_client(self) -> list[dict[str, Any]]:
         """The functions that the client runs."""
         return [shape for shape in self.shapes if shape["function"]["name"] not in self.builtin]
 
     def chosen(self, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns the functions that the model may choose from when tool_choice selects a built-in tool, such as {"type": "mcp",
-        "server_label": …}."""
+        """Returns the functions that the model may choose from when tool_choice selects a built-in
+        tool, such as {"type": "mcp", "server_label": …}."""
         name = choice.get("name")
-        entries = [entry for entry in self.entries.values() if entry.get("type") == choice.get("type")]
+        entries = [
+            entry for entry in self.entries.values() if entry.get("type") == choice.get("type")
+        ]
         if choice.get("server_label") is not None:
-            entries = [entry for entry in entries if entry.get("server_label") == choice["server_label"]]
+            entries = [
+                entry for entry in entries if entry.get("server_label") == choice["server_label"]
+            ]
         return [
             shape
             for shape in self.shapes
@@ -85,22 +107,32 @@ class Tools:
         ]
 
     async def run(self, call: BuiltinCall) -> ToolOutput:
-        """Run a call. Never raises: errors are reported to the model, with the name of the plugin that failed."""
-        name, arguments = call.function.name, call.arguments()
+        """Run a call. Never raises: errors are reported to the model, with the name of the plugin
+        that failed."""
+        name = call.function.name
+        arguments = call.arguments()
         if arguments is None:
-            return ToolOutput(f"{name} was not run: its arguments are not a JSON object", is_error=True)
+            return ToolOutput(
+                f"{name} was not run: its arguments are not a JSON object", is_error=True
+            )
         timeout_s = self._options.tool_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 with blame(None, self._modules):
                     session = self._session_of[name]
-                    output: ToolOutput = expect(await session.run(name, arguments), ToolOutput, session, "run")
+                    output: ToolOutput = expect(
+                        await session.run(name, arguments), ToolOutput, session, "run"
+                    )
         except TimeoutError:
             return ToolOutput(f"{name} gave no answer within {timeout_s:g} s", is_error=True)
         except Exception as error:  # a plugin's bug in one call must not end the response
             if isinstance(error, PluginFailure) or not isinstance(error, PegboardError):
                 log.warning("built-in tool %s failed: %s", name, error, exc_info=error)
-            told = f": {error}" if isinstance(error, PegboardError) else f" with {type(error).__name__}"
+            told = (
+                f": {error}"
+                if isinstance(error, PegboardError)
+                else f" with {type(error).__name__}"
+            )
             return ToolOutput(f"{name} failed{told}", is_error=True)
         limit = self._options.max_tool_output_chars
         if len(output.text) <= limit:
@@ -110,7 +142,8 @@ class Tools:
 
     async def close(self) -> None:
         """End all sessions. A second call does nothing."""
-        sessions, self._sessions = self._sessions, []
+        sessions = self._sessions
+        self._sessions = []
         for session in sessions:
             try:
                 await session.close()
@@ -125,25 +158,32 @@ def read_tools(
     response_id: str,
     modules: Modules = dict,
 ) -> Tools:
-    """Reads the tools of a request. modules: see Tools. Raises MalformedRequest or RequestError naming `tools[i].field`."""
+    """Reads the tools of a request. modules: see Tools. Raises MalformedRequest or RequestError
+    naming `tools[i].field`."""
     tools = Tools(options, modules)
     for index, tool in enumerate(given or ()):
-        path, kind = f"tools[{index}]", tool.get("type")
+        path = f"tools[{index}]"
+        kind = tool.get("type")
         if kind == "function":
             tools.add_function(tool, path)
             continue
-        session = _session(tool, path, served.get(kind, ()) if isinstance(kind, str) else (), response_id)
+        session = _session(
+            tool, path, served.get(kind, ()) if isinstance(kind, str) else (), response_id
+        )
         if session is None:
             raise MalformedRequest(
-                f"{path}.type: {shown(kind)} is not supported here: the server would run it, and no enabled plugin of kind "
-                "'builtin_tool' serves it; operators install one and enable it, or name its server with --tool-server",
+                f"{path}.type: {shown(kind)} is not supported here: the server would run it, and "
+                "no enabled plugin of kind 'builtin_tool' serves it; operators install one and "
+                "enable it, or name its server with --tool-server",
                 parameter=f"{path}.type",
             )
         tools.add_session(tool, session, path)
     return tools
 
 
-def _session(tool: Mapping[str, Any], path: str, plugins: Sequence[BuiltinTool], response_id: str) -> ToolSession | None:
+def _session(
+    tool: Mapping[str, Any], path: str, plugins: Sequence[BuiltinTool], response_id: str
+) -> ToolSession | None:
     for plugin in plugins:
         session = plugin.session(tool, path, response_id)
         if session is not None:

@@ -1,4 +1,5 @@
-"""The turns of one response: the model writes, the server runs the built-in tools that it calls, and the model continues."""
+"""The turns of one response: the model writes, the server runs the built-in tools that it calls,
+and the model continues."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The inputs that stay the same in all turns. messages: the conversation before this response. num_bytes: the size of the
-    request and of the stored response before it. lora: the adapter that the request names."""
+    """The inputs that stay the same in all turns. messages: the conversation before this response.
+    num_bytes: the size of the request and of the stored response before it. lora: the adapter that
+    the request names."""
 
     chats: Chats
     request: ResponsesRequest
@@ -38,8 +40,8 @@ class Plan:
 
 
 class Turns:
-    """Writes one response. Call `start`, optionally `wait`, then read `events` to its end; call `aclose` in any case.
-    input_items: all items before the response, to be listed."""
+    """Writes one response. Call `start`, optionally `wait`, then read `events` to its end; call
+    `aclose` in any case. input_items: all items before the response, to be listed."""
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class Turns:
         self._outputs = await self._generate(self._chat_request, self._params)
 
     async def wait(self) -> None:
-        """Wait for the first output. An error that is raised before the response begins can still get its proper status."""
+        """Wait for the first output. An error that is raised before the response begins can still
+        get its proper status."""
         assert self._outputs is not None, "started"
         self._first = await first_of(self._outputs)
 
@@ -84,8 +87,9 @@ class Turns:
         await self._plan.tools.close()
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """Yields events as they arrive, those of one output together. A streamed response reports errors as events. Otherwise
-        PegboardError is raised; only when tools have already run, the response reports it."""
+        """Yields events as they arrive, those of one output together. A streamed response reports
+        errors as events. Otherwise PegboardError is raised; only when tools have already run, the
+        response reports it."""
         yield self.answer.begin()
         try:
             while True:
@@ -94,7 +98,8 @@ class Turns:
                     news = self.answer.read(output)
                     if self.answer.finish_reason is None:
                         yield news
-                goes_on, pending = self._goes_on(), self.answer.items.pending
+                goes_on = self._goes_on()
+                pending = self.answer.items.pending
                 if pending:
                     yield news
                     news = []
@@ -109,7 +114,9 @@ class Turns:
                     yield [self.answer.end("length")]
                     return
         except PegboardError as error:
-            if not self._plan.request.stream and (self._is_first_turn or not isinstance(error, RequestError)):
+            if not self._plan.request.stream and (
+                self._is_first_turn or not isinstance(error, RequestError)
+            ):
                 raise
             yield [self.answer.fail(error)]
         finally:
@@ -117,20 +124,24 @@ class Turns:
 
     async def _turn(self) -> AsyncGenerator[ParsedOutput, None]:
         assert self._outputs is not None, "started"
-        first, self._first = self._first, None
+        first = self._first
+        self._first = None
         async for output in self._outputs if first is None else chain(first, self._outputs):
             yield output
 
     def _goes_on(self) -> bool:
-        """True if the next turn should follow: the model waits for results of the server's tools, and for none of the client's.
-        Ignored calls are answered once. After that, the built-in functions are removed from the request."""
+        """True if the next turn should follow: the model waits for results of the server's tools,
+        and for none of the client's. Ignored calls are answered once. After that, the built-in
+        functions are removed from the request."""
         items = self.answer.items
         waits = bool(items.pending) or (items.num_ignored > 0 and not self._is_withdrawn)
         return waits and self.answer.finish_reason == "stop" and not items.num_client_calls
 
     async def _next_turn(self) -> bool:
         """Start the next turn. Returns False when no tokens are left for it."""
-        plan, answer, limit = self._plan, self.answer, self._params.max_tokens
+        plan = self._plan
+        answer = self.answer
+        limit = self._params.max_tokens
         left = None if limit is None else limit - answer.num_output_tokens
         if left is not None and left < 1:
             return False
@@ -150,8 +161,13 @@ class Turns:
         self._outputs = await self._generate(later, self._params.clone(max_tokens=left))
         return True
 
-    async def _generate(self, request: ChatRequest, params: SamplingParams) -> AsyncGenerator[ParsedOutput, None]:
+    async def _generate(
+        self, request: ChatRequest, params: SamplingParams
+    ) -> AsyncGenerator[ParsedOutput, None]:
         name = f"{self.answer.name}-{uuid.uuid4().hex[:8]}"
-        plan, shown = self._plan, self.answer.name
-        options = RequestOptions(request_id=name, response_id=shown, priority=plan.request.priority, lora=plan.lora)
+        plan = self._plan
+        shown = self.answer.name
+        options = RequestOptions(
+            request_id=name, response_id=shown, priority=plan.request.priority, lora=plan.lora
+        )
         return await self._plan.chats.answer(request, params, options)

@@ -1,4 +1,5 @@
-"""The backend `cpu_paged`: gathers keys and values block by block and passes them to torch's fused attention."""
+"""The backend `cpu_paged`: gathers keys and values block by block and passes them to torch's fused
+attention."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from pegboard_attention_cpu.sparse import Chooser, index_tensors
 
 
 def rounded(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Return x [T, K, D] as the cache stores it. scale: [K], of 8-bit floats; what they cannot hold becomes their largest
-    number."""
+    """Return x [T, K, D] as the cache stores it. scale: [K], of 8-bit floats; what they cannot hold
+    becomes their largest number."""
     if scale is None:
         return x.to(dtype)
     largest = torch.finfo(dtype).max
@@ -32,14 +33,17 @@ def rounded(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Return 8-bit floats as bytes: torch does not index them on a CPU. All else is returned unchanged."""
+    """Return 8-bit floats as bytes: torch does not index them on a CPU. All else is returned
+    unchanged."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
 def writer(cache: Tensor) -> Callable[[Tensor, Tensor], object]:
-    """Return the callable (slots, their bytes or numbers) that writes to a cache [blocks, block_size, …]. Blocks that hold more
-    than one tensor are not contiguous, and their slots have no common index."""
-    cells, block_size = as_bytes(cache), cache.shape[1]
+    """Return the callable (slots, their bytes or numbers) that writes to a cache [blocks,
+    block_size, …]. Blocks that hold more than one tensor are not contiguous, and their slots have
+    no common index."""
+    cells = as_bytes(cache)
+    block_size = cache.shape[1]
     if cells.is_contiguous():
         slots = cells.flatten(0, 1)
         return lambda index, data: slots.index_copy_(0, index, data)
@@ -47,20 +51,24 @@ def writer(cache: Tensor) -> Callable[[Tensor, Tensor], object]:
 
 
 class Scratch:
-    """Memory that all layers of a step gather into. Its pages are already mapped, and are still in the CPU's cache when they are
-    read. Allocating memory for every gather took longer than copying."""
+    """Memory that all layers of a step gather into. Its pages are already mapped, and are still in
+    the CPU's cache when they are read. Allocating memory for every gather took longer than
+    copying."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
     def gather(self, cache: Tensor, blocks: Tensor, unseen: Tensor | None = None) -> Tensor:
-        """Return cache[blocks], which is valid until the next gather. unseen: slots among them whose contents become zeros. A
-        state may have been stored there, whose bytes may mean NaN as keys, and 0 · NaN is not 0."""
+        """Return cache[blocks], which is valid until the next gather. unseen: slots among them
+        whose contents become zeros. A state may have been stored there, whose bytes may mean NaN as
+        keys, and 0 · NaN is not 0."""
         cache, dtype = as_bytes(cache), cache.dtype
         size = len(blocks) * cache[0].numel()
         if self.memory.numel() < size or self.memory.dtype != cache.dtype:
             self.memory = torch.empty(size, dtype=cache.dtype)
-        found = torch.index_select(cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:]))
+        found = torch.index_select(
+            cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:])
+        )
         if unseen is not None and len(unseen):
             found.flatten(0, 1).index_fill_(0, unseen, 0)
         return found.view(dtype)
@@ -75,7 +83,8 @@ class CPUPagedAttention:
         self.views: Mapping[int, KVView] = {}
         self.block_size = 0
         self.current: Plan | None = None
-        self.key_scratch, self.value_scratch = Scratch(), Scratch()
+        self.key_scratch = Scratch()
+        self.value_scratch = Scratch()
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
@@ -91,7 +100,8 @@ class CPUPagedAttention:
         )
 
     def attach(self, views: Mapping[int, KVView], block_size: int) -> None:
-        self.views, self.block_size = views, block_size
+        self.views = views
+        self.block_size = block_size
 
     def plan(self, inputs: AttentionInputs) -> None:
         self.current = make_plan(inputs, self.block_size, self.rules)
@@ -104,14 +114,25 @@ class CPUPagedAttention:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         if layer.latent is not None:
             view = self.views[layer.layer_index]
-            cache, chooser = view["latent"], None
+            cache = view["latent"]
+            chooser = None
             if layer.latent.index is not None:
-                chooser = Chooser(layer.latent.index, view["index"], writer(view["index"]), self.value_scratch.gather)
+                chooser = Chooser(
+                    layer.latent.index,
+                    view["index"],
+                    writer(view["index"]),
+                    self.value_scratch.gather,
+                )
             gather = self.key_scratch.gather
-            return LatentLayer(layer, cache, writer(cache), self._planned, attention_of(layer), gather, chooser)
+            return LatentLayer(
+                layer, cache, writer(cache), self._planned, attention_of(layer), gather, chooser
+            )
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
-        k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
-        stored, write_k, write_v = k_cache.dtype, writer(k_cache), writer(v_cache)
+        k_cache = self.views[owner]["k"]
+        v_cache = self.views[owner]["v"]
+        stored = k_cache.dtype
+        write_k = writer(k_cache)
+        write_v = writer(v_cache)
         bucket_attention = _bucket_attention(layer, self.key_scratch, self.value_scratch)
         chunk_attention = _chunk_attention(layer)
         width = layer.num_heads * (layer.value_dim or layer.head_dim)
@@ -136,14 +157,20 @@ class CPUPagedAttention:
         return attend
 
 
-def attention_of(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
-    """Return the callable for softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]. It is torch's fused kernel, unless the
-    layer has sinks or caps its scores."""
-    scale, soft_cap, sinks = layer.scale, layer.soft_cap, layer.sinks
+def attention_of(
+    layer: AttentionLayer,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]:
+    """Return the callable for softmax(q kᵀ · scale + bias) v on [n, heads, queries, D]. It is
+    torch's fused kernel, unless the layer has sinks or caps its scores."""
+    scale = layer.scale
+    soft_cap = layer.soft_cap
+    sinks = layer.sinks
     if soft_cap is None and sinks is None:
 
         def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
-            return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
+            return scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, is_causal=causal, scale=scale
+            )
 
         return fused
 
@@ -156,7 +183,8 @@ def attention_of(layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor, Ten
             scores = scores.masked_fill(hidden, float("-inf"))
         elif bias is not None:
             scores = scores + bias
-        if sinks is not None:  # a key whose value is zero; heads that share a KV head may be queries of one head
+        # a key whose value is zero; heads that share a KV head may be queries of one head
+        if sinks is not None:
             own = sinks.to(q.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
             scores = torch.cat((scores, own), -1)
         return scores.softmax(-1)[..., : k.shape[-2]] @ v
@@ -172,13 +200,18 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 def _bucket_attention(
     layer: AttentionLayer, key_scratch: Scratch, value_scratch: Scratch
 ) -> Callable[[Tensor, Tensor, Tensor, Bucket], Tensor]:
-    """Return the attention of decode rows. The query heads that share a KV head are treated as queries of one head, so keys and
-    values are read once."""
-    attend, rule, k_scale, v_scale = attention_of(layer), layer.retain, layer.k_scale, layer.v_scale
-    num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
+    """Return the attention of decode rows. The query heads that share a KV head are treated as
+    queries of one head, so keys and values are read once."""
+    attend = attention_of(layer)
+    rule = layer.retain
+    k_scale = layer.k_scale
+    v_scale = layer.v_scale
+    num_kv_heads = layer.num_kv_heads
+    group = layer.num_heads // layer.num_kv_heads
 
     def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: Bucket) -> Tensor:
-        n, length = bucket.num_rows, bucket.num_keys
+        n = bucket.num_rows
+        length = bucket.num_keys
         queries = q[:n] if bucket.tokens is None else q[bucket.tokens]
         queries = _scaled(queries.reshape(n, num_kv_heads, group, -1), k_scale)
         keys, values = (
@@ -195,8 +228,8 @@ def _bucket_attention(
 
 
 def _kept(cache: Tensor, chunk: Chunk, unseen: int) -> Tensor:
-    """Return the chunk's keys or values as they are stored: [num_keys, K, D]. The first `unseen` of them become zeros (see
-    `Scratch.gather`)."""
+    """Return the chunk's keys or values as they are stored: [num_keys, K, D]. The first `unseen` of
+    them become zeros (see `Scratch.gather`)."""
     found = as_bytes(cache).index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys]
     found[:unseen].zero_()
     return found.view(cache.dtype)
@@ -204,13 +237,24 @@ def _kept(cache: Tensor, chunk: Chunk, unseen: int) -> Tensor:
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
     """Return the attention of one row's prompt, or of a chunk of it that follows cached tokens."""
-    attend, rule, k_scale, v_scale = attention_of(layer), layer.retain, layer.k_scale, layer.v_scale
+    attend = attention_of(layer)
+    rule = layer.retain
+    k_scale = layer.k_scale
+    v_scale = layer.v_scale
     group = layer.num_heads // layer.num_kv_heads
 
-    def run(q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, chunk: Chunk) -> Tensor:
+    def run(
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunk: Chunk,
+    ) -> Tensor:
         queries = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
         if chunk.is_whole and k is not None and v is not None:
-            keys, values = k[chunk.start : chunk.stop], v[chunk.start : chunk.stop]
+            keys = k[chunk.start : chunk.stop]
+            values = v[chunk.start : chunk.stop]
         else:
             keys, values = (
                 _scaled(_kept(cache, chunk, chunk.unseen[rule]).to(q.dtype), scale)
@@ -220,6 +264,10 @@ def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:
         values = values.transpose(0, 1).repeat_interleave(group, 0).unsqueeze(0)
         bias = chunk.bias[rule]
         bias = bias if bias is None else bias.to(q.dtype)
-        return attend(queries, keys, values, bias, bias is None)[0].transpose(0, 1).reshape(queries.shape[2], -1)
+        return (
+            attend(queries, keys, values, bias, bias is None)[0]
+            .transpose(0, 1)
+            .reshape(queries.shape[2], -1)
+        )
 
     return run

@@ -1,5 +1,6 @@
-"""Latent attention (MLA) over the paged cache. Decode rows read the latents themselves (absorbed). Prompts expand the latents to
-the keys and values of all heads, which takes fewer multiplications if a latent has many queries.
+"""Latent attention (MLA) over the paged cache. Decode rows read the latents themselves (absorbed).
+Prompts expand the latents to the keys and values of all heads, which takes fewer multiplications if
+a latent has many queries.
 """
 
 from __future__ import annotations
@@ -20,29 +21,47 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
 
 
 def pack(latent: Tensor, rope: Tensor) -> Tensor:
-    """Return latents [n, C] and rotated parts [n, R] in the layout fp8_ds_mla (see `latent_tensor`): uint8 [n, bytes]."""
+    """Return latents [n, C] and rotated parts [n, R] in the layout fp8_ds_mla (see
+    `latent_tensor`): uint8 [n, bytes]."""
     rank = latent.shape[1]
     tiles = functional.pad(latent.float(), (0, -rank % LATENT_TILE)).unflatten(1, (-1, LATENT_TILE))
     largest = torch.finfo(FLOAT8).max
     scales = tiles.abs().amax(-1).div(largest).clamp_min(torch.finfo(torch.float32).tiny)
-    codes = (tiles / scales.unsqueeze(-1)).clamp(-largest, largest).to(FLOAT8).flatten(1)[:, :rank].contiguous()
-    return torch.cat([x.contiguous().view(torch.uint8) for x in (codes, scales, rope.to(torch.bfloat16))], 1)
+    codes = (
+        (tiles / scales.unsqueeze(-1))
+        .clamp(-largest, largest)
+        .to(FLOAT8)
+        .flatten(1)[:, :rank]
+        .contiguous()
+    )
+    return torch.cat(
+        [x.contiguous().view(torch.uint8) for x in (codes, scales, rope.to(torch.bfloat16))], 1
+    )
 
 
 def unpack(stored: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
     """Return packed tokens uint8 [n, bytes] as [n, C + R]."""
     tiles = -(-rank // LATENT_TILE)
-    scales = stored[:, rank : rank + 4 * tiles].clone().view(torch.float32).repeat_interleave(LATENT_TILE, 1)[:, :rank]
+    scales = (
+        stored[:, rank : rank + 4 * tiles]
+        .clone()
+        .view(torch.float32)
+        .repeat_interleave(LATENT_TILE, 1)[:, :rank]
+    )
     rope = stored[:, rank + 4 * tiles :].clone().view(torch.bfloat16)
-    return torch.cat([stored[:, :rank].view(FLOAT8).float().mul_(scales).to(dtype), rope.to(dtype)], 1)
+    return torch.cat(
+        [stored[:, :rank].view(FLOAT8).float().mul_(scales).to(dtype), rope.to(dtype)], 1
+    )
 
 
 class LatentLayer:
-    """One bound layer: (q [T, H, N], rotated part of q [T, H, R], latent [T, C], rotated part of the key [T, R]) → [T, H·V].
+    """One bound layer: (q [T, H, N], rotated part of q [T, H, R], latent [T, C], rotated part of
+    the key [T, R]) → [T, H·V].
 
-    cache: [blocks, block_size, width], of floats, or bytes in the layout fp8_ds_mla. write: see `backend.writer`. plan: returns
-    the step's plan. attend: see `backend.attention_of`. gather: returns cache[blocks], valid until the next call. chooser: of the
-    keys, if the layer has an index; the callable then takes its three tensors too.
+    cache: [blocks, block_size, width], of floats, or bytes in the layout fp8_ds_mla. write: see
+    `backend.writer`. plan: returns the step's plan. attend: see `backend.attention_of`. gather:
+    returns cache[blocks], valid until the next call. chooser: of the keys, if the layer has an
+    index; the callable then takes its three tensors too.
     """
 
     def __init__(
@@ -57,18 +76,30 @@ class LatentLayer:
     ) -> None:
         assert layer.latent is not None and layer.value_dim is not None
         self.up_k, self.up_v = layer.latent.matrices()
-        self.rank, self.num_heads = layer.value_dim, layer.num_heads
-        self.cache, self.write, self.plan, self.attend, self.gather = cache, write, plan, attend, gather
+        self.rank = layer.value_dim
+        self.num_heads = layer.num_heads
+        self.cache = cache
+        self.write = write
+        self.plan = plan
+        self.attend = attend
+        self.gather = gather
         self.chooser = chooser
         self.is_packed = cache.dtype == torch.uint8
 
-    def __call__(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor) -> Tensor:
+    def __call__(
+        self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *index: Tensor
+    ) -> Tensor:
         plan = self.plan()
         if self.chooser is not None:
             self.chooser.store(plan, *index)
         if plan.stored is not None:
-            latent, k_rope = latent[plan.stored], k_rope[plan.stored]
-        new = pack(latent, k_rope) if self.is_packed else torch.cat((latent, k_rope), 1).to(self.cache.dtype)
+            latent = latent[plan.stored]
+            k_rope = k_rope[plan.stored]
+        new = (
+            pack(latent, k_rope)
+            if self.is_packed
+            else torch.cat((latent, k_rope), 1).to(self.cache.dtype)
+        )
         self.write(plan.slots, new)
         out = torch.empty(q.shape[0], self.num_heads * self.up_v.shape[2], dtype=q.dtype)
         for bucket in plan.buckets:
@@ -87,21 +118,34 @@ class LatentLayer:
     def _absorbed(self, q: Tensor, q_rope: Tensor, bucket: Bucket) -> Tensor:
         """One query for each row. All heads have the same keys, so they are queries of one head."""
         queries = torch.cat((torch.bmm(q.transpose(0, 1), self.up_k).transpose(0, 1), q_rope), -1)
-        keys = self._read(bucket.blocks, q.dtype, bucket.unseen[Full()]).view(bucket.num_rows, 1, bucket.num_keys, -1)
+        keys = self._read(bucket.blocks, q.dtype, bucket.unseen[Full()]).view(
+            bucket.num_rows, 1, bucket.num_keys, -1
+        )
         bias = bucket.bias[Full()]
         if self.chooser is not None:
             bias = self.chooser.of_bucket(bucket, bias)
-        sums = self.attend(queries.unsqueeze(1), keys, keys[..., : self.rank], bias.to(q.dtype), False)
+        sums = self.attend(
+            queries.unsqueeze(1), keys, keys[..., : self.rank], bias.to(q.dtype), False
+        )
         return torch.bmm(sums[:, 0].transpose(0, 1), self.up_v).transpose(0, 1).flatten(1)
 
     def _expanded(self, q: Tensor, q_rope: Tensor, chunk: Chunk) -> Tensor:
         """The queries of one row."""
-        latent, rope = self._read(chunk.blocks, q.dtype)[: chunk.num_keys].split((self.rank, q_rope.shape[-1]), 1)
-        keys = torch.cat((latent @ self.up_k.transpose(1, 2), rope.expand(self.num_heads, -1, -1)), -1)
-        queries, bias = torch.cat((q, q_rope), -1).transpose(0, 1), chunk.bias[Full()]
+        latent, rope = self._read(chunk.blocks, q.dtype)[: chunk.num_keys].split(
+            (self.rank, q_rope.shape[-1]), 1
+        )
+        keys = torch.cat(
+            (latent @ self.up_k.transpose(1, 2), rope.expand(self.num_heads, -1, -1)), -1
+        )
+        queries = torch.cat((q, q_rope), -1).transpose(0, 1)
+        bias = chunk.bias[Full()]
         if self.chooser is not None:
             bias = self.chooser.of_chunk(chunk, bias)
         bias = bias if bias is None else bias.to(q.dtype)
         return (
-            self.attend(queries[None], keys[None], (latent @ self.up_v)[None], bias, bias is None)[0].transpose(0, 1).flatten(1)
+            self.attend(queries[None], keys[None], (latent @ self.up_v)[None], bias, bias is None)[
+                0
+            ]
+            .transpose(0, 1)
+            .flatten(1)
         )

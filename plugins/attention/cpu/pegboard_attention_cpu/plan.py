@@ -1,7 +1,7 @@
 """The attention plan of a step. It is made once and shared by all layers of a KV group.
 
-Rows with one new token (decodes) are computed together, in groups of similar length to keep the padding small. Every other row (a
-prompt, or a chunk of one) is computed alone.
+Rows with one new token (decodes) are computed together, in groups of similar length to keep the
+padding small. Every other row (a prompt, or a chunk of one) is computed alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ FEW_BLOCKS = 4
 
 @dataclass(slots=True)
 class Bucket:
-    """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens 0 … n−1. blocks: [n · m]
-    block ids, where the longest row has m blocks. bias: for each rule [n, 1, 1, m · block_size] float32, −inf for keys that are
-    not visible. unseen: for each rule the indices of these keys among all n · m · block_size."""
+    """Decode rows of similar length. tokens: [n] indices of their tokens in the step; None = tokens
+    0 … n−1. blocks: [n · m] block ids, where the longest row has m blocks. bias: for each rule [n,
+    1, 1, m · block_size] float32, −inf for keys that are not visible. unseen: for each rule the
+    indices of these keys among all n · m · block_size."""
 
     num_rows: int
     tokens: Tensor | None
@@ -35,9 +36,10 @@ class Bucket:
 
 @dataclass(slots=True)
 class Chunk:
-    """The new tokens start … stop − 1 of one row. They are the last of num_keys tokens, which are in `blocks`. is_whole: all of
-    these tokens are computed in this step. bias: for each rule [stop − start, num_keys] float32; None = plain causal. unseen: for
-    each rule how many of the first keys no query sees."""
+    """The new tokens start … stop − 1 of one row. They are the last of num_keys tokens, which are
+    in `blocks`. is_whole: all of these tokens are computed in this step. bias: for each rule [stop
+    − start, num_keys] float32; None = plain causal. unseen: for each rule how many of the first
+    keys no query sees."""
 
     start: int
     stop: int
@@ -57,33 +59,48 @@ class Plan:
 
 
 def make_plan(inputs: AttentionInputs, block_size: int, rules: set[Retain]) -> Plan:
-    """Make the plan of a step, with numpy on the host and a few small tensors. rules: `AttentionLayer.retain` of the layers."""
-    starts, seq_lens, tables = inputs.query_start_loc_cpu, inputs.seq_lens_cpu, inputs.block_table_cpu
+    """Make the plan of a step, with numpy on the host and a few small tensors. rules:
+    `AttentionLayer.retain` of the layers."""
+    starts = inputs.query_start_loc_cpu
+    seq_lens = inputs.seq_lens_cpu
+    tables = inputs.block_table_cpu
     query_lens = np.diff(starts)
-    slots, stored = inputs.slot_mapping, None
+    slots = inputs.slot_mapping
+    stored = None
     unstored = slots < 0
     if bool(unstored.any()):
         stored = torch.nonzero(~unstored).flatten()
         slots = slots[stored]
     decodes = np.flatnonzero(query_lens == 1)
     buckets = [
-        _bucket(rows, starts, seq_lens, tables, block_size, rules) for rows in _split_by_length(decodes, seq_lens, block_size)
+        _bucket(rows, starts, seq_lens, tables, block_size, rules)
+        for rows in _split_by_length(decodes, seq_lens, block_size)
     ]
     chunks = [
-        _chunk(int(starts[row]), int(starts[row + 1]), int(seq_lens[row]), tables[row], block_size, rules)
+        _chunk(
+            int(starts[row]),
+            int(starts[row + 1]),
+            int(seq_lens[row]),
+            tables[row],
+            block_size,
+            rules,
+        )
         for row in np.flatnonzero(query_lens > 1)
     ]
     return Plan(slots, stored, buckets, chunks)
 
 
 def _split_by_length(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) -> list[np.ndarray]:
-    """Group rows so that the longest row of a group has at most MAX_PADDING times as many blocks as the shortest."""
+    """Group rows so that the longest row of a group has at most MAX_PADDING times as many blocks as
+    the shortest."""
     if len(rows) == 0:
         return []
     blocks = -(-seq_lens[rows] // block_size)
     order = np.argsort(blocks, kind="stable")
-    rows, blocks = rows[order], blocks[order]
-    groups, first = [], 0
+    rows = rows[order]
+    blocks = blocks[order]
+    groups = []
+    first = 0
     for index in range(1, len(rows)):
         if blocks[index] > max(FEW_BLOCKS, MAX_PADDING * blocks[first]):
             groups.append(np.sort(rows[first:index]))
@@ -96,18 +113,28 @@ def _first_keys(positions: np.ndarray, rule: Retain) -> np.ndarray:
     """Return the first position that the token at each position attends to."""
     if isinstance(rule, WithinChunk):
         return positions // rule.tokens * rule.tokens
-    return np.maximum(positions - rule.tokens + 1, 0) if isinstance(rule, Window) else np.zeros_like(positions)
+    return (
+        np.maximum(positions - rule.tokens + 1, 0)
+        if isinstance(rule, Window)
+        else np.zeros_like(positions)
+    )
 
 
 def _bucket(
-    rows: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, block_size: int, rules: set[Retain]
+    rows: np.ndarray,
+    starts: np.ndarray,
+    seq_lens: np.ndarray,
+    tables: np.ndarray,
+    block_size: int,
+    rules: set[Retain],
 ) -> Bucket:
     lengths = seq_lens[rows]
     num_blocks = int(-(-lengths.max() // block_size))
     num_keys = num_blocks * block_size
     tokens = starts[rows]
     keys = np.arange(num_keys)
-    bias, unseen = {}, {}
+    bias = {}
+    unseen = {}
     for rule in rules:
         hidden = (keys >= lengths[:, None]) | (keys < _first_keys(lengths - 1, rule)[:, None])
         values = np.where(hidden, np.float32("-inf"), np.float32(0))
@@ -124,11 +151,14 @@ def _bucket(
     )
 
 
-def _chunk(start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, rules: set[Retain]) -> Chunk:
+def _chunk(
+    start: int, stop: int, num_keys: int, table: np.ndarray, block_size: int, rules: set[Retain]
+) -> Chunk:
     is_whole = num_keys == stop - start
     bias: dict[Retain, Tensor | None] = {}
     unseen: dict[Retain, int] = {}
-    keys, queries = np.arange(num_keys), np.arange(num_keys - (stop - start), num_keys)[:, None]
+    keys = np.arange(num_keys)
+    queries = np.arange(num_keys - (stop - start), num_keys)[:, None]
     for rule in rules:
         first = _first_keys(queries, rule)
         unseen[rule] = int(first[0, 0])

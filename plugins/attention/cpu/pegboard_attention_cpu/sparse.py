@@ -1,5 +1,5 @@
-"""The choice of keys by an index (DeepSeek-AI 2025, "DeepSeek-V3.2"). The other keys are masked, so it takes as long
-as attention to all keys: this is the reference."""
+"""The choice of keys by an index (DeepSeek-AI 2025, "DeepSeek-V3.2"). The other keys are masked, so
+it takes as long as attention to all keys: this is the reference."""
 
 from __future__ import annotations
 
@@ -19,24 +19,34 @@ def index_tensors(layer: AttentionLayer, dtype: str) -> tuple[KVTensor, ...]:
     """Return what a layer with an index stores besides its latents. dtype: of the latents."""
     if layer.latent is None or layer.latent.index is None:
         return ()
-    return (KVTensor("index", (layer.latent.index.head_dim,), "bfloat16" if dtype == "fp8_ds_mla" else dtype),)
+    return (
+        KVTensor(
+            "index", (layer.latent.index.head_dim,), "bfloat16" if dtype == "fp8_ds_mla" else dtype
+        ),
+    )
 
 
 class Chooser:
-    """Chooses the keys of each query of a step, in one layer. cache: the index keys, [blocks, block_size, head_dim]. write,
-    gather: see `LatentLayer`."""
+    """Chooses the keys of each query of a step, in one layer. cache: the index keys, [blocks,
+    block_size, head_dim]. write, gather: see `LatentLayer`."""
 
     def __init__(self, index: SparseIndex, cache: Tensor, write: Write, gather: Gather) -> None:
-        self.index, self.cache, self.write, self.gather = index, cache, write, gather
+        self.index = index
+        self.cache = cache
+        self.write = write
+        self.gather = gather
 
     def store(self, plan: Plan, vectors: Tensor, weights: Tensor, keys: Tensor) -> None:
-        """Write the index keys of a step, and keep its vectors [T, heads, head_dim] and weights [T, heads]."""
-        self.vectors, self.weights = vectors.float(), weights.float()
+        """Write the index keys of a step, and keep its vectors [T, heads, head_dim] and weights [T,
+        heads]."""
+        self.vectors = vectors.float()
+        self.weights = weights.float()
         keys = keys if plan.stored is None else keys[plan.stored]
         self.write(plan.slots, keys.to(self.cache.dtype))
 
     def of_bucket(self, bucket: Bucket, bias: Tensor) -> Tensor:
-        """bias [n, 1, 1, keys] → the same, with −inf also for the keys that a row's query did not choose."""
+        """bias [n, 1, 1, keys] → the same, with −inf also for the keys that a row's query did not
+        choose."""
         if bucket.num_keys <= self.index.top_k:
             return bias
         tokens = slice(bucket.num_rows) if bucket.tokens is None else bucket.tokens
@@ -49,13 +59,17 @@ class Chooser:
         """bias [queries, keys] or None for causal → the same for the keys that each query chose."""
         if chunk.num_keys <= self.index.top_k:
             return bias
-        tokens, count = slice(chunk.start, chunk.stop), chunk.stop - chunk.start
+        tokens = slice(chunk.start, chunk.stop)
+        count = chunk.stop - chunk.start
         keys = self._read(chunk.blocks)[: chunk.num_keys]
         if bias is None:
             bias = torch.full((count, count), float("-inf")).triu_(1)
         scores = torch.zeros(count, chunk.num_keys)
-        for head in range(self.index.num_heads):  # all heads at once would need their number times this memory
-            scores.addcmul_(self.weights[tokens, head, None], (self.vectors[tokens, head] @ keys.T).relu_())
+        # all heads at once would need their number times this memory
+        for head in range(self.index.num_heads):
+            scores.addcmul_(
+                self.weights[tokens, head, None], (self.vectors[tokens, head] @ keys.T).relu_()
+            )
         return self._chosen(scores, bias)
 
     def _read(self, blocks: Tensor) -> Tensor:

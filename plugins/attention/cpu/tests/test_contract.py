@@ -27,8 +27,11 @@ class TestCPUPagedAttention(AttentionContract):
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_what_an_8_bit_float_cannot_hold_becomes_its_largest_number(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
-    values, scale = torch.tensor([[1e6, -1e6, 1.0], [2e6, -2e6, 6.0]])[None], torch.tensor([1.0, 2.0])
-    assert rounded(values, dtype, scale).float().tolist() == [[[largest, -largest, 1.0], [largest, -largest, 3.0]]]
+    values = torch.tensor([[1e6, -1e6, 1.0], [2e6, -2e6, 6.0]])[None]
+    scale = torch.tensor([1.0, 2.0])
+    assert rounded(values, dtype, scale).float().tolist() == [
+        [[largest, -largest, 1.0], [largest, -largest, 3.0]]
+    ]
 
 
 class TestLatentAttention(LatentContract):

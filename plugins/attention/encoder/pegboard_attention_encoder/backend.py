@@ -1,4 +1,5 @@
-"""The backend `cpu_encoder`: the prompts of a step, one after the other, through torch's fused attention."""
+"""The backend `cpu_encoder`: the prompts of a step, one after the other, through torch's fused
+attention."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pegboard.interfaces.attention import AttentionInputs, AttentionLayer, AttentionSetup, KVCacheSpec, KVView
+from pegboard.interfaces.attention import (
+    AttentionInputs,
+    AttentionLayer,
+    AttentionSetup,
+    KVCacheSpec,
+    KVView,
+)
 
 
 class EncoderAttention:
@@ -33,20 +40,25 @@ class EncoderAttention:
         self._masks = {}
 
     def _mask(self, length: int, window: int | None) -> Tensor | None:
-        """Return the bias of scores [length, length]: −inf for keys outside the window, or None if all are inside."""
+        """Return the bias of scores [length, length]: −inf for keys outside the window, or None if
+        all are inside."""
         if window is None or length <= window // 2 + 1:
             return None
         known = self._masks.get((length, window))
         if known is None:
             places = torch.arange(length)
             hidden = (places[:, None] - places).abs() > window // 2
-            known = torch.zeros(length, length, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+            known = torch.zeros(length, length, dtype=self._dtype).masked_fill_(
+                hidden, float("-inf")
+            )
             self._masks[length, window] = known
         return known
 
     def bind(self, layer: AttentionLayer) -> Callable[..., Tensor]:
         """See `AttentionBackend.bind`."""
-        width, scale, window = layer.num_heads * (layer.value_dim or layer.head_dim), layer.scale, layer.window
+        width = layer.num_heads * (layer.value_dim or layer.head_dim)
+        scale = layer.scale
+        window = layer.window
         is_shared = layer.num_heads != layer.num_kv_heads
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ class TestEncoderAttention(EncoderContract):
 
 
 def test_it_stores_nothing() -> None:
-    layer = AttentionLayer(layer_index=0, num_heads=2, num_kv_heads=2, head_dim=8, scale=1.0, encoder=True)
+    layer = AttentionLayer(
+        layer_index=0, num_heads=2, num_kv_heads=2, head_dim=8, scale=1.0, encoder=True
+    )
     assert EncoderAttention.kv_spec(layer, "float32").slot_bytes() == 0
 
 

@@ -1,9 +1,12 @@
-"""Paged attention: one kernel for steps of any kind, and a second one that merges the parts of long rows.
+"""Paged attention: one kernel for steps of any kind, and a second one that merges the parts of long
+rows.
 
-A program computes the attention of a few consecutive tokens of one row (a tile), for the query heads that share one KV head.
-These heads are treated as more queries on the same keys, so each key is read once for all of them. If a step has one token per
-row, there may be too few tiles for the device. The keys of each row are then split, and the results of the splits are merged by
-their maxima and sums. The number of splits depends on shapes only, so a recorded step serves rows of any length.
+A program computes the attention of a few consecutive tokens of one row (a tile), for the query
+heads that share one KV head. These heads are treated as more queries on the same keys, so each key
+is read once for all of them. If a step has one token per row, there may be too few tiles for the
+device. The keys of each row are then split, and the results of the splits are merged by their
+maxima and sums. The number of splits depends on shapes only, so a recorded step serves rows of any
+length.
 """
 
 from __future__ import annotations
@@ -25,13 +28,17 @@ KEYS_PER_SPLIT = 128
 
 @triton.jit
 def _row_of(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
-    """Return the row of a tile. The tiles of row r start at query_start_loc[r] // TOKENS + r, or, with one token per tile, at
-    query_start_loc[r]. Some tiles are empty."""
-    low, high = 0, num_rows
+    """Return the row of a tile. The tiles of row r start at query_start_loc[r] // TOKENS + r, or,
+    with one token per tile, at query_start_loc[r]. Some tiles are empty."""
+    low = 0
+    high = num_rows
     if TOKENS == 1:
         guess = tl.minimum(tile, num_rows - 1).to(tl.int32)  # right in a step of one token per row
-        if (tl.load(query_start_loc + guess) == tile) & (tl.load(query_start_loc + guess + 1) > tile):
-            low, high = guess, guess + 1
+        if (tl.load(query_start_loc + guess) == tile) & (
+            tl.load(query_start_loc + guess + 1) > tile
+        ):
+            low = guess
+            high = guess + 1
     while high - low > 1:
         middle = (low + high) // 2
         first = tl.load(query_start_loc + middle)
@@ -46,7 +53,8 @@ def _row_of(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
 
 @triton.jit
 def _decode(codes, STORED: tl.constexpr):
-    """Return the numbers that 8-bit floats stand for, exactly, in float16. What is not stored in 8 bits is returned as it is."""
+    """Return the numbers that 8-bit floats stand for, exactly, in float16. What is not stored in 8
+    bits is returned as it is."""
     if STORED == "e4m3 native":
         return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     elif STORED == "e4m3":
@@ -71,32 +79,76 @@ def _first_key(position, reach, RULE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _attend(
-    q, k_cache, v_cache, k_scale, v_scale, sinks, block_table, query_start_loc, seq_lens, out, maxima, sums,
-    num_rows, scale, soft_cap, reach,
-    q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, table_row,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, STORED: tl.constexpr,
-    TOKENS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    RULE: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The attention of one tile, one KV head and one split. STORED: the format of 8-bit floats in the cache (see `_decode`); "" =
-    it holds none. k_scale, v_scale: of their KV heads. RULE: "window" or "chunk", of `reach` tokens, or "". Results go to out
-    [T, H, SPLITS, Dv]. With several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS]."""
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    sinks,
+    block_table,
+    query_start_loc,
+    seq_lens,
+    out,
+    maxima,
+    sums,
+    num_rows,
+    scale,
+    soft_cap,
+    reach,
+    q_token,
+    q_head,
+    k_block,
+    k_slot,
+    k_head,
+    v_block,
+    v_slot,
+    v_head,
+    table_row,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    STORED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_DV: tl.constexpr,
+    RULE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The attention of one tile, one KV head and one split. STORED: the format of 8-bit floats in
+    the cache (see `_decode`); "" = it holds none. k_scale, v_scale: of their KV heads. RULE:
+    "window" or "chunk", of `reach` tokens, or "". Results go to out [T, H, SPLITS, Dv]. With
+    several splits, the maxima (in powers of two) and sums of the softmax go to [T, H, SPLITS]."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
     row = _row_of(tile, query_start_loc, num_rows, TOKENS)
-    start, stop = tl.load(query_start_loc + row), tl.load(query_start_loc + row + 1)
-    first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(tl.int32)
+    start = tl.load(query_start_loc + row)
+    stop = tl.load(query_start_loc + row + 1)
+    first_token = (tile if TOKENS == 1 else start + (tile - start // TOKENS - row) * TOKENS).to(
+        tl.int32
+    )
     if TOKENS > 1 and first_token >= stop:
         return
     length = tl.load(seq_lens + row)
 
-    queries, channels, value_channels = tl.arange(0, QUERIES), tl.arange(0, PAD_D), tl.arange(0, PAD_DV)
-    tokens, heads = first_token + queries // GROUP, kv_head * GROUP + queries % GROUP
+    queries = tl.arange(0, QUERIES)
+    channels = tl.arange(0, PAD_D)
+    value_channels = tl.arange(0, PAD_DV)
+    tokens = first_token + queries // GROUP
+    heads = kv_head * GROUP + queries % GROUP
     is_query = (queries < TOKENS * GROUP) & (tokens < stop)
     positions = length - stop + tokens
     q_at = q + tokens.to(tl.int64)[:, None] * q_token + heads[:, None] * q_head + channels[None, :]
     query = tl.load(q_at, mask=is_query[:, None] & (channels < D)[None, :], other=0)
 
-    # keys begin … end − 1 are visible to at least one query of the tile, and this split computes first … last − 1 of them
+    # keys begin … end − 1 are visible to at least one query of the tile, and this split computes
+    # first … last − 1 of them
     last_token = tl.minimum(first_token + TOKENS, stop) - 1
     end = tl.maximum(length - stop + last_token + 1, 0)
     begin = _first_key(length - stop + first_token, reach, RULE)
@@ -108,7 +160,8 @@ def _attend(
 
     if STORED != "":
         scale *= tl.load(k_scale + kv_head)
-    maximum, total = tl.full([QUERIES], float("-inf"), tl.float32), tl.full([QUERIES], 0, tl.float32)
+    maximum = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.full([QUERIES], 0, tl.float32)
     if HAS_SINKS:  # the first split has one more key, whose value is zero
         maximum = tl.where(split == 0, tl.load(sinks + heads) * LOG2_E, maximum)
         total = tl.where(split == 0, 1.0, total)
@@ -116,10 +169,18 @@ def _attend(
     for at in range(first, last, KEYS):
         keys = at + tl.arange(0, KEYS)
         is_key = keys < last
-        block = tl.load(block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        block = tl.load(
+            block_table + row.to(tl.int64) * table_row + keys // BLOCK_SIZE, mask=is_key, other=0
+        ).to(tl.int64)
         k_at = k_cache + block * k_block + keys % BLOCK_SIZE * k_slot + kv_head * k_head
-        key = tl.load(k_at[None, :] + channels[:, None], mask=is_key[None, :] & (channels < D)[:, None], other=0)
-        scores = tl.dot(query, _decode(key, STORED).to(query.dtype), input_precision=PRECISION) * scale
+        key = tl.load(
+            k_at[None, :] + channels[:, None],
+            mask=is_key[None, :] & (channels < D)[:, None],
+            other=0,
+        )
+        scores = (
+            tl.dot(query, _decode(key, STORED).to(query.dtype), input_precision=PRECISION) * scale
+        )
         if HAS_SOFT_CAP:
             scores = soft_cap * (2 * tl.sigmoid(2 * scores / soft_cap) - 1)
         is_visible = is_key[None, :] & (keys[None, :] <= positions[:, None])
@@ -132,10 +193,15 @@ def _attend(
         shrink = tl.exp2(maximum - finite)
         total = total * shrink + tl.sum(weights, axis=1)
         v_at = v_cache + block * v_block + keys % BLOCK_SIZE * v_slot + kv_head * v_head
-        value = tl.load(v_at[:, None] + value_channels[None, :], mask=is_key[:, None] & (value_channels < DV)[None, :], other=0)
+        value = tl.load(
+            v_at[:, None] + value_channels[None, :],
+            mask=is_key[:, None] & (value_channels < DV)[None, :],
+            other=0,
+        )
         value = _decode(value, STORED).to(query.dtype)
         products = tl.dot(weights.to(query.dtype), value, input_precision=PRECISION)
-        values, maximum = values * shrink[:, None] + products, larger
+        values = values * shrink[:, None] + products
+        maximum = larger
 
     if STORED != "":
         values *= tl.load(v_scale + kv_head)
@@ -149,14 +215,19 @@ def _attend(
         tl.store(maxima + places, maximum, mask=is_written)
         tl.store(sums + places, total, mask=is_written)
     out_at = out + places[:, None] * DV + value_channels[None, :]
-    tl.store(out_at, values.to(out.dtype.element_ty), mask=is_written[:, None] & (value_channels < DV)[None, :])
+    tl.store(
+        out_at,
+        values.to(out.dtype.element_ty),
+        mask=is_written[:, None] & (value_channels < DV)[None, :],
+    )
 
 
 @triton.jit
 def _merge(parts, maxima, sums, out, DV: tl.constexpr, PAD_DV: tl.constexpr, SPLITS: tl.constexpr):
     """Merge the splits of one head of one token."""
     place = tl.program_id(0).to(tl.int64)
-    splits, channels = tl.arange(0, SPLITS), tl.arange(0, PAD_DV)
+    splits = tl.arange(0, SPLITS)
+    channels = tl.arange(0, PAD_DV)
     own = tl.load(maxima + place * SPLITS + splits)
     largest = tl.max(own, axis=0)
     shrink = tl.exp2(own - tl.where(largest == float("-inf"), 0.0, largest))
@@ -169,8 +240,9 @@ def _merge(parts, maxima, sums, out, DV: tl.constexpr, PAD_DV: tl.constexpr, SPL
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a step is divided. tokens: per tile. queries: rows of a tile's matrix, at least tokens times the heads per KV head.
-    keys: read at a time. splits: parts that the keys of a row are computed in."""
+    """How a step is divided. tokens: per tile. queries: rows of a tile's matrix, at least tokens
+    times the heads per KV head. keys: read at a time. splits: parts that the keys of a row are
+    computed in."""
 
     tokens: int
     queries: int
@@ -180,10 +252,17 @@ class Tiles:
 
 
 def choose_tiles(
-    num_tokens: int, num_rows: int, num_kv_heads: int, group: int, width: int, itemsize: int, most_keys: int, processors: int
+    num_tokens: int,
+    num_rows: int,
+    num_kv_heads: int,
+    group: int,
+    width: int,
+    itemsize: int,
+    most_keys: int,
+    processors: int,
 ) -> Tiles:
-    """Choose by shapes only. width: the larger of head_dim and value_dim. most_keys: of the longest row that the block table has
-    room for. processors: of the device."""
+    """Choose by shapes only. width: the larger of head_dim and value_dim. most_keys: of the longest
+    row that the block table has room for. processors: of the device."""
     fewest = max(16, triton.next_power_of_2(group))  # a matrix product has at least 16 rows
     keys = 64 if width * itemsize <= 256 else 32
     if num_tokens == num_rows:
@@ -192,18 +271,24 @@ def choose_tiles(
         splits = triton.next_power_of_2(max(1, min(wanted, most)))
         return Tiles(1, fewest, keys, splits, 4)
     largest = 128 if width * itemsize <= 256 else 64
-    queries = max(fewest, min(largest, triton.next_power_of_2(triton.cdiv(num_tokens * group, num_rows))))
+    queries = max(
+        fewest, min(largest, triton.next_power_of_2(triton.cdiv(num_tokens * group, num_rows)))
+    )
     return Tiles(queries // group, queries, keys, 1, 8 if queries >= 128 else 4)
 
 
 @cache
 def _device(device: torch.device) -> tuple[int, bool]:
-    """Return the number of multiprocessors, and whether the device itself converts 8-bit floats of the type e4m3fn (NVIDIA, from
-    compute capability 8.9). Without a GPU, the kernels are interpreted."""
+    """Return the number of multiprocessors, and whether the device itself converts 8-bit floats of
+    the type e4m3fn (NVIDIA, from compute capability 8.9). Without a GPU, the kernels are
+    interpreted."""
     if device.type != "cuda":
         return 4, False
     found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, torch.version.hip is None and (found.major, found.minor) >= (8, 9)
+    return found.multi_processor_count, torch.version.hip is None and (
+        found.major,
+        found.minor,
+    ) >= (8, 9)
 
 
 def stored_as(dtype: torch.dtype, converts: bool) -> str:
@@ -228,47 +313,95 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Compute causal attention of each row's newest tokens over its whole history, with sums in float32.
+    """Compute causal attention of each row's newest tokens over its whole history, with sums in
+    float32.
 
-    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache, v_cache: [blocks, block_size, K, D or
-    Dv], of q's or another float type. block_table: [B, max_blocks]. seq_lens: [B], including the new tokens, whose keys and
-    values are already in the cache. Query token i of a row with n new tokens is at position seq_len − n + i. window, soft_cap,
-    chunk, sinks: see `AttentionLayer`. k_scale, v_scale: float32 [K], if the caches hold 8-bit floats. H is a multiple of K. The
-    last dimension of all but the table is contiguous. Returns [T, H, Dv].
+    q: [T, H, D], with the rows one after another, as `query_start_loc` [B+1] says. k_cache,
+    v_cache: [blocks, block_size, K, D or Dv], of q's or another float type. block_table: [B,
+    max_blocks]. seq_lens: [B], including the new tokens, whose keys and values are already in the
+    cache. Query token i of a row with n new tokens is at position seq_len − n + i. window,
+    soft_cap, chunk, sinks: see `AttentionLayer`. k_scale, v_scale: float32 [K], if the caches hold
+    8-bit floats. H is a multiple of K. The last dimension of all but the table is contiguous.
+    Returns [T, H, Dv].
 
-    If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their results are not defined.
+    If a step has as many tokens as rows, tokens that belong to no row give zeros. Otherwise their
+    results are not defined.
     """
-    (num_tokens, num_heads, width), (_, block_size, num_kv_heads, value_width) = q.shape, v_cache.shape
-    num_rows, group = len(seq_lens), num_heads // num_kv_heads
+    (num_tokens, num_heads, width) = q.shape
+    (_, block_size, num_kv_heads, value_width) = v_cache.shape
+    num_rows = len(seq_lens)
+    group = num_heads // num_kv_heads
     out = torch.empty(num_tokens, num_heads, value_width, dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
     processors, converts = _device(q.device)
     stored = stored_as(k_cache.dtype, converts)
     if stored:
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+        k_cache = k_cache.view(torch.uint8)
+        v_cache = v_cache.view(torch.uint8)
     tiles = choose_tiles(
         num_tokens, num_rows, num_kv_heads, group, max(width, value_width), q.element_size(),
         block_table.shape[1] * block_size, processors,
     )  # fmt: skip
-    num_tiles, splits = num_tokens if tiles.tokens == 1 else num_tokens // tiles.tokens + num_rows, tiles.splits
-    parts, maxima, sums = out, out, out
+    num_tiles = num_tokens if tiles.tokens == 1 else num_tokens // tiles.tokens + num_rows
+    splits = tiles.splits
+    parts = out
+    maxima = out
+    sums = out
     if splits > 1:
-        parts = torch.empty(num_tokens, num_heads, splits, value_width, dtype=torch.float32, device=q.device)
-        maxima, sums = torch.empty(2, num_tokens, num_heads, splits, dtype=torch.float32, device=q.device)
+        parts = torch.empty(
+            num_tokens, num_heads, splits, value_width, dtype=torch.float32, device=q.device
+        )
+        maxima, sums = torch.empty(
+            2, num_tokens, num_heads, splits, dtype=torch.float32, device=q.device
+        )
     pad_value = max(16, triton.next_power_of_2(value_width))
     _attend[(num_tiles, num_kv_heads, splits)](
-        q, k_cache, v_cache, k_scale, v_scale, sinks, block_table, query_start_loc, seq_lens, parts, maxima, sums,
-        num_rows, scale, soft_cap or 0.0, chunk or window or 0,
-        q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), block_table.stride(0),
-        BLOCK_SIZE=block_size, GROUP=group, D=width, DV=value_width,
-        TOKENS=tiles.tokens, QUERIES=tiles.queries, KEYS=tiles.keys,
-        PAD_D=max(16, triton.next_power_of_2(width)), PAD_DV=pad_value,
-        RULE="chunk" if chunk is not None else "" if window is None else "window", HAS_SINKS=sinks is not None,
-        HAS_SOFT_CAP=soft_cap is not None, SPLITS=splits,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STORED=stored, num_warps=tiles.warps, num_stages=2,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        k_scale,
+        v_scale,
+        sinks,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        parts,
+        maxima,
+        sums,
+        num_rows,
+        scale,
+        soft_cap or 0.0,
+        chunk or window or 0,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        v_cache.stride(2),
+        block_table.stride(0),
+        BLOCK_SIZE=block_size,
+        GROUP=group,
+        D=width,
+        DV=value_width,
+        TOKENS=tiles.tokens,
+        QUERIES=tiles.queries,
+        KEYS=tiles.keys,
+        PAD_D=max(16, triton.next_power_of_2(width)),
+        PAD_DV=pad_value,
+        RULE="chunk" if chunk is not None else "" if window is None else "window",
+        HAS_SINKS=sinks is not None,
+        HAS_SOFT_CAP=soft_cap is not None,
+        SPLITS=splits,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        STORED=stored,
+        num_warps=tiles.warps,
+        num_stages=2,
+    )
     if splits > 1:
-        _merge[(num_tokens * num_heads,)](parts, maxima, sums, out, DV=value_width, PAD_DV=pad_value, SPLITS=splits)
+        _merge[(num_tokens * num_heads,)](
+            parts, maxima, sums, out, DV=value_width, PAD_DV=pad_value, SPLITS=splits
+        )
     return out

@@ -1,7 +1,7 @@
 """The backend `triton`: one kernel stores keys and values, and another one attends.
 
-They read the step from the tensors of `AttentionInputs` only, so their calls can be recorded. A step needs nothing else:
-the kernels find out which token belongs to which row.
+They read the step from the tensors of `AttentionInputs` only, so their calls can be recorded. A
+step needs nothing else: the kernels find out which token belongs to which row.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class TritonAttention:
     def plan(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs
 
-    def bind(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    def bind(
+        self, layer: AttentionLayer
+    ) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
         """Return a closure over the layer's cache. See `AttentionBackend.bind`."""
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
-        k_cache, v_cache = self.views[owner]["k"], self.views[owner]["v"]
-        scales, features = (layer.k_scale, layer.v_scale), (layer.window, layer.soft_cap, layer.chunk, layer.sinks)
+        k_cache = self.views[owner]["k"]
+        v_cache = self.views[owner]["v"]
+        scales = (layer.k_scale, layer.v_scale)
+        features = (layer.window, layer.soft_cap, layer.chunk, layer.sinks)
 
         def attend(q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             step = self.inputs
@@ -57,6 +61,8 @@ class TritonAttention:
             if k is not None and v is not None:
                 store_kv(k, v, k_cache, v_cache, step.slot_mapping, *scales)
             rows = step.block_table, step.query_start_loc, step.seq_lens
-            return paged_attention(q, k_cache, v_cache, *rows, layer.scale, *features, *scales).flatten(1)
+            return paged_attention(
+                q, k_cache, v_cache, *rows, layer.scale, *features, *scales
+            ).flatten(1)
 
         return attend

@@ -9,4 +9,8 @@ from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
 
 def probe(facts: ProbeFacts) -> Verdict:
     """Return Ok if Triton is installed."""
-    return Ok() if find_spec("triton") is not None else Absent("triton is not installed: pip install triton")
+    return (
+        Ok()
+        if find_spec("triton") is not None
+        else Absent("triton is not installed: pip install triton")
+    )

@@ -1,4 +1,5 @@
-"""The backend passes the contract of its kind under Triton's interpreter, and the generic contract."""
+"""The backend passes the contract of its kind under Triton's interpreter, and the generic
+contract."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class TestTritonAttention(AttentionContract):
     def backend(self, setup: AttentionSetup) -> TritonAttention:
         return TritonAttention(None, setup)
 
-    # The interpreter takes some 20 ms for each program of a kernel, so there are fewer random steps.
+    # The interpreter takes some 20 ms for each program of a kernel, so there are fewer random
+    # steps.
     @pytest.mark.parametrize("seed", [4])
     def test_random_steps_equal_the_reference(self, seed: int) -> None:
         super().test_random_steps_equal_the_reference(seed)

@@ -18,8 +18,16 @@ TOLERANCES = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class Step:
     """Rows of random queries and a cache in shuffled blocks. Unused slots hold large numbers."""
 
-    def __init__(self, counts: list[int], lengths: list[int], heads: tuple[int, int], widths: tuple[int, int], block_size: int,
-                 dtype: torch.dtype = torch.float32, gap: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        counts: list[int],
+        lengths: list[int],
+        heads: tuple[int, int],
+        widths: tuple[int, int],
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        gap: int = 0,
+    ) -> None:
         used = [-(-length // block_size) for length in lengths]
         order = torch.randperm(sum(used), dtype=torch.int32).add_(1).split(used)
         self.table = torch.zeros(len(lengths), max(used) + 1, dtype=torch.int32)
@@ -27,14 +35,27 @@ class Step:
             row[: len(blocks)] = blocks
         self.caches = []
         for width in widths:  # `gap`: bytes of other tensors between two blocks
-            memory = torch.randn(sum(used) + 1, block_size * heads[1] * width + gap).mul_(3).to(dtype)
-            self.caches.append(memory[:, : block_size * heads[1] * width].unflatten(1, (block_size, heads[1], width)))
+            memory = (
+                torch.randn(sum(used) + 1, block_size * heads[1] * width + gap).mul_(3).to(dtype)
+            )
+            self.caches.append(
+                memory[:, : block_size * heads[1] * width].unflatten(
+                    1, (block_size, heads[1], width)
+                )
+            )
         self.starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
         self.lengths = torch.tensor(lengths, dtype=torch.int32)
         self.q = torch.randn(sum(counts), heads[0] + 1, widths[0]).to(dtype)[:, 1:]
 
     def both(self, **features: object) -> tuple[torch.Tensor, torch.Tensor]:
-        arguments = (self.q, *self.caches, self.table, self.starts, self.lengths, self.q.shape[-1] ** -0.5)
+        arguments = (
+            self.q,
+            *self.caches,
+            self.table,
+            self.starts,
+            self.lengths,
+            self.q.shape[-1] ** -0.5,
+        )
         expected = paged_attention(*arguments, **features)  # type: ignore[arg-type]
         return attention.paged_attention(*arguments, **features), expected  # type: ignore[arg-type]
 
@@ -46,8 +67,8 @@ class Step:
 
 
 MIXED = ([1, 4, 0, 1, 19], [7, 9, 30, 1, 19])
-"""(new tokens, length) of rows: a decode, a chunk that follows cached tokens, a row without new tokens, a prompt of one token,
-and a whole prompt."""
+"""(new tokens, length) of rows: a decode, a chunk that follows cached tokens, a row without new
+tokens, a prompt of one token, and a whole prompt."""
 
 
 FEATURES: list[dict[str, object]] = [
@@ -79,8 +100,12 @@ def test_a_prompt_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 5)}], ids=str)
-def test_splits_of_decodes(monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "features", [{}, {"window": 21}, {"chunk": 32, "sinks": torch.linspace(-2, 4, 5)}], ids=str
+)
+def test_splits_of_decodes(
+    monkeypatch: pytest.MonkeyPatch, splits: int, features: dict[str, object]
+) -> None:
     """Some rows are shorter than the number of splits."""
     small = attention.Tiles(tokens=1, queries=16, keys=16, splits=splits, warps=4)
     monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
@@ -88,10 +113,14 @@ def test_splits_of_decodes(monkeypatch: pytest.MonkeyPatch, splits: int, feature
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_as_many_tokens_as_rows_need_not_be_decodes(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+def test_as_many_tokens_as_rows_need_not_be_decodes(
+    monkeypatch: pytest.MonkeyPatch, splits: int
+) -> None:
     small = attention.Tiles(tokens=1, queries=16, keys=16, splits=splits, warps=4)
     monkeypatch.setattr(attention, "choose_tiles", lambda *shapes: small)
-    Step([0, 3, 0, 1, 2, 0], [4, 30, 1, 9, 2, 8], heads=(2, 1), widths=(16, 16), block_size=4).check()
+    Step(
+        [0, 3, 0, 1, 2, 0], [4, 30, 1, 9, 2, 8], heads=(2, 1), widths=(16, 16), block_size=4
+    ).check()
 
 
 @pytest.mark.parametrize("splits", [1, 4])
@@ -102,8 +131,13 @@ def test_padding_gives_zeros(monkeypatch: pytest.MonkeyPatch, splits: int) -> No
     _, expected = step.both()
     none = torch.zeros(2, dtype=torch.int32)
     step.q, step.starts = torch.cat([step.q, step.q]), torch.cat([step.starts, none + 2])
-    step.lengths, step.table = torch.cat([step.lengths, none]), torch.cat([step.table, torch.zeros_like(step.table)])
-    found = attention.paged_attention(step.q, *step.caches, step.table, step.starts, step.lengths, 0.25)
+    step.lengths, step.table = (
+        torch.cat([step.lengths, none]),
+        torch.cat([step.table, torch.zeros_like(step.table)]),
+    )
+    found = attention.paged_attention(
+        step.q, *step.caches, step.table, step.starts, step.lengths, 0.25
+    )
     torch.testing.assert_close(found[:2], expected)
     assert not found[2:].any()
 
@@ -113,7 +147,9 @@ def test_a_step_without_tokens() -> None:
     assert found.shape == (0, 2, 24)
 
 
-@pytest.mark.parametrize("num_tokens, num_rows", [(1, 1), (256, 256), (300, 7), (8192, 1), (2048, 256)])
+@pytest.mark.parametrize(
+    "num_tokens, num_rows", [(1, 1), (256, 256), (300, 7), (8192, 1), (2048, 256)]
+)
 @pytest.mark.parametrize("group", [1, 3, 8, 40])
 @pytest.mark.parametrize("width, itemsize", [(64, 2), (128, 2), (80, 4), (256, 2), (256, 4)])
 def test_tiles(num_tokens: int, num_rows: int, group: int, width: int, itemsize: int) -> None:
@@ -122,7 +158,9 @@ def test_tiles(num_tokens: int, num_rows: int, group: int, width: int, itemsize:
     for value in (tiles.queries, tiles.keys, tiles.splits):
         assert value & (value - 1) == 0, "a power of two"
     assert tiles.splits == 1 or tiles.tokens == 1
-    assert tiles.keys * width * itemsize <= 2**15, "keys and values of two loads fit in the shared memory of a multiprocessor"
+    assert tiles.keys * width * itemsize <= 2**15, (
+        "keys and values of two loads fit in the shared memory of a multiprocessor"
+    )
 
 
 def test_short_rows_and_large_batches_are_not_split() -> None:
@@ -133,7 +171,8 @@ def test_short_rows_and_large_batches_are_not_split() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_store_kv(dtype: torch.dtype) -> None:
-    k, v = torch.randn(5, 4, 9)[:, 1:], torch.randn(5, 3, 6)
+    k = torch.randn(5, 4, 9)[:, 1:]
+    v = torch.randn(5, 3, 6)
     slots = torch.tensor([13, -1, 0, 7, -1])
     found = [torch.randn(4, 4 * 3 * width + 2).to(dtype) for width in (9, 6)]
     expected = [memory.clone() for memory in found]
@@ -142,20 +181,32 @@ def test_store_kv(dtype: torch.dtype) -> None:
         for token, slot in enumerate(slots.tolist()):
             if slot >= 0:
                 memory[:, :-2].unflatten(1, (4, 3, -1))[slot // 4, slot % 4] = new[token].to(dtype)
-    rounding = 2**-7 if dtype == torch.bfloat16 else 0  # the interpreter cuts bits off, and a GPU rounds to the nearest number
+    # the interpreter cuts bits off, and a GPU rounds to the nearest number
+    rounding = 2**-7 if dtype == torch.bfloat16 else 0
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=rounding, atol=0)
 
 
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_store_kv_rounds_to_the_nearest_8_bit_float(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """It gives the same bits as torch for all codes, for what lies exactly between two codes, just beside that, and for any other
-    number."""
+def test_store_kv_rounds_to_the_nearest_8_bit_float(
+    stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    """It gives the same bits as torch for all codes, for what lies exactly between two codes, just
+    beside that, and for any other number."""
     codes = torch.arange(256, dtype=torch.uint8).view(stored).float()
     codes = codes[codes.isfinite()].sort().values
     middles = (codes[1:] + codes[:-1]) / 2
-    x = torch.cat([codes, middles, middles * (1 + 2**-22), middles * (1 - 2**-22), torch.randn(300).mul(9).exp(), codes * 3])
+    x = torch.cat(
+        [
+            codes,
+            middles,
+            middles * (1 + 2**-22),
+            middles * (1 - 2**-22),
+            torch.randn(300).mul(9).exp(),
+            codes * 3,
+        ]
+    )
     x = torch.nn.functional.pad(x, (0, -len(x) % 4)).view(1, 4, -1).to(dtype)
     scales = torch.tensor([1.0, 0.5, 3.0, 1.0])
     k_cache, v_cache = torch.zeros(2, 1, 1, *x.shape[1:], dtype=stored)
@@ -171,9 +222,23 @@ def test_every_8_bit_float_is_read_exactly(stored: torch.dtype) -> None:
     """Attention to a single token returns its value."""
     codes = torch.arange(256, dtype=torch.uint8).view(stored)
     finite = codes[codes.float().isfinite()]
-    v_cache = torch.nn.functional.pad(finite.view(torch.uint8), (0, 256 - len(finite))).view(stored).view(1, 1, 1, 256)
+    v_cache = (
+        torch.nn.functional.pad(finite.view(torch.uint8), (0, 256 - len(finite)))
+        .view(stored)
+        .view(1, 1, 1, 256)
+    )
     one = torch.ones(1, dtype=torch.int32)
-    starts, table, scale = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0.25])
-    arguments = torch.ones(1, 1, 16), torch.zeros(1, 1, 1, 16, dtype=stored), v_cache, table, starts, one, 1.0
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    scale = torch.tensor([0.25])
+    arguments = (
+        torch.ones(1, 1, 16),
+        torch.zeros(1, 1, 1, 16, dtype=stored),
+        v_cache,
+        table,
+        starts,
+        one,
+        1.0,
+    )
     found = attention.paged_attention(*arguments, k_scale=scale, v_scale=scale)
     assert torch.equal(found.view(-1)[: len(finite)], finite.float() / 4)

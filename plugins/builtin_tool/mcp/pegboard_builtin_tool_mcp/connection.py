@@ -1,5 +1,5 @@
-"""One session with one MCP server. The session has its own task, because the task that enters the library's contexts must also
-leave them."""
+"""One session with one MCP server. The session has its own task, because the task that enters the
+library's contexts must also leave them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class NoAnswer(PegboardError):
 
 
 class Connection:
-    """A connection that `session` opens and `close` closes. After `close`, it can be opened again. Only `server`, as the operator
-    wrote it, is ever contacted. session_id identifies the client for servers that keep state."""
+    """A connection that `session` opens and `close` closes. After `close`, it can be opened again.
+    Only `server`, as the operator wrote it, is ever contacted. session_id identifies the client for
+    servers that keep state."""
 
     def __init__(self, server: str, timeout_s: float, session_id: str | None = None) -> None:
         self.server = server
@@ -49,8 +50,12 @@ class Connection:
 
     async def close(self) -> None:
         """Close the session. It may be closed more than once, and without having been opened."""
-        holding, ready, stop = self._holding, self._ready, self._stop
-        self._holding, self._ready, self._stop = None, None, asyncio.Event()
+        holding = self._holding
+        ready = self._ready
+        stop = self._stop
+        self._holding = None
+        self._ready = None
+        self._stop = asyncio.Event()
         if holding is None or ready is None:
             return
         stop.set()
@@ -61,17 +66,24 @@ class Connection:
             task.cancel()
         await asyncio.gather(holding, return_exceptions=True)
 
-    async def _hold(self, ready: "asyncio.Future[tuple[ClientSession, InitializeResult]]", stop: asyncio.Event) -> None:
+    async def _hold(
+        self, ready: "asyncio.Future[tuple[ClientSession, InitializeResult]]", stop: asyncio.Event
+    ) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as limit, self._opened() as session:
                 found = session, await session.initialize()
                 limit.reschedule(None)
                 ready.set_result(found)
                 await stop.wait()
-        except Exception as error:  # noqa: BLE001  whatever the library and the network have, in groups
+        except Exception as error:  # noqa: BLE001
+            # whatever the library and the network have, in groups
             cause = cause_of(error)
             if not ready.done():
-                ready.set_exception(NoAnswer(f"no MCP server answers at {self.server} ({url_of(self.server)}): {cause}"))
+                ready.set_exception(
+                    NoAnswer(
+                        f"no MCP server answers at {self.server} ({url_of(self.server)}): {cause}"
+                    )
+                )
             else:
                 log.debug("the connection to the tool server %s ended with %s", self.server, cause)
         finally:
@@ -96,6 +108,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:
-    """Retrieves the error of a task that nothing waits for any more, so that asyncio does not report it."""
+    """Retrieves the error of a task that nothing waits for any more, so that asyncio does not
+    report it."""
     if not future.cancelled():
         future.exception()

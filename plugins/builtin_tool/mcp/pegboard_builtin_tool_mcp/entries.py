@@ -1,5 +1,5 @@
-"""Reads an entry of a request's `tools`: the server that it asks for, and the tools of that server. An entry cannot name an
-address."""
+"""Reads an entry of a request's `tools`: the server that it asks for, and the tools of that server.
+An entry cannot name an address."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ SERVERS: dict[str, tuple[str, Item]] = {
     "code_interpreter": ("python", "code_interpreter_call"),
     "container": ("container", "mcp_call"),
 }
-"""Type of tool → the name of the server that serves it, as in vLLM, and the item type of its calls."""
+"""Type of tool → the name of the server that serves it, as in vLLM, and the item type of its
+calls."""
 
-NOT_FROM_REQUESTS = "the operator names the servers (--tool-server), and nothing in a request is passed on to them"
+NOT_FROM_REQUESTS = (
+    "the operator names the servers (--tool-server), and nothing in a request is passed on to them"
+)
 _FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "mcp": {"server_label": (), "allowed_tools": (), "require_approval": (None, "never")},
     "code_interpreter": {"container": (None, "auto", {"type": "auto"})},
@@ -38,11 +41,22 @@ def check_fields(tool: Mapping[str, Any], path: str) -> None:
             continue
         where = f"{path}.{name}"
         if name not in known:
-            is_address = name in ("server_url", "headers", "authorization", "connector_id", "tunnel_id")
+            is_address = name in (
+                "server_url",
+                "headers",
+                "authorization",
+                "connector_id",
+                "tunnel_id",
+            )
             why = NOT_FROM_REQUESTS if is_address else f"expected {', '.join(known)}"
             raise RequestError(f"{where} is not supported: {why}", parameter=where)
-        if known[name] and not any(type(value) is type(good) and value == good for good in known[name]):
-            raise RequestError(f"{where}: expected {' or '.join(map(repr, known[name]))}, got {value!r:.80}", parameter=where)
+        if known[name] and not any(
+            type(value) is type(good) and value == good for good in known[name]
+        ):
+            raise RequestError(
+                f"{where}: expected {' or '.join(map(repr, known[name]))}, got {value!r:.80}",
+                parameter=where,
+            )
 
 
 def allowed_names(tool: Mapping[str, Any], path: str) -> list[str] | None:
@@ -54,5 +68,8 @@ def allowed_names(tool: Mapping[str, Any], path: str) -> list[str] | None:
         return None
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         where = f"{path}.allowed_tools"
-        raise RequestError(f"{where}: expected a list of names or {{'tool_names': […]}}, got {value!r:.80}", parameter=where)
+        raise RequestError(
+            f"{where}: expected a list of names or {{'tool_names': […]}}, got {value!r:.80}",
+            parameter=where,
+        )
     return value

@@ -1,4 +1,5 @@
-"""The built-in tool `mcp`: servers of the Model Context Protocol (https://modelcontextprotocol.io) run the calls of the model."""
+"""The built-in tool `mcp`: servers of the Model Context Protocol (https://modelcontextprotocol.io)
+run the calls of the model."""
 
 from __future__ import annotations
 
@@ -46,14 +47,22 @@ class ToolServer:
     def functions(self, item: Item, allowed: Sequence[str] | None) -> list[ToolFunction]:
         """Returns the tools for a request, only those that are `allowed`."""
         return [
-            ToolFunction(name, tool.description or tool.title or tool.name, tool.input_schema, item, self.label, tool.name)
+            ToolFunction(
+                name,
+                tool.description or tool.title or tool.name,
+                tool.input_schema,
+                item,
+                self.label,
+                tool.name,
+            )
             for name, tool in zip(self._names(), self.tools, strict=True)
             if allowed is None or tool.name in allowed
         ]
 
     def _names(self) -> list[str]:
-        """Returns the names by which models call the tools. A tool with the same name as its server has only that name. The names
-        of other tools are the server's name and their own, joined by `_`."""
+        """Returns the names by which models call the tools. A tool with the same name as its server
+        has only that name. The names of other tools are the server's name and their own, joined by
+        `_`."""
         names: list[str] = []
         for tool in self.tools:
             whole = tool.name if tool.name == self.label else f"{self.label}_{tool.name}"
@@ -72,14 +81,21 @@ class McpTool:
         self._servers: dict[str, ToolServer] = {}
 
     async def start(self) -> None:
-        found = await asyncio.gather(*(self._look(address) for address in self._options.servers), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._look(address) for address in self._options.servers), return_exceptions=True
+        )
         for server in found:
             if isinstance(server, NoAnswer):
-                raise ConfigError(f"tool_server: {server}; start it, or remove it from the list") from server
+                raise ConfigError(
+                    f"tool_server: {server}; start it, or remove it from the list"
+                ) from server
             if isinstance(server, BaseException):
                 raise server
             if known := self._servers.get(server.label):
-                raise ConfigError(f"tool_server: {known.address} and {server.address} are both called {server.label!r}")
+                raise ConfigError(
+                    f"tool_server: {known.address} and {server.address} are both called "
+                    f"{server.label!r}"
+                )
             self._servers[server.label] = server
             names = ", ".join(tool.name for tool in server.tools)
             log.info("tool server %s at %s: %s", server.label, server.address, names or "no tools")
@@ -101,14 +117,19 @@ class McpTool:
         except PegboardError:
             raise
         except Exception as error:  # errors of the library and of the network
-            raise NoAnswer(f"the MCP server at {address} does not list its tools: {cause_of(error)}") from error
+            raise NoAnswer(
+                f"the MCP server at {address} does not list its tools: {cause_of(error)}"
+            ) from error
         finally:
             await connection.close()
 
-    def session(self, tool: Mapping[str, Any], path: str, response_id: str) -> "McpToolSession | None":
+    def session(
+        self, tool: Mapping[str, Any], path: str, response_id: str
+    ) -> "McpToolSession | None":
         if tool["type"] == "mcp":
             check_fields(tool, path)
-            server, item = self._labelled(tool.get("server_label"), path), "mcp_call"
+            server = self._labelled(tool.get("server_label"), path)
+            item = "mcp_call"
         else:
             label, item = SERVERS[tool["type"]]
             if label not in self._servers:
@@ -120,23 +141,31 @@ class McpTool:
         unknown = next((name for name in allowed or () if name not in names), None)
         if unknown is not None or not names:
             where = f"{path}.{'allowed_tools' if allowed else 'server_label'}"
-            raise RequestError(f"{where}: {server.label} has {', '.join(names) or 'no tools'}, not {unknown!r}", parameter=where)
+            raise RequestError(
+                f"{where}: {server.label} has {', '.join(names) or 'no tools'}, not {unknown!r}",
+                parameter=where,
+            )
         connection = Connection(server.address, self._options.connect_timeout_s, response_id)
-        return McpToolSession(server.functions(item, allowed), connection)  # type: ignore[arg-type]  # one of `Item`
+        # one of `Item`
+        return McpToolSession(server.functions(item, allowed), connection)  # type: ignore[arg-type]
 
     def _labelled(self, label: Any, path: str) -> ToolServer:
         server = self._servers.get(label) if isinstance(label, str) else None
         if server is None:
             known = ", ".join(map(repr, self._servers)) or "none"
             raise RequestError(
-                f"{path}.server_label: expected one of the operator's tool servers ({known}), got {label!r:.80}",
+                (
+                    f"{path}.server_label: expected one of the operator's tool servers ({known}), "
+                    f"got {label!r:.80}"
+                ),
                 parameter=f"{path}.server_label",
             )
         return server
 
 
 class McpToolSession:
-    """The session of one response. The first call connects it. The next call replaces a broken connection."""
+    """The session of one response. The first call connects it. The next call replaces a broken
+    connection."""
 
     def __init__(self, functions: Sequence[ToolFunction], connection: Connection) -> None:
         self._functions = {function.name: function for function in functions}
@@ -149,7 +178,8 @@ class McpToolSession:
         try:
             session, _ = await self._connection.session()
             result = await session.call_tool(self._functions[name].tool, dict(arguments))
-        except Exception as error:  # noqa: BLE001  the library's and the network's: the model may try another way
+        except Exception as error:  # noqa: BLE001
+            # the library's and the network's: the model may try another way
             if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED:
                 await self._connection.close()
             return ToolOutput(f"{name} failed: {cause_of(error)}", is_error=True)
@@ -165,7 +195,9 @@ def text_of(result: CallToolResult) -> str:
     for block in result.content:
         if isinstance(block, TextContent):
             parts.append(block.text)
-        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+        elif isinstance(block, EmbeddedResource) and isinstance(
+            block.resource, TextResourceContents
+        ):
             parts.append(block.resource.text)
         else:
             parts.append(f"({block.type} that is not text)")

@@ -48,11 +48,17 @@ class Running:
     def __init__(self, name: str, *, streamable: bool = False, port: int = 0) -> None:
         self.socket = socket.create_server(("127.0.0.1", port))
         self.port = self.socket.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}/mcp" if streamable else f"127.0.0.1:{self.port}"
+        self.address = (
+            f"http://127.0.0.1:{self.port}/mcp" if streamable else f"127.0.0.1:{self.port}"
+        )
         server = make_server(name)
         app: Any = server.streamable_http_app() if streamable else server.sse_app()
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self.socket]}, daemon=True)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self.socket]}, daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

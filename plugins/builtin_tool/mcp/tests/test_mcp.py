@@ -94,13 +94,22 @@ def named(start: Start) -> list[str]:
 def test_the_name_of_a_server_decides_what_it_serves(named: list[str]) -> None:
     async def work(tool: McpTool) -> dict[str, Any]:
         types = {
-            "web_search": {}, "web_search_preview": {"search_context_size": "medium"}, "container": {},
+            "web_search": {},
+            "web_search_preview": {"search_context_size": "medium"},
+            "container": {},
             "code_interpreter": {"container": {"type": "auto"}},
             "mcp": {"server_label": "My Server", "require_approval": "never"},
-        }  # fmt: skip
+        }
         assert set(types) < MCP.supports["type"]  # type: ignore[operator]
-        sessions = {kind: tool.session({"type": kind, **more}, "tools[0]", "r") for kind, more in types.items()}
-        return {kind: [(f.name, f.item, f.server) for f in session.functions()] for kind, session in sessions.items() if session}
+        sessions = {
+            kind: tool.session({"type": kind, **more}, "tools[0]", "r")
+            for kind, more in types.items()
+        }
+        return {
+            kind: [(f.name, f.item, f.server) for f in session.functions()]
+            for kind, session in sessions.items()
+            if session
+        }
 
     found = started(work, *named)
     assert found["web_search"] == found["web_search_preview"]
@@ -110,12 +119,17 @@ def test_the_name_of_a_server_decides_what_it_serves(named: list[str]) -> None:
         ("python_add", "code_interpreter_call", "python"),
     ]
     assert found["container"][0] == ("container_run", "mcp_call", "container")
-    assert found["mcp"][0] == ("My_Server_run", "mcp_call", "My Server"), "names of functions have no spaces"
+    assert found["mcp"][0] == ("My_Server_run", "mcp_call", "My Server"), (
+        "names of functions have no spaces"
+    )
 
 
 def test_types_without_their_server_are_somebody_elses(files: Any) -> None:
     async def work(tool: McpTool) -> list[Any]:
-        return [tool.session({"type": kind}, "tools[0]", "r") for kind in ("web_search", "code_interpreter", "container")]
+        return [
+            tool.session({"type": kind}, "tools[0]", "r")
+            for kind in ("web_search", "code_interpreter", "container")
+        ]
 
     assert started(work, files.address) == [None] * 3
 
@@ -126,7 +140,9 @@ def test_functions_are_described_and_can_be_chosen(files: Any) -> None:
         assert session is not None
         (add,) = session.functions()
         assert (add.name, add.description, add.tool) == ("files_add", "Adds two numbers", "add")
-        assert set(add.parameters["properties"]) == {"x", "y"} and add.parameters["type"] == "object"
+        assert (
+            set(add.parameters["properties"]) == {"x", "y"} and add.parameters["type"] == "object"
+        )
         with pytest.raises(RequestError) as refusal:
             tool.session({**FILES, "allowed_tools": ["add", "sub"]}, "tools[0]", "r")
         assert "'sub'" in str(refusal.value) and "add" in str(refusal.value)
@@ -202,7 +218,9 @@ def test_two_servers_of_one_name(start: Start, files: Any) -> None:
     async def work(tool: McpTool) -> None: ...
 
     other = start("files")
-    with pytest.raises(ConfigError, match=f"{files.address} and {other.address} are both called 'files'"):
+    with pytest.raises(
+        ConfigError, match=f"{files.address} and {other.address} are both called 'files'"
+    ):
         started(work, files.address, other.address)
 
 
@@ -213,7 +231,9 @@ def test_two_servers_of_one_name(start: Start, files: Any) -> None:
 def test_names_are_such_that_every_template_takes_them(names: list[str], label: str) -> None:
     tools = tuple(Tool(name=name, input_schema={"type": "object"}) for name in names)
     functions = ToolServer("a:1", label, tools).functions("mcp_call", None)
-    assert [function.tool for function in functions] == names and len({function.name for function in functions}) == len(names)
+    assert [function.tool for function in functions] == names and len(
+        {function.name for function in functions}
+    ) == len(names)
     assert all(NAME.fullmatch(function.name) for function in functions)
 
 
@@ -233,14 +253,23 @@ def test_addresses() -> None:
 
 def test_what_the_model_reads_of_a_result() -> None:
     image = ImageContent(type="image", data="aGk=", mime_type="image/png")
-    assert text_of(CallToolResult(content=[TextContent(type="text", text="a"), image])) == "a\n(image that is not text)"
+    assert (
+        text_of(CallToolResult(content=[TextContent(type="text", text="a"), image]))
+        == "a\n(image that is not text)"
+    )
     assert text_of(CallToolResult(content=[], structured_content={"ä": 1})) == '{"ä": 1}'
     assert text_of(CallToolResult(content=[])) == ""
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["never", "auto", "files", "add"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "tool_names"]), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(["never", "auto", "files", "add"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "tool_names"]), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -248,7 +277,16 @@ VALUES = st.recursive(
 @given(
     st.sampled_from(sorted(MCP.supports["type"])),  # type: ignore[call-overload]
     st.dictionaries(
-        st.sampled_from(["server_label", "allowed_tools", "require_approval", "container", "search_context_size", "filters"]),
+        st.sampled_from(
+            [
+                "server_label",
+                "allowed_tools",
+                "require_approval",
+                "container",
+                "search_context_size",
+                "filters",
+            ]
+        ),
         VALUES,
     ),
 )

@@ -31,12 +31,20 @@ class Bench:
             lines = [f"  {name:<11} {text}" for name, text in MEASUREMENTS.items()]
             print(
                 "\n".join(
-                    ["usage: pegboard bench WHAT [...]", "", *lines, "", "pegboard bench WHAT --help shows the flags of one."]
+                    [
+                        "usage: pegboard bench WHAT [...]",
+                        "",
+                        *lines,
+                        "",
+                        "pegboard bench WHAT --help shows the flags of one.",
+                    ]
                 )
             )
             return 0 if words else 2
         if what not in MEASUREMENTS:
             near = get_close_matches(what, MEASUREMENTS, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"there is no bench {what!r}{hint}; there are {', '.join(MEASUREMENTS)}")
+            raise UsageError(
+                f"there is no bench {what!r}{hint}; there are {', '.join(MEASUREMENTS)}"
+            )
         return int(import_module(f"pegboard_command_bench.{what}").main(words[1:], self._setup))

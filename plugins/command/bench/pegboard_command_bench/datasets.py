@@ -1,5 +1,5 @@
-"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of a JSONL file. The seed
-decides all random choices."""
+"""The requests of the measurements: random prompts, conversations of a ShareGPT file, or prompts of
+a JSONL file. The seed decides all random choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
 
-SHAREGPT_MAX_PROMPT, SHAREGPT_MAX_TOTAL, SHAREGPT_MIN = 1024, 2048, 4
+SHAREGPT_MAX_PROMPT = 1024
+SHAREGPT_MAX_TOTAL = 2048
+SHAREGPT_MIN = 4
 """Limits for the conversations taken from a ShareGPT file, in tokens."""
 
 DEFAULT_OUTPUT_LEN = 256
@@ -37,28 +39,88 @@ class BenchRequest:
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int = 1000) -> None:
     """Add the flags that choose and shape a dataset."""
     group = parser.add_argument_group("dataset")
-    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="the requests to send (default %(default)s)")
-    group.add_argument("--dataset-path", metavar="FILE", help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}")
-    group.add_argument("--num-prompts", type="number", default=num_prompts, help="requests (default %(default)s)")
-    group.add_argument("--dataset-seed", "--data-seed", type=int, default=0, help="seed of the data (default %(default)s)")
-    group.add_argument("--disable-shuffle", action="store_true", help="use a file's entries in their order")
-    group.add_argument("--no-oversample", action="store_true", help="do not repeat entries to reach --num-prompts")
-    group.add_argument("--input-len", type="number", help="tokens per prompt, for the random datasets")
+    group.add_argument(
+        "--dataset-name",
+        choices=DATASETS,
+        default="random",
+        help="the requests to send (default %(default)s)",
+    )
+    group.add_argument(
+        "--dataset-path",
+        metavar="FILE",
+        help="sharegpt: JSON; custom: JSONL of {prompt, output_tokens}",
+    )
+    group.add_argument(
+        "--num-prompts", type="number", default=num_prompts, help="requests (default %(default)s)"
+    )
+    group.add_argument(
+        "--dataset-seed",
+        "--data-seed",
+        type=int,
+        default=0,
+        help="seed of the data (default %(default)s)",
+    )
+    group.add_argument(
+        "--disable-shuffle", action="store_true", help="use a file's entries in their order"
+    )
+    group.add_argument(
+        "--no-oversample", action="store_true", help="do not repeat entries to reach --num-prompts"
+    )
+    group.add_argument(
+        "--input-len", type="number", help="tokens per prompt, for the random datasets"
+    )
     group.add_argument("--output-len", type="number", help="tokens per output, for every dataset")
-    group.add_argument("--random-input-len", type="number", default=1024, help="random: tokens per prompt (default %(default)s)")
-    group.add_argument("--random-output-len", type="number", default=128, help="random: tokens per output (default %(default)s)")
-    group.add_argument("--random-range-ratio", type=float, default=0.0, help="random: lengths vary by ± this fraction")
-    group.add_argument("--random-prefix-len", type="number", default=0, help="random: tokens that all prompts share at the start")
-    group.add_argument("--sharegpt-output-len", type="number", help="sharegpt: tokens per output (default: as in the file)")
-    group.add_argument("--custom-output-len", type="number", help="custom: tokens per output for entries without a number")
-    for name, default in (("prefix-len", 256), ("suffix-len", 256), ("num-prefixes", 10), ("output-len", 128)):
+    group.add_argument(
+        "--random-input-len",
+        type="number",
+        default=1024,
+        help="random: tokens per prompt (default %(default)s)",
+    )
+    group.add_argument(
+        "--random-output-len",
+        type="number",
+        default=128,
+        help="random: tokens per output (default %(default)s)",
+    )
+    group.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="random: lengths vary by ± this fraction",
+    )
+    group.add_argument(
+        "--random-prefix-len",
+        type="number",
+        default=0,
+        help="random: tokens that all prompts share at the start",
+    )
+    group.add_argument(
+        "--sharegpt-output-len",
+        type="number",
+        help="sharegpt: tokens per output (default: as in the file)",
+    )
+    group.add_argument(
+        "--custom-output-len",
+        type="number",
+        help="custom: tokens per output for entries without a number",
+    )
+    for name, default in (
+        ("prefix-len", 256),
+        ("suffix-len", 256),
+        ("num-prefixes", 10),
+        ("output-len", 128),
+    ):
         group.add_argument(
-            f"--prefix-repetition-{name}", type="number", default=default, help="prefix_repetition (default %(default)s)"
+            f"--prefix-repetition-{name}",
+            type="number",
+            default=default,
+            help="prefix_repetition (default %(default)s)",
         )
 
 
 def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
-    """Returns the requests that the flags describe. Raises UsageError, and PegboardError for a file that cannot be used."""
+    """Returns the requests that the flags describe. Raises UsageError, and PegboardError for a file
+    that cannot be used."""
     makers: dict[str, Callable[[Any, Tokenizer, np.random.Generator], list[BenchRequest]]] = {
         "random": _random,
         "sharegpt": _sharegpt,
@@ -70,7 +132,9 @@ def make_requests(arguments: Any, tokenizer: "Tokenizer") -> list[BenchRequest]:
     rng = np.random.default_rng(arguments.dataset_seed)
     requests = makers[arguments.dataset_name](arguments, tokenizer, rng)[: arguments.num_prompts]
     if not requests:
-        raise PegboardError(f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no usable request")
+        raise PegboardError(
+            f"dataset {arguments.dataset_name} of {arguments.dataset_path} has no usable request"
+        )
     if arguments.no_oversample:
         return requests
     return [requests[index % len(requests)] for index in range(arguments.num_prompts)]
@@ -82,17 +146,24 @@ def random_ids(rng: np.random.Generator, count: int, vocab_size: int) -> list[in
     return [int(token) for token in rng.integers(low, max(low + 1, min(vocab_size, 10_000)), count)]
 
 
-def _text_of(tokenizer: "Tokenizer", ids: Sequence[int], allowed: Sequence[int], rng: np.random.Generator) -> tuple[str, int]:
-    """Returns a text with as many tokens as `ids` in nearly all cases. Decoding and encoding merges some tokens, so the text is
-    cut or extended."""
-    want, ids = len(ids), list(ids)
+def _text_of(
+    tokenizer: "Tokenizer", ids: Sequence[int], allowed: Sequence[int], rng: np.random.Generator
+) -> tuple[str, int]:
+    """Returns a text with as many tokens as `ids` in nearly all cases. Decoding and encoding merges
+    some tokens, so the text is cut or extended."""
+    want = len(ids)
+    ids = list(ids)
     text = tokenizer.decode(ids, skip_special_tokens=True)
     for _ in range(10):
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == want:
             break
         missing = want - len(ids)
-        ids = ids[:want] if missing < 0 else [*ids, *(int(token) for token in rng.choice(allowed, missing))]
+        ids = (
+            ids[:want]
+            if missing < 0
+            else [*ids, *(int(token) for token in rng.choice(allowed, missing))]
+        )
         text = tokenizer.decode(ids, skip_special_tokens=True)
     return text, len(tokenizer.encode(text, add_special_tokens=False))
 
@@ -100,19 +171,32 @@ def _text_of(tokenizer: "Tokenizer", ids: Sequence[int], allowed: Sequence[int],
 def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> list[int]:
     if not 0 <= ratio < 1:
         raise UsageError(f"--random-range-ratio must be in [0, 1), got {ratio}")
-    low, high = max(1, int(mean * (1 - ratio))), max(1, int(np.ceil(mean * (1 + ratio))))
+    low = max(1, int(mean * (1 - ratio)))
+    high = max(1, int(np.ceil(mean * (1 + ratio))))
     return [int(value) for value in rng.integers(low, high + 1, count)]
 
 
 def _ordinary_ids(tokenizer: "Tokenizer") -> list[int]:
     vocabulary = tokenizer.vocabulary()
-    return [index for index, text in enumerate(vocabulary.token_bytes) if text and index not in vocabulary.special_token_ids]
+    return [
+        index
+        for index, text in enumerate(vocabulary.token_bytes)
+        if text and index not in vocabulary.special_token_ids
+    ]
 
 
 def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
-    count, allowed = arguments.num_prompts, _ordinary_ids(tokenizer)
-    inputs = _lengths(rng, arguments.input_len or arguments.random_input_len, arguments.random_range_ratio, count)
-    outputs = _lengths(rng, arguments.output_len or arguments.random_output_len, arguments.random_range_ratio, count)
+    count = arguments.num_prompts
+    allowed = _ordinary_ids(tokenizer)
+    inputs = _lengths(
+        rng, arguments.input_len or arguments.random_input_len, arguments.random_range_ratio, count
+    )
+    outputs = _lengths(
+        rng,
+        arguments.output_len or arguments.random_output_len,
+        arguments.random_range_ratio,
+        count,
+    )
     prefix = [int(token) for token in rng.choice(allowed, arguments.random_prefix_len)]
     requests = []
     for input_len, output_len in zip(inputs, outputs, strict=True):
@@ -121,10 +205,16 @@ def _random(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
     return requests
 
 
-def _prefix_repetition(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
+def _prefix_repetition(
+    arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator
+) -> list[BenchRequest]:
     """Prompts in groups that share a prefix, in random order."""
-    allowed, num_prefixes = _ordinary_ids(tokenizer), max(1, arguments.prefix_repetition_num_prefixes)
-    prefixes = [list(map(int, rng.choice(allowed, arguments.prefix_repetition_prefix_len))) for _ in range(num_prefixes)]
+    allowed = _ordinary_ids(tokenizer)
+    num_prefixes = max(1, arguments.prefix_repetition_num_prefixes)
+    prefixes = [
+        list(map(int, rng.choice(allowed, arguments.prefix_repetition_prefix_len)))
+        for _ in range(num_prefixes)
+    ]
     requests = []
     for index in range(arguments.num_prompts):
         suffix = rng.choice(allowed, arguments.prefix_repetition_suffix_len)
@@ -145,12 +235,17 @@ def _read(path: str | None, name: str) -> str:
         raise PegboardError(f"--dataset-path {path}: {error}") from error
 
 
-def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) -> list[BenchRequest]:
-    """Reads the first two turns of each conversation: the question, and the length of the answer."""
+def _sharegpt(
+    arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator
+) -> list[BenchRequest]:
+    """Reads the first two turns of each conversation: the question, and the length of the
+    answer."""
     try:
         entries = json.loads(_read(arguments.dataset_path, "sharegpt"))
     except ValueError as error:
-        raise PegboardError(f"--dataset-path {arguments.dataset_path}is not JSON: {error}") from error
+        raise PegboardError(
+            f"--dataset-path {arguments.dataset_path}is not JSON: {error}"
+        ) from error
     turns = list(_two_turns(entries))
     if not arguments.disable_shuffle:
         rng.shuffle(cast(Any, turns))
@@ -169,8 +264,14 @@ def _sharegpt(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) 
 
 def _two_turns(entries: Any) -> Iterator[tuple[str, str]]:
     for entry in entries if isinstance(entries, list) else ():
-        turns: list[Any] = entry.get("conversations") or entry.get("conversation") or [] if isinstance(entry, dict) else []
-        if len(turns) >= 2 and all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
+        turns: list[Any] = (
+            entry.get("conversations") or entry.get("conversation") or []
+            if isinstance(entry, dict)
+            else []
+        )
+        if len(turns) >= 2 and all(
+            isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]
+        ):
             yield turns[0]["value"], turns[1]["value"]
 
 
@@ -184,9 +285,18 @@ def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
             entry = json.loads(line)
             prompt = entry["prompt"]
         except (ValueError, KeyError, TypeError) as error:
-            told = f'--dataset-path {arguments.dataset_path}: expected {{"prompt": …}}, got {line[:80]!r}'
+            told = (
+                f'--dataset-path {arguments.dataset_path}: expected {{"prompt": …}}, got '
+                f"{line[:80]!r}"
+            )
             raise PegboardError(told) from error
         given = entry.get("output_tokens")
-        output_len = arguments.output_len or given or arguments.custom_output_len or DEFAULT_OUTPUT_LEN
-        requests.append(BenchRequest(prompt, len(tokenizer.encode(prompt, add_special_tokens=True)), int(output_len)))
+        output_len = (
+            arguments.output_len or given or arguments.custom_output_len or DEFAULT_OUTPUT_LEN
+        )
+        requests.append(
+            BenchRequest(
+                prompt, len(tokenizer.encode(prompt, add_special_tokens=True)), int(output_len)
+            )
+        )
     return requests

@@ -19,16 +19,42 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print the result. The prefix cache is off by default, because every iteration runs the same batch."""
-    parser = engine_parser(setup, "latency", "Measure the time of one batch of equal requests, in seconds.")
-    parser.add_argument("--input-len", type="number", default=32, help="tokens of each prompt (default %(default)s)")
-    parser.add_argument("--output-len", type="number", default=128, help="tokens of each output (default %(default)s)")
-    parser.add_argument("--batch-size", type="number", default=8, help="requests (default %(default)s)")
-    parser.add_argument("--n", type="number", default=1, help="completions, or beams, per request (default %(default)s)")
+    """Measure and print the result. The prefix cache is off by default, because every iteration
+    runs the same batch."""
+    parser = engine_parser(
+        setup, "latency", "Measure the time of one batch of equal requests, in seconds."
+    )
+    parser.add_argument(
+        "--input-len", type="number", default=32, help="tokens of each prompt (default %(default)s)"
+    )
+    parser.add_argument(
+        "--output-len",
+        type="number",
+        default=128,
+        help="tokens of each output (default %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size", type="number", default=8, help="requests (default %(default)s)"
+    )
+    parser.add_argument(
+        "--n",
+        type="number",
+        default=1,
+        help="completions, or beams, per request (default %(default)s)",
+    )
     parser.add_argument("--use-beam-search", action="store_true", help="beam search with n beams")
-    parser.add_argument("--num-iters-warmup", type="number", default=10, help="batches before measuring (default %(default)s)")
-    parser.add_argument("--num-iters", type="number", default=30, help="batches measured (default %(default)s)")
-    parser.add_argument("--disable-detokenize", action="store_true", help="do not detokenize the outputs")
+    parser.add_argument(
+        "--num-iters-warmup",
+        type="number",
+        default=10,
+        help="batches before measuring (default %(default)s)",
+    )
+    parser.add_argument(
+        "--num-iters", type="number", default=30, help="batches measured (default %(default)s)"
+    )
+    parser.add_argument(
+        "--disable-detokenize", action="store_true", help="do not detokenize the outputs"
+    )
     defaults = {"engine": {"enable_prefix_caching": False, "disable_log_stats": True}}
     settings, arguments = parser.parse_settings(words, defaults)
     if arguments.num_iters < 1:
@@ -60,10 +86,14 @@ def measure(llm: "LLM", arguments: Any) -> list[float]:
     rng = np.random.default_rng(0)
     vocabulary = llm.llm_engine.plan.vocab_size
     prompts: list[Any] = [
-        {"prompt_token_ids": random_ids(rng, arguments.input_len, vocabulary)} for _ in range(arguments.batch_size)
+        {"prompt_token_ids": random_ids(rng, arguments.input_len, vocabulary)}
+        for _ in range(arguments.batch_size)
     ]
-    length, detokenize = arguments.output_len, not arguments.disable_detokenize
-    params = SamplingParams(n=arguments.n, temperature=1.0, ignore_eos=True, max_tokens=length, detokenize=detokenize)
+    length = arguments.output_len
+    detokenize = not arguments.disable_detokenize
+    params = SamplingParams(
+        n=arguments.n, temperature=1.0, ignore_eos=True, max_tokens=length, detokenize=detokenize
+    )
     beams = BeamSearchParams(beam_width=arguments.n, max_tokens=length, ignore_eos=True)
 
     def run() -> float:
@@ -74,7 +104,14 @@ def measure(llm: "LLM", arguments: Any) -> list[float]:
             llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started
 
-    for _ in tqdm(range(arguments.num_iters_warmup), "Warm-up", file=sys.stderr, disable=arguments.disable_tqdm):
+    for _ in tqdm(
+        range(arguments.num_iters_warmup),
+        "Warm-up",
+        file=sys.stderr,
+        disable=arguments.disable_tqdm,
+    ):
         run()
-    bar = tqdm(range(arguments.num_iters), "Iterations", file=sys.stderr, disable=arguments.disable_tqdm)
+    bar = tqdm(
+        range(arguments.num_iters), "Iterations", file=sys.stderr, disable=arguments.disable_tqdm
+    )
     return [run() for _ in bar]

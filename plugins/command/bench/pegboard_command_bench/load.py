@@ -1,4 +1,5 @@
-"""Puts a running server under load: sends each request at its time, and records when each part of its answer arrives."""
+"""Puts a running server under load: sends each request at its time, and records when each part of
+its answer arrives."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Target:
 
 @dataclass
 class Measured:
-    """The measurement of one request. Times are in seconds. Without tokens, ttft is 0.0 and itl is empty. start_s is a time of
-    perf_counter."""
+    """The measurement of one request. Times are in seconds. Without tokens, ttft is 0.0 and itl is
+    empty. start_s is a time of perf_counter."""
 
     prompt_len: int
     start_s: float = 0.0
@@ -48,9 +49,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The times at which requests are sent. rate: requests per second; infinite = all at once. burstiness: the shape of the gamma
-    distribution of the intervals (1 = Poisson, larger = more even). ramp: "linear" or "exponential" from `start` to `end`
-    requests per second."""
+    """The times at which requests are sent. rate: requests per second; infinite = all at once.
+    burstiness: the shape of the gamma distribution of the intervals (1 = Poisson, larger = more
+    even). ramp: "linear" or "exponential" from `start` to `end` requests per second."""
 
     rate: float = float("inf")
     burstiness: float = 1.0
@@ -62,11 +63,17 @@ class Arrivals:
         """Returns the send times in ascending order, in seconds after the start."""
         rates = [self._rate(index / max(count, 1)) for index in range(count)]
         gaps = np.array(
-            [0.0 if rate == float("inf") else rng.gamma(self.burstiness, 1 / (rate * self.burstiness)) for rate in rates]
+            [
+                0.0
+                if rate == float("inf")
+                else rng.gamma(self.burstiness, 1 / (rate * self.burstiness))
+                for rate in rates
+            ]
         )
         times = np.cumsum(gaps)
         if self.ramp is None and self.rate != float("inf") and times[-1] > 0:
-            times *= count / self.rate / times[-1]  # so that the rate is met exactly over the whole run
+            # so that the rate is met exactly over the whole run
+            times *= count / self.rate / times[-1]
         return [float(value) for value in times]
 
     def _rate(self, progress: float) -> float:
@@ -78,9 +85,16 @@ class Arrivals:
 
 
 async def run_load(
-    target: Target, requests: Sequence[BenchRequest], arrivals: Arrivals, *, max_concurrency: int | None, seed: int, show: bool
+    target: Target,
+    requests: Sequence[BenchRequest],
+    arrivals: Arrivals,
+    *,
+    max_concurrency: int | None,
+    seed: int,
+    show: bool,
 ) -> tuple[list[Measured], float]:
-    """Send all requests. Returns the measurements in the order of `requests`, and the total time in seconds."""
+    """Send all requests. Returns the measurements in the order of `requests`, and the total time in
+    seconds."""
     from tqdm import tqdm
 
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
@@ -98,17 +112,26 @@ async def run_load(
             bar.update(1)
             return measured
 
-        measured = await asyncio.gather(*(one(asked, at_s) for asked, at_s in zip(requests, times, strict=True)))
+        measured = await asyncio.gather(
+            *(one(asked, at_s) for asked, at_s in zip(requests, times, strict=True))
+        )
     return measured, time.perf_counter() - started
 
 
 async def send(target: Target, asked: BenchRequest) -> Measured:
     """Send one streamed request. An error is recorded in `Measured.error`."""
     body: dict[str, Any] = {
-        "model": target.model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, **target.extra,
-    }  # fmt: skip
+        "model": target.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        **target.extra,
+    }
     if target.is_chat:
-        body |= {"messages": [{"role": "user", "content": asked.prompt}], "max_completion_tokens": asked.output_len}
+        body |= {
+            "messages": [{"role": "user", "content": asked.prompt}],
+            "max_completion_tokens": asked.output_len,
+        }
     else:
         body |= {"prompt": asked.prompt, "max_tokens": asked.output_len}
     if target.ignore_eos:
@@ -116,9 +139,13 @@ async def send(target: Target, asked: BenchRequest) -> Measured:
     measured = Measured(asked.prompt_len, time.perf_counter())
     headers = {"Content-Type": "application/json", **target.headers}
     try:
-        async with request("POST", target.url, headers, json.dumps(body).encode(), verify=target.verify) as answer:
+        async with request(
+            "POST", target.url, headers, json.dumps(body).encode(), verify=target.verify
+        ) as answer:
             if answer.status != 200:
-                measured.error = f"{answer.status}: {(await answer.body()).decode('utf-8', 'replace')[:500]}"
+                measured.error = (
+                    f"{answer.status}: {(await answer.body()).decode('utf-8', 'replace')[:500]}"
+                )
                 return measured
             await _follow(measured, _events(answer.lines()))
     except (OSError, PegboardError, ValueError, asyncio.IncompleteReadError) as error:
@@ -165,16 +192,22 @@ async def _follow(measured: Measured, events: AsyncIterator[dict[str, Any]]) -> 
 
 
 def _text_of(choice: Mapping[str, Any]) -> str | None:
-    """Returns the text of an event that has tokens. Returns None for an event without tokens (only a role or a finish reason)."""
+    """Returns the text of an event that has tokens. Returns None for an event without tokens (only
+    a role or a finish reason)."""
     if "text" in choice:
         return choice["text"] if choice["text"] or choice.get("finish_reason") is None else None
     delta = choice.get("delta") or {}
-    pieces = [delta[name] for name in ("content", "reasoning", "reasoning_content") if delta.get(name)]
+    pieces = [
+        delta[name] for name in ("content", "reasoning", "reasoning_content") if delta.get(name)
+    ]
     return "".join(pieces) if pieces else None
 
 
-async def wait_until_ready(target: Target, asked: BenchRequest, patience_s: float, note: Callable[[str], None]) -> None:
-    """Send one request that must succeed. It is tried again for `patience_s` seconds. Raises PegboardError."""
+async def wait_until_ready(
+    target: Target, asked: BenchRequest, patience_s: float, note: Callable[[str], None]
+) -> None:
+    """Send one request that must succeed. It is tried again for `patience_s` seconds. Raises
+    PegboardError."""
     deadline = time.perf_counter() + patience_s
     while True:
         measured = await send(target, asked)

@@ -28,8 +28,11 @@ def engine_parser(setup: CommandSetup, what: str, description: str) -> FlagParse
     return parser
 
 
-def percentiles(values: Sequence[float], percentages: Sequence[float] = PERCENTAGES) -> dict[str, float]:
-    """Returns the percentiles as {"50": …}, linearly interpolated; all are zero when there are no values."""
+def percentiles(
+    values: Sequence[float], percentages: Sequence[float] = PERCENTAGES
+) -> dict[str, float]:
+    """Returns the percentiles as {"50": …}, linearly interpolated; all are zero when there are no
+    values."""
     found = np.percentile(values, percentages) if len(values) else np.zeros(len(percentages))
     return {percent_name(p): float(value) for p, value in zip(percentages, found, strict=True)}
 

@@ -1,4 +1,5 @@
-"""The result of a load test under vLLM's names. It is computed from the measurements of each request."""
+"""The result of a load test under vLLM's names. It is computed from the measurements of each
+request."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to report. metrics: those of TITLES. percentages: 0 to 100. goodput: maps a metric to the milliseconds that a good
-    request stays below."""
+    """What to report. metrics: those of TITLES. percentages: 0 to 100. goodput: maps a metric to
+    the milliseconds that a good request stays below."""
 
     metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
     percentages: tuple[float, ...] = (99.0,)
@@ -40,9 +41,13 @@ class Wanted:
         try:
             wanted = tuple(float(part) for part in percentages.split(","))
         except ValueError:
-            raise UsageError(f"--metric-percentiles {percentages!r}: expected numbers, such as 50,99") from None
+            raise UsageError(
+                f"--metric-percentiles {percentages!r}: expected numbers, such as 50,99"
+            ) from None
         if not all(0 <= value <= 100 for value in wanted):
-            raise UsageError(f"--metric-percentiles {percentages!r}: expected numbers from 0 to 100")
+            raise UsageError(
+                f"--metric-percentiles {percentages!r}: expected numbers from 0 to 100"
+            )
         return cls(names, wanted, _goodput(goodput) if goodput else None)
 
 
@@ -51,16 +56,22 @@ def _goodput(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         name, _, value = pair.partition(":")
         if name not in ("ttft", "tpot", "e2el"):
-            raise UsageError(f"--goodput {pair!r}: expected ttft, tpot or e2el and milliseconds, such as ttft:200")
+            raise UsageError(
+                f"--goodput {pair!r}: expected ttft, tpot or e2el and milliseconds, such as "
+                "ttft:200"
+            )
         try:
             found[name] = float(value)
         except ValueError:
-            raise UsageError(f"--goodput {pair!r}: {value!r} is not a number of milliseconds") from None
+            raise UsageError(
+                f"--goodput {pair!r}: {value!r} is not a number of milliseconds"
+            ) from None
     return found
 
 
 def summarize(measured: Sequence[Measured], duration_s: float, wanted: Wanted) -> dict[str, Any]:
-    """Computes the result of a run. Lists have one entry per request, in order. A failed request has zeros."""
+    """Computes the result of a run. Lists have one entry per request, in order. A failed request
+    has zeros."""
     good = [one for one in measured if one.success]
     series = {
         "ttft": [one.ttft for one in good],
@@ -68,7 +79,8 @@ def summarize(measured: Sequence[Measured], duration_s: float, wanted: Wanted) -
         "itl": [gap for one in good for gap in one.itl],
         "e2el": [one.latency for one in good],
     }
-    num_input, num_output = sum(one.prompt_len for one in good), sum(one.output_tokens for one in good)
+    num_input = sum(one.prompt_len for one in good)
+    num_output = sum(one.output_tokens for one in good)
     first_s = min((one.start_s for one in measured), default=0.0)
     result: dict[str, Any] = {
         "duration": duration_s,
@@ -113,7 +125,8 @@ def _num_good(good: Sequence[Measured], limits: Mapping[str, float]) -> int:
 
 
 def _peaks(good: Sequence[Measured], first_s: float) -> dict[str, Any]:
-    """Returns the most tokens that were received, and the most requests that were running, in any one second."""
+    """Returns the most tokens that were received, and the most requests that were running, in any
+    one second."""
     tokens: dict[int, int] = {}
     running: dict[int, int] = {}
     for one in good:
@@ -134,7 +147,9 @@ def table(result: Mapping[str, Any], wanted: Wanted) -> str:
     """Returns the text of the result, as in vLLM's table."""
 
     def line(text: str, value: Any) -> str:
-        return f"{text:<40} {value:<10.2f}" if isinstance(value, float) else f"{text:<40} {value:<10}"
+        return (
+            f"{text:<40} {value:<10.2f}" if isinstance(value, float) else f"{text:<40} {value:<10}"
+        )
 
     lines = [f"{' Serving Benchmark Result ':=^50}"]
     lines.append(line("Successful requests:", result["completed"]))

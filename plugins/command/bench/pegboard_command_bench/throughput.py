@@ -13,19 +13,33 @@ from pegboard_command_bench.datasets import BenchRequest, add_dataset_flags, mak
 from pegboard_command_bench.results import engine_parser, write_json
 
 BACKENDS = ("vllm", "vllm-chat")
-"""The backends, with vLLM's names: complete the prompts as they are, or send each as a user's message through the chat
-template."""
+"""The backends, with vLLM's names: complete the prompts as they are, or send each as a user's
+message through the chat template."""
 
 
 def main(words: Sequence[str], setup: CommandSetup) -> int:
-    """Measure and print the result. The end of sequence is ignored, so that outputs have the requested length."""
-    parser = engine_parser(setup, "throughput", "Measure tokens per second for many requests at once.")
-    parser.add_argument(
-        "--backend", choices=BACKENDS, default="vllm", help="vllm-chat: send the prompts through the chat template"
+    """Measure and print the result. The end of sequence is ignored, so that outputs have the
+    requested length."""
+    parser = engine_parser(
+        setup, "throughput", "Measure tokens per second for many requests at once."
     )
-    parser.add_argument("--n", type="number", default=1, help="completions per request (default %(default)s)")
-    parser.add_argument("--async-engine", action="store_true", help="run the engine in its own process, like the server")
-    parser.add_argument("--disable-detokenize", action="store_true", help="do not detokenize the outputs")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="vllm",
+        help="vllm-chat: send the prompts through the chat template",
+    )
+    parser.add_argument(
+        "--n", type="number", default=1, help="completions per request (default %(default)s)"
+    )
+    parser.add_argument(
+        "--async-engine",
+        action="store_true",
+        help="run the engine in its own process, like the server",
+    )
+    parser.add_argument(
+        "--disable-detokenize", action="store_true", help="do not detokenize the outputs"
+    )
     add_dataset_flags(parser)
     settings, arguments = parser.parse_settings(words, {"engine": {"disable_log_stats": True}})
     run = _run_async if arguments.async_engine else _run
@@ -38,8 +52,9 @@ def main(words: Sequence[str], setup: CommandSetup) -> int:
         "tokens_per_second": (num_prompt + num_output) / elapsed_s,
     }
     print(
-        f"Throughput: {result['requests_per_second']:.2f} requests/s, {result['tokens_per_second']:.2f} total tokens/s, "
-        f"{num_output / elapsed_s:.2f} output tokens/s"
+        f"Throughput: {result['requests_per_second']:.2f} requests/s, "
+        f"{result['tokens_per_second']:.2f} total tokens/s, {num_output / elapsed_s:.2f} output "
+        "tokens/s"
     )
     print(f"Total num prompt tokens:  {num_prompt}")
     print(f"Total num output tokens:  {num_output}")
@@ -53,7 +68,12 @@ def _params(request: BenchRequest, arguments: Any) -> Any:
 
     detokenize = not arguments.disable_detokenize
     return SamplingParams(
-        n=arguments.n, temperature=1.0, top_p=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=detokenize
+        n=arguments.n,
+        temperature=1.0,
+        top_p=1.0,
+        ignore_eos=True,
+        max_tokens=request.output_len,
+        detokenize=detokenize,
     )
 
 
@@ -70,14 +90,18 @@ def _run(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
             messages = [[{"role": "user", "content": request.prompt}] for request in requests]
             outputs = llm.chat(messages, params, use_tqdm=use_tqdm)
         else:
-            outputs = llm.generate([request.prompt for request in requests], params, use_tqdm=use_tqdm)
+            outputs = llm.generate(
+                [request.prompt for request in requests], params, use_tqdm=use_tqdm
+            )
         elapsed_s = time.perf_counter() - started
     return elapsed_s, *_count(outputs), len(outputs)
 
 
 def _count(outputs: Sequence[Any]) -> tuple[int, int]:
     num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)
-    return num_prompt, sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    return num_prompt, sum(
+        len(completion.token_ids) for output in outputs for completion in output.outputs
+    )
 
 
 def _run_async(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
@@ -89,11 +113,20 @@ def _run_async(settings: Any, arguments: Any) -> tuple[float, int, int, int]:
         client = await asyncio.to_thread(AsyncLLM.from_settings, settings)
         async with client:
             requests = make_requests(arguments, client.get_tokenizer())
-            with tqdm(total=len(requests), desc="Requests", file=sys.stderr, disable=arguments.disable_tqdm) as bar:
+            with tqdm(
+                total=len(requests),
+                desc="Requests",
+                file=sys.stderr,
+                disable=arguments.disable_tqdm,
+            ) as bar:
 
                 async def one(request: BenchRequest) -> Any:
-                    params = _params(request, arguments).clone(output_kind=RequestOutputKind.FINAL_ONLY)
-                    async for output in client.generate(_prompt(client, request, arguments), params):
+                    params = _params(request, arguments).clone(
+                        output_kind=RequestOutputKind.FINAL_ONLY
+                    )
+                    async for output in client.generate(
+                        _prompt(client, request, arguments), params
+                    ):
                         if output.finished:
                             bar.update(1)
                             return output
@@ -113,5 +146,7 @@ def _prompt(client: Any, request: BenchRequest, arguments: Any) -> Any:
         return request.prompt
     from pegboard.interfaces.tokenizer import Chat
 
-    rendered = client.get_tokenizer().render(Chat(messages=[{"role": "user", "content": request.prompt}]))
+    rendered = client.get_tokenizer().render(
+        Chat(messages=[{"role": "user", "content": request.prompt}])
+    )
     return {"prompt_token_ids": list(rendered.token_ids)}

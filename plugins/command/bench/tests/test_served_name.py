@@ -41,7 +41,15 @@ def base() -> Iterator[str]:
 
 
 def served(base: str, **given: str | None) -> str:
-    arguments = Namespace(**{"model": None, "served_model_name": None, "insecure": False, "ready_check_timeout_sec": 0, **given})
+    arguments = Namespace(
+        **{
+            "model": None,
+            "served_model_name": None,
+            "insecure": False,
+            "ready_check_timeout_sec": 0,
+            **given,
+        }
+    )
     return str(asyncio.run(_served(base, {}, arguments))["id"])
 
 
@@ -58,7 +66,9 @@ def test_the_name_is_found(base: str, given: dict[str, str], name: str) -> None:
     assert served(base, **given) == name
 
 
-@pytest.mark.parametrize("given", [{"model": "third"}, {"model": "org/two", "served_model_name": "third"}])
+@pytest.mark.parametrize(
+    "given", [{"model": "third"}, {"model": "org/two", "served_model_name": "third"}]
+)
 def test_an_unknown_name_is_refused(base: str, given: dict[str, str]) -> None:
     with pytest.raises(PegboardError, match="serves first, second, not 'third'"):
         served(base, **given)

@@ -49,11 +49,14 @@ def opened_input(source: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def opened_output(target: str, folder: str | None) -> Iterator[IO[str]]:
-    """Yields a file to write. When the block ends without an error, its content becomes `target`. For a path, the file has
-    another name in the same folder and is then renamed. For a URL, the file is in `folder` (default: the system's folder for
-    temporary files) and is sent with PUT. Raises PegboardError."""
+    """Yields a file to write. When the block ends without an error, its content becomes `target`.
+    For a path, the file has another name in the same folder and is then renamed. For a URL, the
+    file is in `folder` (default: the system's folder for temporary files) and is sent with PUT.
+    Raises PegboardError."""
     if is_url(target):
-        with tempfile.NamedTemporaryFile("w+", prefix="pegboard-batch-", suffix=".jsonl", dir=folder, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w+", prefix="pegboard-batch-", suffix=".jsonl", dir=folder, encoding="utf-8"
+        ) as file:
             yield file
             file.flush()
             _upload(target, Path(file.name))
@@ -72,7 +75,9 @@ def opened_output(target: str, folder: str | None) -> Iterator[IO[str]]:
 
 
 def _upload(target: str, path: Path) -> None:
-    request = urllib.request.Request(target, data=path.read_bytes(), method="PUT", headers={"Content-Type": "application/jsonl"})
+    request = urllib.request.Request(
+        target, data=path.read_bytes(), method="PUT", headers={"Content-Type": "application/jsonl"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S):
             pass

@@ -1,5 +1,5 @@
-"""`pegboard chat` has a conversation with a running server. `pegboard complete` lets it continue text. Both stream the
-answers."""
+"""`pegboard chat` has a conversation with a running server. `pegboard complete` lets it continue
+text. Both stream the answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def chat(words: Sequence[str], setup: CommandSetup) -> int:
         messages.append({"role": "user", "content": text})
         reply = Reply(arguments.stats)
         try:
-            reply.show(server.stream("/chat/completions", {"messages": messages, **limit, **reply.options}))
+            reply.show(
+                server.stream("/chat/completions", {"messages": messages, **limit, **reply.options})
+            )
         except BaseException:
             messages.pop()  # the conversation continues as if this message had not been sent
             raise
@@ -74,18 +76,30 @@ def complete(words: Sequence[str], setup: CommandSetup) -> int:
 def _make_parser(setup: CommandSetup, description: str) -> FlagParser:
     """Add the flags that both commands have."""
     parser = setup.parser(prog=f"pegboard {setup.word}", description=description)
-    parser.add_argument("--url", default="http://localhost:8000/v1", help="base URL of the server (default %(default)s)")
+    parser.add_argument(
+        "--url",
+        default="http://localhost:8000/v1",
+        help="base URL of the server (default %(default)s)",
+    )
     parser.add_argument("--model-name", help="model to use (default: the first one served)")
-    parser.add_argument("--api-key", default=env.client_key(), help="API key to send (default: PEGBOARD_API_KEY, OPENAI_API_KEY)")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one text, print the answer and exit")
+    parser.add_argument(
+        "--api-key",
+        default=env.client_key(),
+        help="API key to send (default: PEGBOARD_API_KEY, OPENAI_API_KEY)",
+    )
+    parser.add_argument(
+        "-q", "--quick", metavar="TEXT", help="send this one text, print the answer and exit"
+    )
     parser.add_argument("--max-tokens", type=int, help="most tokens to generate")
-    parser.add_argument("--stats", action="store_true", help="after each answer, print how fast it was")
+    parser.add_argument(
+        "--stats", action="store_true", help="after each answer, print how fast it was"
+    )
     return parser
 
 
 class Reply:
-    """One streamed answer. It is shown as it arrives, and kept. options: fields that the request must have. Ctrl-C ends the
-    answer, not the program."""
+    """One streamed answer. It is shown as it arrives, and kept. options: fields that the request
+    must have. Ctrl-C ends the answer, not the program."""
 
     def __init__(self, with_stats: bool) -> None:
         self.text = ""
@@ -111,7 +125,8 @@ class Reply:
             self._tell()
 
     def _pieces(self, events: Iterator[dict[str, Any]]) -> Iterator[tuple[bool, str]]:
-        """Yields (part of the answer, text to show). Reasoning is shown, but it is not part of the answer."""
+        """Yields (part of the answer, text to show). Reasoning is shown, but it is not part of the
+        answer."""
         for event in events:
             if event.get("usage"):
                 self._num_tokens = event["usage"].get("completion_tokens")
@@ -129,18 +144,22 @@ class Reply:
         now = time.perf_counter()
         if self._first_s is None or self._num_tokens is None:
             return
-        rate = (self._num_tokens - 1) / (now - self._first_s) if self._num_tokens > 1 and now > self._first_s else 0.0
+        rate = (
+            (self._num_tokens - 1) / (now - self._first_s)
+            if self._num_tokens > 1 and now > self._first_s
+            else 0.0
+        )
         first_ms = 1e3 * (self._first_s - self._started_s)
         print(
-            f"[{self._num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} per second, "
-            f"{now - self._started_s:.2f} s in total]",
+            f"[{self._num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} per "
+            f"second, {now - self._started_s:.2f} s in total]",
             file=sys.stderr,
         )
 
 
 def _run(quick: str | None, answer: Callable[[str], None]) -> int:
-    """Answer one text, or read lines and answer each of them, until the input ends (Ctrl-D) or Ctrl-C is pressed at the
-    prompt."""
+    """Answer one text, or read lines and answer each of them, until the input ends (Ctrl-D) or
+    Ctrl-C is pressed at the prompt."""
     if quick is not None:
         answer(quick)
         return 0

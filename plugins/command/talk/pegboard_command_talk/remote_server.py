@@ -1,4 +1,5 @@
-"""A running server, called over HTTP with the standard library only. It streams server-sent events."""
+"""A running server, called over HTTP with the standard library only. It streams server-sent
+events."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ INTERVAL_S = 0.5
 
 
 class RemoteServer:
-    """url: the base of the OpenAI routes, such as http://localhost:8000/v1. model: None means the first one that the server
-    lists. patience_s: how long to wait for a server whose model is loading."""
+    """url: the base of the OpenAI routes, such as http://localhost:8000/v1. model: None means the
+    first one that the server lists. patience_s: how long to wait for a server whose model is
+    loading."""
 
-    def __init__(self, url: str, api_key: str | None, model: str | None, *, patience_s: float = LOADING_S) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, model: str | None, *, patience_s: float = LOADING_S
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise PegboardError(f"--url {url!r}: expected something like http://localhost:8000/v1")
@@ -30,7 +34,9 @@ class RemoteServer:
         self._parts = parts
         self._patience_s = patience_s
         self._has_told = False
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
         self.model = model or self._first_model()
 
     def _first_model(self) -> str:
@@ -42,7 +48,9 @@ class RemoteServer:
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POST `body` and yield the events of the answer."""
-        with _closing(self._request("POST", path, {**body, "model": self.model, "stream": True})) as response:
+        with _closing(
+            self._request("POST", path, {**body, "model": self.model, "stream": True})
+        ) as response:
             for line in response:
                 text = line.decode("utf-8").strip()
                 if not text.startswith("data:"):
@@ -55,21 +63,34 @@ class RemoteServer:
                     raise PegboardError(f"{self.url}: {_message(event)}")
                 yield event
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
-        """Send a request. While the server says that its model is loading, wait and try again. Raises PegboardError."""
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        """Send a request. While the server says that its model is loading, wait and try again.
+        Raises PegboardError."""
         deadline = time.monotonic() + self._patience_s
         while (answer := self._request_once(method, path, body)) is None:
             if time.monotonic() >= deadline:
-                raise PegboardError(f"{self.url}: the model is still loading after {self._patience_s:.0f} s")
+                raise PegboardError(
+                    f"{self.url}: the model is still loading after {self._patience_s:.0f} s"
+                )
             if not self._has_told:
-                print(f"{self.url}: the model is loading, waiting for it", file=sys.stderr, flush=True)
+                print(
+                    f"{self.url}: the model is loading, waiting for it", file=sys.stderr, flush=True
+                )
             self._has_told = True
             time.sleep(INTERVAL_S)
         return answer
 
-    def _request_once(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse | None:
+    def _request_once(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> http.client.HTTPResponse | None:
         """Send a request. Returns None if the model is still loading. Raises PegboardError."""
-        make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        make = (
+            http.client.HTTPSConnection
+            if self._parts.scheme == "https"
+            else http.client.HTTPConnection
+        )
         connection = make(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
         payload = None if body is None else json.dumps(body)
         try:
@@ -77,7 +98,9 @@ class RemoteServer:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise PegboardError(f"cannot reach {self.url}: {error}; is the server running?") from error
+            raise PegboardError(
+                f"cannot reach {self.url}: {error}; is the server running?"
+            ) from error
         if response.status != 200:
             text = response.read().decode("utf-8", "replace")
             connection.close()

@@ -79,7 +79,8 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     httpd = HTTPServer(("127.0.0.1", 0), Answers)
-    httpd.bodies, httpd.loading = [], 0
+    httpd.bodies = []
+    httpd.loading = 0
     thread = threading.Thread(target=httpd.serve_forever)
     thread.start()
     yield httpd
@@ -90,10 +91,31 @@ def server():
 
 def test_chat_and_complete(server, capsys):
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    assert chat(["--url", url, "-q", "hello", "--system_prompt", "be nice", "--api-key", "key", "--max-tokens", "5"]) == 0
+    assert (
+        chat(
+            [
+                "--url",
+                url,
+                "-q",
+                "hello",
+                "--system_prompt",
+                "be nice",
+                "--api-key",
+                "key",
+                "--max-tokens",
+                "5",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == "hello\n"
     path, key, body = server.bodies.pop()
-    assert (path, key, body["model"], body["max_completion_tokens"]) == ("/v1/chat/completions", "Bearer key", "first", 5)
+    assert (path, key, body["model"], body["max_completion_tokens"]) == (
+        "/v1/chat/completions",
+        "Bearer key",
+        "first",
+        5,
+    )
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert complete(["--url", url, "--quick", "abcd", "--model-name", "second"]) == 0
     assert capsys.readouterr().out == "abcd\n"
@@ -112,7 +134,11 @@ def test_a_conversation_remembers(server, capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", read)
     assert chat(["--url", f"http://127.0.0.1:{server.server_port}/v1"]) == 0
-    assert [message["content"] for message in server.bodies[-1][2]["messages"]] == ["one", "one", "two"]
+    assert [message["content"] for message in server.bodies[-1][2]["messages"]] == [
+        "one",
+        "one",
+        "two",
+    ]
     assert capsys.readouterr().out.split() == ["one", "two"]
 
 

@@ -1,1 +1,2 @@
-"""Draft plugin `ngram`: proposes the tokens that followed the same n-gram earlier in the request."""
+"""Draft plugin `ngram`: proposes the tokens that followed the same n-gram earlier in the
+request."""

@@ -12,13 +12,19 @@ class NGramOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt_lookup_min: int | None = Field(None, ge=1, description="shortest n-gram; default: prompt_lookup_max, or 5")
-    prompt_lookup_max: int | None = Field(None, ge=1, description="longest n-gram; default: prompt_lookup_min, or 5")
+    prompt_lookup_min: int | None = Field(
+        None, ge=1, description="shortest n-gram; default: prompt_lookup_max, or 5"
+    )
+    prompt_lookup_max: int | None = Field(
+        None, ge=1, description="longest n-gram; default: prompt_lookup_min, or 5"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> NGramOptions:
         if self.shortest > self.longest:
-            raise ValueError(f"prompt_lookup_min {self.shortest} is larger than prompt_lookup_max {self.longest}")
+            raise ValueError(
+                f"prompt_lookup_min {self.shortest} is larger than prompt_lookup_max {self.longest}"
+            )
         return self
 
     @property

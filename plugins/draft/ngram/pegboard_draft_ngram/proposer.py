@@ -12,8 +12,9 @@ NONE = np.zeros(0, np.int32)
 
 
 class NGramProposer:
-    """Implements `pegboard.interfaces.draft.DraftProposer`. The method is prompt lookup decoding (Saxena 2023), with vLLM's rule:
-    the longest n-gram decides, and of its occurrences the first one."""
+    """Implements `pegboard.interfaces.draft.DraftProposer`. The method is prompt lookup decoding
+    (Saxena 2023), with vLLM's rule: the longest n-gram decides, and of its occurrences the first
+    one."""
 
     def __init__(self, options: NGramOptions, setup: DraftSetup) -> None:
         self._options = options
@@ -31,7 +32,9 @@ class NGramProposer:
     def propose(self, step: DraftStep) -> Drafts:
         """See `DraftProposer.propose`."""
         proposals = []
-        for row, history, most in zip(step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True):
+        for row, history, most in zip(
+            step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True
+        ):
             index = self._indexes[row]
             index.append(history, index.num_tokens)
             found = index.find(history) if most else None

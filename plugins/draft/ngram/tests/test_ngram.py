@@ -1,4 +1,5 @@
-"""The index against a search through the whole request, and the proposer over rows that come and go."""
+"""The index against a search through the whole request, and the proposer over rows that come and
+go."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_rows_have_their_own_proposals_and_limits() -> None:
     histories = [np.array(ids, np.int32) for ids in ([1, 2, 3, 4, 1, 2], [1, 2, 3], [7, 7, 7, 7])]
     for row, history in enumerate(histories):
         proposer.add(row, history)
-    step = DraftStep(np.array([2, 0, 1]), [histories[2], histories[0], histories[1]], np.array([3, 2, 5]))
+    step = DraftStep(
+        np.array([2, 0, 1]), [histories[2], histories[0], histories[1]], np.array([3, 2, 5])
+    )
     proposals = proposer.propose(step).token_ids
     assert [ids.tolist() for ids in proposals] == [[7, 7], [3, 4], []]
     proposals[1][:] = 9
@@ -64,7 +67,9 @@ def test_rows_have_their_own_proposals_and_limits() -> None:
 
     proposer.remove(np.array([0, 5]))
     proposer.add(0, histories[1])
-    assert not len(proposer.propose(DraftStep(np.array([0]), [histories[1]], np.array([4]))).token_ids[0])
+    assert not len(
+        proposer.propose(DraftStep(np.array([0]), [histories[1]], np.array([4]))).token_ids[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,5 +83,7 @@ def test_lengths_default_to_each_other(given: dict[str, int], expected: tuple[in
 
 
 def test_lengths_in_the_wrong_order_are_refused() -> None:
-    with pytest.raises(ValidationError, match="prompt_lookup_min 3 is larger than prompt_lookup_max 2"):
+    with pytest.raises(
+        ValidationError, match="prompt_lookup_min 3 is larger than prompt_lookup_max 2"
+    ):
         NGramOptions(prompt_lookup_min=3, prompt_lookup_max=2)

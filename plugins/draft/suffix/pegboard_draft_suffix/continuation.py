@@ -10,7 +10,8 @@ from itertools import islice
 from pegboard_draft_suffix.text import END, Text
 
 MOST_OCCURRENCES = 16
-"""Only the latest occurrences are compared, so that a frequent run costs no more than a rare one."""
+"""Only the latest occurrences are compared, so that a frequent run costs no more than a rare
+one."""
 
 
 @dataclass(slots=True)
@@ -21,20 +22,24 @@ class Continuation:
     score: float = 0.0
 
 
-def continuation(text: Text, tail: Sequence[int], most: int, factor: float, least: float) -> Continuation:
+def continuation(
+    text: Text, tail: Sequence[int], most: int, factor: float, least: float
+) -> Continuation:
     """Return the best continuation of `tail` that the text has.
 
-    The occurrences that agree with the last k tokens of `tail` give one continuation for each k. The one with the highest
-    score is returned: a long agreement has few occurrences and allows long drafts, a short one has more occurrences to count.
-    most: maximum number of tokens. factor: maximum number of tokens per token that agrees. least: see `_follow`.
-    Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
+    The occurrences that agree with the last k tokens of `tail` give one continuation for each k.
+    The one with the highest score is returned: a long agreement has few occurrences and allows long
+    drafts, a short one has more occurrences to count. most: maximum number of tokens. factor:
+    maximum number of tokens per token that agrees. least: see `_follow`. Source: SuffixDecoding
+    (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
     found: dict[int, list[int]] = {}
     if not most:
         return Continuation()
     for position in islice(text.occurrences(tail), MOST_OCCURRENCES):
         found.setdefault(text.agreement(position, tail), []).append(position - text.first)
-    best, indexes = Continuation(), list[int]()
+    best = Continuation()
+    indexes = list[int]()
     for length in sorted(found, reverse=True):
         indexes += found[length]
         limit = min(most, int(factor * length))
@@ -47,13 +52,16 @@ def continuation(text: Text, tail: Sequence[int], most: int, factor: float, leas
 
 
 def _follow(tokens: Sequence[int], indexes: list[int], limit: int, least: float) -> Continuation:
-    """Return the most frequent token after the indexes, then the most frequent after that one, and so on.
+    """Return the most frequent token after the indexes, then the most frequent after that one, and
+    so on.
 
-    The share of the indexes that go on with all tokens so far estimates the probability that these are right. The continuation
-    ends before that falls below `least`.
+    The share of the indexes that go on with all tokens so far estimates the probability that these
+    are right. The continuation ends before that falls below `least`.
     """
-    count, found = len(indexes), Continuation()
-    end, going = len(tokens), indexes
+    count = len(indexes)
+    found = Continuation()
+    end = len(tokens)
+    going = indexes
     for offset in range(limit):
         nexts = [tokens[index + offset] for index in going if index + offset < end]
         if not nexts:
@@ -62,7 +70,9 @@ def _follow(tokens: Sequence[int], indexes: list[int], limit: int, least: float)
         if token == END or same < least * count:
             break
         if same < len(going):
-            going = [index for index in going if index + offset < end and tokens[index + offset] == token]
+            going = [
+                index for index in going if index + offset < end and tokens[index + offset] == token
+            ]
         found.token_ids.append(token)
         found.score += same / count
     return found

@@ -14,12 +14,25 @@ class SuffixOptions(BaseModel):
         24, ge=2, description="compare at most so many of a request's last tokens with earlier text"
     )
     suffix_decoding_max_cached_requests: int = Field(
-        10_000, ge=0, description="keep the answers of so many finished requests, which all requests share; 0 keeps none"
+        10_000,
+        ge=0,
+        description=(
+            "keep the answers of so many finished requests, which all requests share; 0 keeps none"
+        ),
     )
-    suffix_decoding_max_cached_mib: int = Field(256, ge=0, description="keep at most so many MiB of these answers")
+    suffix_decoding_max_cached_mib: int = Field(
+        256, ge=0, description="keep at most so many MiB of these answers"
+    )
     suffix_decoding_max_spec_factor: float = Field(
-        1.0, gt=0, description="at most so many draft tokens per token that agrees with earlier text"
+        1.0,
+        gt=0,
+        description="at most so many draft tokens per token that agrees with earlier text",
     )
     suffix_decoding_min_token_prob: float = Field(
-        0.1, ge=0, le=1, description="no draft token that is right, with all before it, less often than this in earlier text"
+        0.1,
+        ge=0,
+        le=1,
+        description=(
+            "no draft token that is right, with all before it, less often than this in earlier text"
+        ),
     )

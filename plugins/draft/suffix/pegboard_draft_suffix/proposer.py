@@ -1,4 +1,5 @@
-"""The proposer: the text of each row, and the answers of finished requests, which all rows share."""
+"""The proposer: the text of each row, and the answers of finished requests, which all rows
+share."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ from pegboard_draft_suffix.text import END, Text
 TOKEN_BYTES = 220
 """What a kept token takes with its place in the index, if no run of tokens occurs twice."""
 WORK_TOKENS = 4096
-"""How many tokens one call adds to the index, about two milliseconds. A step never waits for a long answer."""
+"""How many tokens one call adds to the index, about two milliseconds. A step never waits for a long
+answer."""
 
 
 class Answers:
-    """The last answers of finished requests, one after another in one text. most: how many are kept. most_tokens: how many tokens
-    they have together. Calls do a bounded part of the work, so an answer may be found some steps later."""
+    """The last answers of finished requests, one after another in one text. most: how many are
+    kept. most_tokens: how many tokens they have together. Calls do a bounded part of the work, so
+    an answer may be found some steps later."""
 
     def __init__(self, most: int, most_tokens: int) -> None:
         self.text = Text()
-        self._most, self._most_tokens = most, most_tokens
+        self._most = most
+        self._most_tokens = most_tokens
         self._waiting = deque[list[int]]()
         self._lengths = deque[int]()
         self._num_tokens = 0
@@ -61,7 +65,8 @@ class SuffixProposer:
     """Implements `pegboard.interfaces.draft.DraftProposer`."""
 
     def __init__(self, options: SuffixOptions, setup: DraftSetup) -> None:
-        self._options, self._depth = options, options.suffix_decoding_max_tree_depth
+        self._options = options
+        self._depth = options.suffix_decoding_max_tree_depth
         most_tokens = (options.suffix_decoding_max_cached_mib << 20) // TOKEN_BYTES
         self._answers = Answers(options.suffix_decoding_max_cached_requests, most_tokens)
         self._texts: dict[int, Text] = {}
@@ -74,7 +79,8 @@ class SuffixProposer:
         self._starts[row] = text.end
 
     def remove(self, rows: np.ndarray) -> None:
-        """See `DraftProposer.remove`. What the rows have generated is kept, after the end of what came before it."""
+        """See `DraftProposer.remove`. What the rows have generated is kept, after the end of what
+        came before it."""
         for row in rows.tolist():
             text = self._texts.pop(row, None)
             if text is not None and text.end > (start := self._starts.pop(row)):
@@ -84,15 +90,25 @@ class SuffixProposer:
         """See `DraftProposer.propose`."""
         proposals = []
         self._answers.work()
-        for row, history, most in zip(step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True):
+        for row, history, most in zip(
+            step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True
+        ):
             text = self._texts[row]
             text.append(history[text.end :].tolist())
             tail = text.tokens[-self._depth :]
             best = self._continuation(text, tail, most)
             shared = self._continuation(self._answers.text, tail, most)
-            proposals.append(np.array((shared if shared.score > best.score else best).token_ids, np.int32))
+            proposals.append(
+                np.array((shared if shared.score > best.score else best).token_ids, np.int32)
+            )
         return Drafts(proposals)
 
     def _continuation(self, text: Text, tail: array[int], most: int) -> Continuation:
         options = self._options
-        return continuation(text, tail, most, options.suffix_decoding_max_spec_factor, options.suffix_decoding_min_token_prob)
+        return continuation(
+            text,
+            tail,
+            most,
+            options.suffix_decoding_max_spec_factor,
+            options.suffix_decoding_min_token_prob,
+        )

@@ -16,10 +16,11 @@ END = -1
 
 
 class Text:
-    """Tokens, of which the oldest may be forgotten. A position counts all tokens that were ever added.
+    """Tokens, of which the oldest may be forgotten. A position counts all tokens that were ever
+    added.
 
-    The occurrences of a run are a chain, as in the LZ77 compressors: `_latest` maps the run to the position after its last
-    occurrence, and `_previous` maps that to the one before.
+    The occurrences of a run are a chain, as in the LZ77 compressors: `_latest` maps the run to the
+    position after its last occurrence, and `_previous` maps that to the one before.
     """
 
     def __init__(self) -> None:
@@ -28,8 +29,10 @@ class Text:
         self.floor = 0  # position of the oldest token that is not forgotten
         self._latest: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         self._previous = array("q")  # of each position; no earlier occurrence: -1
-        self._run, self._run_length = 0, 0  # before the end, and before the floor
-        self._floor_run, self._floor_run_length = 0, 0
+        self._run = 0
+        self._run_length = 0  # before the end, and before the floor
+        self._floor_run = 0
+        self._floor_run_length = 0
 
     @property
     def end(self) -> int:
@@ -37,9 +40,14 @@ class Text:
         return self.first + len(self.tokens)
 
     def append(self, token_ids: Iterable[int]) -> None:
-        """Add tokens. The run before each of them is indexed, because it now has a token after it."""
-        tokens, previous, shards = self.tokens, self._previous, self._latest
-        run, length, position = self._run, self._run_length, self.end
+        """Add tokens. The run before each of them is indexed, because it now has a token after
+        it."""
+        tokens = self.tokens
+        previous = self._previous
+        shards = self._latest
+        run = self._run
+        length = self._run_length
+        position = self.end
         for token in token_ids:
             if length >= ANCHOR:
                 latest = shards[(run ^ run >> BITS) % SHARDS]
@@ -50,20 +58,26 @@ class Text:
             tokens.append(token)
             position += 1
             if token == END:
-                run, length = 0, 0
+                run = 0
+                length = 0
             else:
-                run, length = (run << BITS | token) & MASK, length + 1
-        self._run, self._run_length = run, length
+                run = (run << BITS | token) & MASK
+                length = length + 1
+        self._run = run
+        self._run_length = length
 
     def forget(self, count: int) -> None:
-        """Forget so many of the oldest tokens. Their memory is given back when they are an eighth of all."""
+        """Forget so many of the oldest tokens. Their memory is given back when they are an eighth
+        of all."""
         start = self.floor - self.first
-        run, length = self._floor_run, self._floor_run_length
+        run = self._floor_run
+        length = self._floor_run_length
         for position, token in enumerate(self.tokens[start : start + count], start=self.floor):
             if length >= ANCHOR and (latest := self._shard(run)).get(run) == position:
                 del latest[run]
             run, length = (0, 0) if token == END else ((run << BITS | token) & MASK, length + 1)
-        self._floor_run, self._floor_run_length = run, length
+        self._floor_run = run
+        self._floor_run_length = length
         self.floor = min(self.floor + count, self.end)
         if 8 * (forgotten := self.floor - self.first) > len(self.tokens):
             del self.tokens[:forgotten], self._previous[:forgotten]
@@ -73,7 +87,8 @@ class Text:
         return self._latest[(run ^ run >> BITS) % SHARDS]
 
     def occurrences(self, tail: Sequence[int]) -> Iterator[int]:
-        """Yield the positions after each occurrence of the last `ANCHOR` tokens of tail, the latest first."""
+        """Yield the positions after each occurrence of the last `ANCHOR` tokens of tail, the latest
+        first."""
         run = 0
         for token in tail[-ANCHOR:]:
             run = run << BITS | token
@@ -84,7 +99,9 @@ class Text:
 
     def agreement(self, position: int, tail: Sequence[int]) -> int:
         """Return how many tokens before a position equal the last ones of tail."""
-        tokens, index, count = self.tokens, position - self.first, len(tail)
+        tokens = self.tokens
+        index = position - self.first
+        count = len(tail)
         most = min(index, count)
         same = ANCHOR
         while same < most and tokens[index - same - 1] == tail[count - same - 1]:

@@ -1,8 +1,9 @@
 """One rank in the engine's process.
 
-A step that is submitted alone runs when its result is requested, in the thread that requests it. Steps that are submitted ahead
-run in order in a separate thread. The engine can then prepare the next step and deliver the tokens of the last one while kernels
-compute, because kernels release the interpreter lock.
+A step that is submitted alone runs when its result is requested, in the thread that requests it.
+Steps that are submitted ahead run in order in a separate thread. The engine can then prepare the
+next step and deliver the tokens of the last one while kernels compute, because kernels release the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Step:
     def run(self) -> None:
         """Compute the step. An exception is kept for `result` to raise."""
         try:
-            self.wait = self.executor.worker.run(self.batch, self._masks if self.batch.needs_masks else None)
+            self.wait = self.executor.worker.run(
+                self.batch, self._masks if self.batch.needs_masks else None
+            )
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self.error = error
         finally:
@@ -39,7 +42,9 @@ class Step:
     def _masks(self) -> TokenMasks:
         if self.executor.thread is not None:
             self.masks_given.wait()
-        assert self.masks is not None, "provide_masks() must be called before the result of the step is requested"
+        assert self.masks is not None, (
+            "provide_masks() must be called before the result of the step is requested"
+        )
         return self.masks
 
     def result(self) -> StepOutput:
@@ -69,7 +74,9 @@ class InProcessExecutor:
             self.masked[batch.step] = step
         if self.thread is None and self.last is not None and not self.last.ran.is_set():
             self.submitted.put(self.last)
-            self.thread = threading.Thread(target=self._run_steps, name="pegboard-steps", daemon=True)
+            self.thread = threading.Thread(
+                target=self._run_steps, name="pegboard-steps", daemon=True
+            )
             self.thread.start()
         self.last = step
         if self.thread is not None:
@@ -94,7 +101,8 @@ class InProcessExecutor:
             for step in self.masked.values():  # these results will not be requested any more
                 step.masks_given.set()
             self.submitted.put(None)
-            if self.thread is not threading.current_thread():  # it is, if garbage collection calls stop() in that thread
+            # it is, if garbage collection calls stop() in that thread
+            if self.thread is not threading.current_thread():
                 self.thread.join()
             self.thread = None
         self.worker.stop()

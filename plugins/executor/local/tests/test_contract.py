@@ -57,7 +57,8 @@ def test_masks_that_never_came_are_our_own_mistake() -> None:
 
 
 def test_a_step_may_stop_its_executor() -> None:
-    """stop() is called in the thread that runs the steps, as a finalizer does when garbage collection runs there."""
+    """stop() is called in the thread that runs the steps, as a finalizer does when garbage
+    collection runs there."""
 
     class Forgetful(RecordingWorker):
         def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> StepOutput:

@@ -7,13 +7,19 @@ from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
 TOOL_PARSER_V3 = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_deepseek.tool_parser:DeepSeekV3ToolParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_deepseek.tool_parser:DeepSeekV3ToolParser",
+    flags=SPECIAL,
 )
 TOOL_PARSER_V31 = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_deepseek.tool_parser:DeepSeekV31ToolParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_deepseek.tool_parser:DeepSeekV31ToolParser",
+    flags=SPECIAL,
 )
 TOOL_PARSER_V32 = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_deepseek.tags_parser:DeepSeekV32ToolParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_deepseek.tags_parser:DeepSeekV32ToolParser",
+    flags=SPECIAL,
 )
 REASONING_PARSER_R1 = OutputParserSpec(
     api="1.0", implementation="pegboard_family_deepseek.reasoning_parser:DeepSeekR1ReasoningParser"

@@ -7,7 +7,8 @@
     </｜DSML｜invoke>
     </｜DSML｜function_calls>
 
-Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value is either a plain string or JSON.
+Format: `encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V3.2. A value is either a plain
+string or JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class DeepSeekV32ToolParser(TaggedToolParser):
-    section, section_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
+    section = "<｜DSML｜function_calls>"
+    section_end = "</｜DSML｜function_calls>"
     opening = '<｜DSML｜invoke name="'
     tags = TagFormat(
         name_end='">',

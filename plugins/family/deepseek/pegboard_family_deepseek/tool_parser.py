@@ -4,10 +4,12 @@ V3, R1    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜too
           ```json
           {…}
           ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-V3.1      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+V3.1
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 Formats: the chat templates in https://huggingface.co/deepseek-ai/DeepSeek-V3-0324 and
-https://huggingface.co/deepseek-ai/DeepSeek-V3.1#toolcall. Several calls follow one another inside one section.
+https://huggingface.co/deepseek-ai/DeepSeek-V3.1#toolcall. Several calls follow one another inside
+one section.
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_arguments
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_calls,
+    read_arguments,
+)
 
-SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SECTION = "<｜tool▁calls▁begin｜>"
+SECTION_END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+CALL_END = "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 STARTS = Markers(SECTION, CALL)
 STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
@@ -27,7 +38,9 @@ STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
 
 class DeepSeekV31ToolParser(StreamParser):
     ends = (SECTION_END, CALL_END, SEPARATOR)
-    before, between, behind = "", SEPARATOR, ""  # the text around the name and the arguments of a call
+    before = ""
+    between = SEPARATOR
+    behind = ""  # the text around the name and the arguments of a call
 
     def read(self) -> Steps[None]:
         while marker := (yield from self.prose(STARTS)):
@@ -37,7 +50,11 @@ class DeepSeekV31ToolParser(StreamParser):
         def begin(name: str) -> str:
             return f"{CALL}{self.before}{name}{self.between}"
 
-        return constrained_calls(tools, begin, self.behind + CALL_END, [CALL]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, begin, self.behind + CALL_END, [CALL])
+            if choice == "auto"
+            else None
+        )
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:
@@ -64,7 +81,9 @@ class DeepSeekV31ToolParser(StreamParser):
 
 
 class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
-    before, between, behind = "function" + SEPARATOR, "\n```json\n", "\n```"
+    before = "function" + SEPARATOR
+    between = "\n```json\n"
+    behind = "\n```"
 
     def body(self) -> Steps[bool]:
         if not (yield from self.text.accept(self.before)):

@@ -1,4 +1,5 @@
-"""The chat templates with tools write calls as the parsers read them, and keep the whole conversation."""
+"""The chat templates with tools write calls as the parsers read them, and keep the whole
+conversation."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from pegboard_testing.contract_output_parser import run
 from pegboard_testing.parser_examples import TOOLS
 
 CALLS = [
-    {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},
+    {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'},
+    },
     {"id": "2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
 ]
 QUESTION = {"role": "user", "content": "Weather?"}
@@ -31,29 +36,44 @@ TURN: list[dict[str, Any]] = [
 
 def render(family: Any, messages: list[dict[str, Any]], **more: Any) -> str:
     package, _, name = family.chat_template.partition(":")
-    template = ChatTemplate(files(package).joinpath(name).read_text("utf-8"), {"bos_token": "<｜begin▁of▁sentence｜>"})
+    template = ChatTemplate(
+        files(package).joinpath(name).read_text("utf-8"), {"bos_token": "<｜begin▁of▁sentence｜>"}
+    )
     return template.render(Chat(messages=messages, tools=TOOLS, **more))
 
 
 @pytest.mark.parametrize(
     ("family", "parser"),
-    [(plugin.V3, DeepSeekV3ToolParser), (plugin.R1, DeepSeekV3ToolParser), (plugin.V31, DeepSeekV31ToolParser)],
+    [
+        (plugin.V3, DeepSeekV3ToolParser),
+        (plugin.R1, DeepSeekV3ToolParser),
+        (plugin.V31, DeepSeekV31ToolParser),
+    ],
 )
 def test_calls_are_read_back(family: Any, parser: type[StreamParser]) -> None:
     text = render(family, TURN)
-    assert text.startswith("<｜begin▁of▁sentence｜>Be brief.") and all(tool["function"]["name"] in text for tool in TOOLS)
+    assert text.startswith("<｜begin▁of▁sentence｜>Be brief.") and all(
+        tool["function"]["name"] in text for tool in TOOLS
+    )
     answer = text[text.index("Looking.") : text.index("<｜end▁of▁sentence｜>")]
     message = fold(run(parser(), answer))
     assert message.content == "Looking."
-    assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", '{"city": "Zürich"}'), ("now", "{}")]
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [
+        ("get_weather", '{"city": "Zürich"}'),
+        ("now", "{}"),
+    ]
     assert text.index("rain") < text.index("noon")
-    assert not text.endswith("<｜Assistant｜>"), "after a tool's output the template must not open a new turn"
+    assert not text.endswith("<｜Assistant｜>"), (
+        "after a tool's output the template must not open a new turn"
+    )
 
 
 def test_who_speaks_next() -> None:
     assert render(plugin.V3, [QUESTION]).endswith("<｜User｜>Weather?<｜Assistant｜>")
     assert render(plugin.V31, [QUESTION]).endswith("<｜User｜>Weather?<｜Assistant｜></think>")
-    assert render(plugin.V31, [QUESTION], template_kwargs={"thinking": True}).endswith("<｜Assistant｜><think>")
+    assert render(plugin.V31, [QUESTION], template_kwargs={"thinking": True}).endswith(
+        "<｜Assistant｜><think>"
+    )
     assert render(plugin.V3, [QUESTION], add_generation_prompt=False).endswith("Weather?")
 
 

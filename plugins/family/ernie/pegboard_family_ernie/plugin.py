@@ -6,9 +6,13 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_ernie.tool_parser:Ernie45ToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_ernie.tool_parser:Ernie45ToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_ernie.reasoning_parser:Ernie45ReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_ernie.reasoning_parser:Ernie45ReasoningParser",
+    flags=SPECIAL,
 )
 
 THINKING = ModelFamilySpec(

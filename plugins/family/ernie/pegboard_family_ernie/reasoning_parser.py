@@ -8,8 +8,9 @@
     Hello.
     </response>
 
-Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking, which opens the reasoning in the prompt. The
-tags of the response are markup; text outside them (tool calls) is also content.
+Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking, which opens
+the reasoning in the prompt. The tags of the response are markup; text outside them (tool calls) is
+also content.
 """
 
 from __future__ import annotations

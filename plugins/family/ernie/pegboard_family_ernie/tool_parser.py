@@ -4,8 +4,8 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking. Each call is a separate element; calls
-follow one another.
+Format: the chat template in https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking. Each call is a
+separate element; calls follow one another.
 """
 
 from __future__ import annotations
@@ -14,4 +14,5 @@ from pegboard_chat.parsing import JSONToolParser
 
 
 class Ernie45ToolParser(JSONToolParser):
-    start, end = "<tool_call>", "</tool_call>"
+    start = "<tool_call>"
+    end = "</tool_call>"

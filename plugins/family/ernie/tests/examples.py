@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    drops_text,
+    rendered,
+    with_reasoning,
+)
 
 TOKENS = ("<think>", "</think>", "<response>", "</response>", "<tool_call>", "</tool_call>")
 
 
 def write(case: Case) -> str:
     calls = [
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>\n"
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
+        "\n</tool_call>\n"
         for name, arguments in case.calls
     ]
     return case.before + case.between.join(calls) + case.after
@@ -24,7 +34,11 @@ TEXT = rendered(write)
 EXAMPLES = {
     ("tool_parser", "ernie45"): [
         *rendered(write, differs=drops_text()),
-        Example("compact", '<tool_call>{"name":"add","arguments":{"a":2,"b":40}}</tool_call>', calls=(ADD,)),
+        Example(
+            "compact",
+            '<tool_call>{"name":"add","arguments":{"a":2,"b":40}}</tool_call>',
+            calls=(ADD,),
+        ),
         Example(
             "arguments first",
             '<tool_call>\n{"arguments": {"city": "Paris"}, "name": "get_weather"}\n</tool_call>',
@@ -32,11 +46,17 @@ EXAMPLES = {
         ),
         Example("no arguments key", '<tool_call>\n{"name": "now"}\n</tool_call>', calls=(NOW,)),
         Example(
-            "no end tag", '<tool_call>\n{"name": "now", "arguments": {}}\n', calls=(NOW,), differs="the peer needs the end tag"
+            "no end tag",
+            '<tool_call>\n{"name": "now", "arguments": {}}\n',
+            calls=(NOW,),
+            differs="the peer needs the end tag",
         ),
         Example(
             "a broken call, a good one",
-            '<tool_call>\n{name: add}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+            (
+                '<tool_call>\n{name: add}\n</tool_call>\n<tool_call>\n{"name": "now", '
+                '"arguments": {}}\n</tool_call>'
+            ),
             content="<tool_call>\n{name: add}\n</tool_call>",
             calls=(NOW,),
             differs="the peer gives up on the whole text",
@@ -60,9 +80,17 @@ EXAMPLES = {
             lambda thought, text: f"{thought}\n</think>\n\n<response>\n{text}\n</response>\n",
             THOUGHTS,
         ),
-        *with_reasoning(TEXT[:30], lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}", THOUGHTS),
+        *with_reasoning(
+            TEXT[:30], lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}", THOUGHTS
+        ),
         Example("empty", "\n</think>\n\n<response>\nHello.\n</response>\n", content="Hello."),
-        Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>\n"),
+        Example(
+            "opened in the prompt",
+            "Hm.</think>Hello.",
+            content="Hello.",
+            reasoning="Hm.",
+            prompt_end="<think>\n",
+        ),
         Example("no end", "Hm.", reasoning="Hm.", prompt_end="<think>\n"),
         Example(
             "no end of the response",

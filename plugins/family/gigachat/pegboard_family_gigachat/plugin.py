@@ -6,7 +6,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 TOOL_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_gigachat.tool_parser:GigaChat3ToolParser", flags=frozenset({"special_tokens"})
+    api="1.0",
+    implementation="pegboard_family_gigachat.tool_parser:GigaChat3ToolParser",
+    flags=frozenset({"special_tokens"}),
 )
 
 FAMILY = ModelFamilySpec(

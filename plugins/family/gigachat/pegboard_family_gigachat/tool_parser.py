@@ -5,8 +5,9 @@
     function call<|role_sep|>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-GigaChat 3.1 writes <|function_call|> instead of the separator and the role. Format: the chat templates in
-https://huggingface.co/ai-sage/GigaChat3-10B-A1.8B and https://huggingface.co/ai-sage/GigaChat3.1-10B-A1.8B.
+GigaChat 3.1 writes <|function_call|> instead of the separator and the role. Format: the chat
+templates in https://huggingface.co/ai-sage/GigaChat3-10B-A1.8B and
+https://huggingface.co/ai-sage/GigaChat3.1-10B-A1.8B.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_calls,
+    read_call_object,
+)
 
 SEPARATOR = "<|message_sep|>"
 ROLE = "function call<|role_sep|>"

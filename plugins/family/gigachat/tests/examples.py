@@ -10,7 +10,10 @@ TOKENS = ("<|message_sep|>", "<|role_sep|>", "<|function_call|>", "</s>")
 
 
 def calls_of(case: Case) -> list[str]:
-    return [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    return [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
 
 
 def write(case: Case) -> str:
@@ -19,7 +22,11 @@ def write(case: Case) -> str:
 
 
 def write_31(case: Case) -> str:
-    return case.before + case.between.join(f"<|function_call|>{call}" for call in calls_of(case)) + case.after
+    return (
+        case.before
+        + case.between.join(f"<|function_call|>{call}" for call in calls_of(case))
+        + case.after
+    )
 
 
 def differs(case: Case) -> str:
@@ -38,17 +45,29 @@ EXAMPLES = {
             calls=(ADD,),
             differs="the role is also content for the peer",
         ),
-        Example("with the end", f"{write(Case('', (PARIS,), before='Well.'))}</s>", content="Well.", calls=(PARIS,)),
+        Example(
+            "with the end",
+            f"{write(Case('', (PARIS,), before='Well.'))}</s>",
+            content="Well.",
+            calls=(PARIS,),
+        ),
         Example(
             "closed",
             f"{write(Case('', (NOW,)))}<|message_sep|>\n\n",
             calls=(NOW,),
             differs="the peer allows nothing after the call",
         ),
-        Example("lines", '<|function_call|>{\n  "name": "add",\n  "arguments": {"a": 2, "b": 40}\n}', calls=(ADD,)),
+        Example(
+            "lines",
+            '<|function_call|>{\n  "name": "add",\n  "arguments": {"a": 2, "b": 40}\n}',
+            calls=(ADD,),
+        ),
         Example(
             "cut off",
-            'Well.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Par',
+            (
+                'Well.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", '
+                '"arguments": {"city": "Par'
+            ),
             content="Well.",
             open_call=("get_weather", '{"city": "Par'),
         ),

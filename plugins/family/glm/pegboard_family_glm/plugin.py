@@ -6,10 +6,16 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_glm.tool_parser:GlmToolParser", flags=SPECIAL)
-GLM47_TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_glm.tool_parser:Glm47ToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_glm.tool_parser:GlmToolParser", flags=SPECIAL
+)
+GLM47_TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_glm.tool_parser:Glm47ToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_glm.reasoning_parser:GlmReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_glm.reasoning_parser:GlmReasoningParser",
+    flags=SPECIAL,
 )
 
 MODEL_TYPES = frozenset({"glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"})

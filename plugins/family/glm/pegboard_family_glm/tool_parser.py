@@ -5,7 +5,8 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-Format: the chat template in https://huggingface.co/zai-org/GLM-4.5. Values are plain text, typed by the tool's schema.
+Format: the chat template in https://huggingface.co/zai-org/GLM-4.5. Values are plain text, typed by
+the tool's schema.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    StreamParser,
+    TagFormat,
+    constrained_tags,
+    read_tagged_call,
+)
 
 CALL = "<tool_call>"
 START = Markers(CALL)

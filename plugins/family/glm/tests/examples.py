@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    rendered,
+    with_reasoning,
+)
 
 
 def plain(value: object) -> str:
@@ -16,7 +24,8 @@ def write(case: Case, line: str = "\n") -> str:
     calls = []
     for name, arguments in case.calls:
         pairs = "".join(
-            f"<arg_key>{key}</arg_key>{line}<arg_value>{plain(value)}</arg_value>{line}" for key, value in arguments.items()
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{plain(value)}</arg_value>{line}"
+            for key, value in arguments.items()
         )
         calls.append(f"<tool_call>{name}{line}{pairs}</tool_call>")
     return case.before + (case.between or line).join(calls) + case.after
@@ -28,9 +37,15 @@ def write_dense(case: Case) -> str:
 
 QUIRKS = [
     Example(
-        "number for a string", write(Case("", (("get_weather", {"city": "75001"}),))), calls=(("get_weather", {"city": "75001"}),)
+        "number for a string",
+        write(Case("", (("get_weather", {"city": "75001"}),))),
+        calls=(("get_weather", {"city": "75001"}),),
     ),
-    Example("words for an integer", write(Case("", (("add", {"a": "two"}),))), calls=(("add", {"a": "two"}),)),
+    Example(
+        "words for an integer",
+        write(Case("", (("add", {"a": "two"}),))),
+        calls=(("add", {"a": "two"}),),
+    ),
     Example(
         "True for a boolean",
         "<tool_call>set_flag\n<arg_key>flag</arg_key>\n<arg_value>True</arg_value>\n</tool_call>",
@@ -38,7 +53,10 @@ QUIRKS = [
     ),
     Example(
         "an object as Python writes it",
-        "<tool_call>search\n<arg_key>filters</arg_key>\n<arg_value>{'a': [1, None]}</arg_value>\n</tool_call>",
+        (
+            "<tool_call>search\n<arg_key>filters</arg_key>\n<arg_value>{'a': [1, "
+            "None]}</arg_value>\n</tool_call>"
+        ),
         calls=(("search", {"filters": {"a": [1, None]}}),),
         differs="the peer keeps a value that is not JSON as a string",
     ),
@@ -67,7 +85,12 @@ QUIRKS = [
         differs="the peer drops the value",
     ),
     Example("an empty element", "A <tool_call></tool_call>b.", content="A b."),
-    Example("cut off in the name", "<tool_call>get_wea", content="<tool_call>get_wea", differs="the peer drops it"),
+    Example(
+        "cut off in the name",
+        "<tool_call>get_wea",
+        content="<tool_call>get_wea",
+        differs="the peer drops it",
+    ),
     Example(
         "no call",
         "A <tool_call> is written in tags.",
@@ -78,15 +101,39 @@ QUIRKS = [
 
 OFF = {"enable_thinking": False}
 REASONING = [
-    *with_reasoning(rendered(write)[:30], lambda thought, text: f"\n<think>{thought}</think>\n{text}"),
+    *with_reasoning(
+        rendered(write)[:30], lambda thought, text: f"\n<think>{thought}</think>\n{text}"
+    ),
     *with_reasoning(rendered(write_dense)[15:45], lambda thought, text: f"{thought}</think>{text}"),
     Example("empty", "<think></think>\nHello.", content="Hello."),
     Example("off", "Hello.", content="Hello.", template_kwargs=OFF),
-    Example("off, tags", "<think>Hm.</think>Hi</think>", content="<think>Hm.</think>Hi</think>", template_kwargs=OFF),
-    Example("off, closed in the prompt", "Hello.", content="Hello.", template_kwargs=OFF, prompt_end="\n<think></think>"),
-    Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<|assistant|><think>"),
+    Example(
+        "off, tags",
+        "<think>Hm.</think>Hi</think>",
+        content="<think>Hm.</think>Hi</think>",
+        template_kwargs=OFF,
+    ),
+    Example(
+        "off, closed in the prompt",
+        "Hello.",
+        content="Hello.",
+        template_kwargs=OFF,
+        prompt_end="\n<think></think>",
+    ),
+    Example(
+        "opened in the prompt",
+        "Hm.</think>Hello.",
+        content="Hello.",
+        reasoning="Hm.",
+        prompt_end="<|assistant|><think>",
+    ),
     Example("no end", "<think>Hm.", reasoning="Hm."),
-    Example("a call ends it", "<think>Hm.\n" + write(Case("", (PARIS,))), content=write(Case("", (PARIS,))), reasoning="Hm."),
+    Example(
+        "a call ends it",
+        "<think>Hm.\n" + write(Case("", (PARIS,))),
+        content=write(Case("", (PARIS,))),
+        reasoning="Hm.",
+    ),
 ]
 TAGS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 CONTROL = {("tool_parser", "glm45"): TAGS, ("tool_parser", "glm47"): TAGS}

@@ -2,9 +2,9 @@
 
     <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
 
-Format: https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices. Strings are written unchanged between two
-<escape>; numbers, true, false, null, lists and objects (with bare keys) are written as in JSON. Other bare words are typed by the
-schema.
+Format: https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices. Strings are
+written unchanged between two <escape>; numbers, true, false, null, lists and objects (with bare
+keys) are written as in JSON. Other bare words are typed by the schema.
 """
 
 from __future__ import annotations
@@ -16,15 +16,28 @@ from typing import Any
 
 from pegboard.interfaces.output_parser import Content
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Notation, Steps, Stops, StreamParser, coerce, constrained_objects, parameter_types
+from pegboard_chat.parsing import (
+    Markers,
+    Notation,
+    Steps,
+    Stops,
+    StreamParser,
+    coerce,
+    constrained_objects,
+    parameter_types,
+)
 
-START, END = "<start_function_call>", "<end_function_call>"
+START = "<start_function_call>"
+END = "<end_function_call>"
 ESCAPE = "<escape>"
-STARTS, ESCAPES = Markers(START), Stops(ESCAPE, START, END)
+STARTS = Markers(START)
+ESCAPES = Stops(ESCAPE, START, END)
 KEY = re.compile(r"[^:{}\[\],<>]*")
 BARE = re.compile(r"[^{}\[\],<>]*")
 CLOSERS = {"{": "}", "[": "]"}
-NOTATION = Notation.between(ESCAPE, key=re.compile(r"[^:{}\[\],<>\s](?:[^:{}\[\],<>]*[^:{}\[\],<>\s])?"))
+NOTATION = Notation.between(
+    ESCAPE, key=re.compile(r"[^:{}\[\],<>\s](?:[^:{}\[\],<>]*[^:{}\[\],<>\s])?")
+)
 
 
 class FunctionGemmaToolParser(StreamParser):
@@ -35,7 +48,9 @@ class FunctionGemmaToolParser(StreamParser):
             yield from self.attempt(self._call())
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
-        return constrained_objects(tools, NOTATION, START, "call:", END) if choice == "auto" else None
+        return (
+            constrained_objects(tools, NOTATION, START, "call:", END) if choice == "auto" else None
+        )
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()
@@ -57,11 +72,14 @@ class FunctionGemmaToolParser(StreamParser):
         return True
 
     def _arguments(self, name: str) -> Steps[bool]:
-        """Stream the object that begins here as JSON. Returns True when it is complete, or when the call ends before it is. An
-        opening bracket or a key is sent with the value after it; without one it is kept, to be given back, and the JSON is closed
-        (not inside a string at the end of the text)."""
+        """Stream the object that begins here as JSON. Returns True when it is complete, or when the
+        call ends before it is. An opening bracket or a key is sent with the value after it; without
+        one it is kept, to be given back, and the JSON is closed (not inside a string at the end of
+        the text)."""
         closers: list[str] = []
-        held, num_certain, is_first = "", 0, False
+        held = ""
+        num_certain = 0
+        is_first = False
         types = frozenset({"object"})
         self.text.keep()
         while True:
@@ -70,7 +88,9 @@ class FunctionGemmaToolParser(StreamParser):
                 if (yield from self.text.accept(closers[-1])):
                     yield self.calls.arguments(held + closers.pop())
                     self.text.keep()
-                    held, num_certain, is_first = "", len(closers), False
+                    held = ""
+                    num_certain = len(closers)
+                    is_first = False
                     if not closers:
                         self.text.forget()
                         return True
@@ -102,7 +122,9 @@ class FunctionGemmaToolParser(StreamParser):
                 if not (marker := (yield from self._string())):
                     return False
                 yield self.calls.arguments('"')
-                held, num_certain, is_first = "", len(closers), False
+                held = ""
+                num_certain = len(closers)
+                is_first = False
                 if marker != ESCAPE:
                     self.text.put_back(marker)
                 self.text.keep()
@@ -112,7 +134,9 @@ class FunctionGemmaToolParser(StreamParser):
                 break
             yield self.calls.arguments(held + coerce(self.text.take(len(bare)).strip(), types))
             self.text.keep()
-            held, num_certain, is_first = "", len(closers), False
+            held = ""
+            num_certain = len(closers)
+            is_first = False
         yield self.calls.arguments("".join(reversed(closers[:num_certain])) or "{}")
         is_ended = yield from self.text.stops(ESCAPES)
         if is_ended:
@@ -120,7 +144,8 @@ class FunctionGemmaToolParser(StreamParser):
         return is_ended
 
     def _string(self) -> Steps[str]:
-        """Stream the rest of a string up to the <escape> or the marker that ends it. Return it, or "" at the end of the text."""
+        """Stream the rest of a string up to the <escape> or the marker that ends it. Return it, or
+        "" at the end of the text."""
         steps = self.text.pieces(ESCAPES, Content)
         while True:
             try:

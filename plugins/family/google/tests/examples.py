@@ -6,7 +6,8 @@ import json
 
 from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered
 
-START, END = "<start_function_call>", "<end_function_call>"
+START = "<start_function_call>"
+END = "<end_function_call>"
 TOKENS = (START, END, "<escape>")
 
 
@@ -50,11 +51,26 @@ def is_json(text: str) -> bool:
 EXAMPLES = {
     ("tool_parser", "functiongemma"): [
         *rendered(write, differs=beyond_strings),
-        Example("spaces", f"{START} call:add {{ a: 2, b: 40 }} {END}", calls=(ADD,), differs="the peer does not allow spaces"),
+        Example(
+            "spaces",
+            f"{START} call:add {{ a: 2, b: 40 }} {END}",
+            calls=(ADD,),
+            differs="the peer does not allow spaces",
+        ),
         Example("no end", f"{START}call:now{{}}", calls=(NOW,)),
         Example("a bare word for a string", call("city:Paris"), calls=(PARIS,), differs=ONLY),
-        Example("number for a string", call("city:75001"), calls=(("get_weather", {"city": "75001"}),), differs=ONLY),
-        Example("words for an integer", call("a:two", "add"), calls=(("add", {"a": "two"}),), differs=ONLY),
+        Example(
+            "number for a string",
+            call("city:75001"),
+            calls=(("get_weather", {"city": "75001"}),),
+            differs=ONLY,
+        ),
+        Example(
+            "words for an integer",
+            call("a:two", "add"),
+            calls=(("add", {"a": "two"}),),
+            differs=ONLY,
+        ),
         Example(
             "lines in a list",
             call("tags:[\n<escape>a<escape>,\n<escape>b<escape>\n]", "search"),
@@ -73,8 +89,18 @@ EXAMPLES = {
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer drops the part of the value that is there",
         ),
-        Example("cut off in a number", f"{START}call:add{{a:2,b:4", content=",b:4", open_call=("add", '{"a": 2}'), differs=ONLY),
+        Example(
+            "cut off in a number",
+            f"{START}call:add{{a:2,b:4",
+            content=",b:4",
+            open_call=("add", '{"a": 2}'),
+            differs=ONLY,
+        ),
         Example("cut off before the name", f"{START}call:get_", content=f"{START}call:get_"),
-        Example("no call", f"The token {START} begins calls.", content=f"The token {START} begins calls."),
+        Example(
+            "no call",
+            f"The token {START} begins calls.",
+            content=f"The token {START} begins calls.",
+        ),
     ]
 }

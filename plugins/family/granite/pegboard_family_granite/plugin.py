@@ -6,11 +6,17 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_granite.tool_parser:GraniteToolParser", flags=SPECIAL)
-TOOL_PARSER_20B = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_granite.tool_parser:Granite20bFCToolParser", flags=SPECIAL
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_granite.tool_parser:GraniteToolParser", flags=SPECIAL
 )
-REASONING_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_granite.reasoning_parser:GraniteReasoningParser")
+TOOL_PARSER_20B = OutputParserSpec(
+    api="1.0",
+    implementation="pegboard_family_granite.tool_parser:Granite20bFCToolParser",
+    flags=SPECIAL,
+)
+REASONING_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_granite.reasoning_parser:GraniteReasoningParser"
+)
 
 MODEL_TYPES = frozenset({"granite", "granitemoe", "granitemoeshared", "granitemoehybrid"})
 
@@ -21,7 +27,10 @@ GRANITE_3 = ModelFamilySpec(
     recommends={"tool_parser": "granite", "reasoning_parser": "granite"},
 )
 GRANITE_4 = ModelFamilySpec(
-    api="1.0", model_types=MODEL_TYPES, template_markers=("<tools>", "<tool_call>"), recommends={"tool_parser": "hermes"}
+    api="1.0",
+    model_types=MODEL_TYPES,
+    template_markers=("<tools>", "<tool_call>"),
+    recommends={"tool_parser": "hermes"},
 )
 GRANITE_20B = ModelFamilySpec(
     api="1.0",

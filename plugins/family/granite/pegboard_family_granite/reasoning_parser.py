@@ -1,8 +1,10 @@
-"""Reasoning of IBM Granite 3.2 and 3.3: between two English sentences, when `thinking` is set for the template.
+"""Reasoning of IBM Granite 3.2 and 3.3: between two English sentences, when `thinking` is set for
+the template.
 
     Here is my thought process: … Here is my response: …
 
-Format: https://huggingface.co/ibm-granite/granite-3.2-8b-instruct. Quantized models write "Here's" for "Here is".
+Format: https://huggingface.co/ibm-granite/granite-3.2-8b-instruct. Quantized models write "Here's"
+for "Here is".
 """
 
 from __future__ import annotations

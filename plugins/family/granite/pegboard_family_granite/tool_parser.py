@@ -3,8 +3,8 @@
 Granite 3          <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
 Granite 20B FC     <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-Formats: the chat templates in https://huggingface.co/ibm-granite/granite-3.1-8b-instruct (whose models also write <tool_call>)
-and
+Formats: the chat templates in https://huggingface.co/ibm-granite/granite-3.1-8b-instruct (whose
+models also write <tool_call>) and
 https://huggingface.co/ibm-granite/granite-20b-functioncalling. Neither format has an end marker.
 """
 
@@ -42,7 +42,11 @@ class GraniteToolParser(StreamParser):
             yield from self.attempt(self._calls())
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
-        return constrained_lists(tools, [(start, "") for start in LIST_STARTS]) if choice == "auto" else None
+        return (
+            constrained_lists(tools, [(start, "") for start in LIST_STARTS])
+            if choice == "auto"
+            else None
+        )
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()
@@ -58,7 +62,9 @@ class Granite20bFCToolParser(StreamParser):
         def begin(name: str) -> str:
             return f'<function_call> {{"name": {json.dumps(name)}, "arguments": '
 
-        return constrained_calls(tools, begin, "}", ["<function_call>"]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, begin, "}", ["<function_call>"]) if choice == "auto" else None
+        )
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()

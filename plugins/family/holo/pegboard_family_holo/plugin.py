@@ -1,5 +1,5 @@
-"""Specs of this package. Holo2 has the model type of Qwen3-VL and nearly the same template; the switch `thinking` distinguishes
-them."""
+"""Specs of this package. Holo2 has the model type of Qwen3-VL and nearly the same template; the
+switch `thinking` distinguishes them."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     Hello.
     </answer>
 
-https://huggingface.co/tencent/Hunyuan-A13B-Instruct: with `enable_thinking` off the template closes the reasoning in the prompt.
-The tags of the answer are markup; text outside them is also content.
+https://huggingface.co/tencent/Hunyuan-A13B-Instruct: with `enable_thinking` off the template closes
+the reasoning in the prompt. The tags of the answer are markup; text outside them is also content.
 """
 
 from __future__ import annotations

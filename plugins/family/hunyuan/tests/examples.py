@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, drops_text, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    drops_text,
+    rendered,
+    with_reasoning,
+)
 
 
 def write(case: Case) -> str:
     """Text between calls is written between two lists."""
-    calls = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    calls = [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
     lists = calls if case.between else [", ".join(calls)] if calls else []
-    return case.before + case.between.join(f"<tool_calls>[{calls}]</tool_calls>" for calls in lists) + case.after
+    return (
+        case.before
+        + case.between.join(f"<tool_calls>[{calls}]</tool_calls>" for calls in lists)
+        + case.after
+    )
 
 
 THOUGHTS = ("Let me think.\nYes, 1 < 2.", '北京 {"a": 1}')
@@ -23,7 +39,8 @@ EXAMPLES = {
         *rendered(write, differs=drops_text()),
         Example(
             "lines",
-            '<tool_calls>\n[\n  {"name": "now", "arguments": {}},\n  {"name": "add", "arguments": {"a": 2, "b": 40}}\n]\n'
+            '<tool_calls>\n[\n  {"name": "now", "arguments": {}},\n  {"name": "add", "arguments": '
+            '{"a": 2, "b": 40}}\n]\n'
             "</tool_calls>",
             calls=(NOW, ADD),
         ),
@@ -40,7 +57,10 @@ EXAMPLES = {
             differs="the peer reads no call without arguments",
         ),
         Example(
-            "no end tag", '<tool_calls>[{"name": "now", "arguments": {}}]', calls=(NOW,), differs="the peer needs the end tag"
+            "no end tag",
+            '<tool_calls>[{"name": "now", "arguments": {}}]',
+            calls=(NOW,),
+            differs="the peer needs the end tag",
         ),
         Example(
             "cut off",
@@ -48,14 +68,21 @@ EXAMPLES = {
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer needs the end tag",
         ),
-        Example("no call", "The tag <tool_calls> begins calls.", content="The tag <tool_calls> begins calls."),
+        Example(
+            "no call",
+            "The tag <tool_calls> begins calls.",
+            content="The tag <tool_calls> begins calls.",
+        ),
     ],
     ("reasoning_parser", "hunyuan_a13b"): [
         *with_reasoning(
-            rendered(write)[:30], lambda thought, text: f"<think>\n{thought}\n</think>\n<answer>\n{text}\n</answer>", THOUGHTS
+            rendered(write)[:30],
+            lambda thought, text: f"<think>\n{thought}\n</think>\n<answer>\n{text}\n</answer>",
+            THOUGHTS,
         ),
         *with_reasoning(
-            rendered(write)[30:34], lambda thought, text: f"<think>\n{thought}\n</think>\n<answer>\n{text}\n</answer>"
+            rendered(write)[30:34],
+            lambda thought, text: f"<think>\n{thought}\n</think>\n<answer>\n{text}\n</answer>",
         ),
         Example(
             "dense",
@@ -73,9 +100,24 @@ EXAMPLES = {
             differs="the peer reads the tags only after reasoning",
         ),
         Example("no tags", "Hello.", content="Hello."),
-        Example("no end", "<think>\nHm.", reasoning="Hm.", differs="the peer reads reasoning without an end as content"),
-        Example("no end of the answer", "<think>\nHm.\n</think>\n<answer>\nHello.", content="Hello.", reasoning="Hm."),
-        Example("only the end", "<think>\nHm.\n</think>", reasoning="Hm.", differs="the peer needs an answer after it"),
+        Example(
+            "no end",
+            "<think>\nHm.",
+            reasoning="Hm.",
+            differs="the peer reads reasoning without an end as content",
+        ),
+        Example(
+            "no end of the answer",
+            "<think>\nHm.\n</think>\n<answer>\nHello.",
+            content="Hello.",
+            reasoning="Hm.",
+        ),
+        Example(
+            "only the end",
+            "<think>\nHm.\n</think>",
+            reasoning="Hm.",
+            differs="the peer needs an answer after it",
+        ),
         Example(
             "a call in the answer",
             f"<think>\nHm.\n</think>\n<answer>\n{CALL}\n</answer>",

@@ -26,7 +26,11 @@ QUESTION = {"role": "user", "content": "Weather?"}
 
 def test_calls_of_the_template_are_read_back() -> None:
     calls = [
-        {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'},
+        },
         {"id": "2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
     ]
     text = render(
@@ -37,15 +41,22 @@ def test_calls_of_the_template_are_read_back() -> None:
             {"role": "tool", "tool_call_id": "1", "content": "rain"},
         ]
     )
-    assert text.startswith("<|startoftext|>Be brief.") and all(tool["function"]["name"] in text for tool in TOOLS)
+    assert text.startswith("<|startoftext|>Be brief.") and all(
+        tool["function"]["name"] in text for tool in TOOLS
+    )
     answer = text.split("<|extra_0|>")[1].removesuffix("<|eos|>")
     pipeline = Pipeline(HunyuanReasoningParser(), HunyuanToolParser())
     message = fold(merged(pipeline.feed(answer.partition("<|eos|>")[0], ()) + pipeline.finish()))
     assert message.content.strip() == "Looking." and "Hm." not in text
-    assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", '{"city": "Zürich"}'), ("now", "{}")]
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [
+        ("get_weather", '{"city": "Zürich"}'),
+        ("now", "{}"),
+    ]
     assert text.endswith("<tool_response>rain</tool_response><|extra_0|>")
 
 
 def test_thinking_is_switched_off_in_the_prompt() -> None:
     assert render([QUESTION]).endswith("Weather?<|extra_0|>")
-    assert render([QUESTION], template_kwargs={"enable_thinking": False}).endswith("<|extra_0|><think>\n\n</think>\n")
+    assert render([QUESTION], template_kwargs={"enable_thinking": False}).endswith(
+        "<|extra_0|><think>\n\n</think>\n"
+    )

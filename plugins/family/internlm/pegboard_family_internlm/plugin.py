@@ -1,4 +1,5 @@
-"""Specs of this package. InternLM's own chat templates do not support tools, so the families include one that does."""
+"""Specs of this package. InternLM's own chat templates do not support tools, so the families
+include one that does."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 TOOL_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_internlm.tool_parser:InternLMToolParser", flags=frozenset({"special_tokens"})
+    api="1.0",
+    implementation="pegboard_family_internlm.tool_parser:InternLMToolParser",
+    flags=frozenset({"special_tokens"}),
 )
 
 TURN = "<|im_start|>"

@@ -3,8 +3,8 @@
     I will look.<|action_start|><|plugin|>
     {"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>
 
-Format: https://github.com/InternLM/InternLM/blob/main/chat/chat_format.md#complete-chat-format. Code for the interpreter is also
-written between such tokens; it is content.
+Format: https://github.com/InternLM/InternLM/blob/main/chat/chat_format.md#complete-chat-format.
+Code for the interpreter is also written between such tokens; it is content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import CallKeys, Markers, Steps, Stops, StreamParser, constrained_calls, read_call_object
+from pegboard_chat.parsing import (
+    CallKeys,
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_calls,
+    read_call_object,
+)
 
 START = Markers("<|action_start|>")
 PLUGIN = "<|plugin|>"
@@ -34,7 +42,11 @@ class InternLMToolParser(StreamParser):
         def begin(name: str) -> str:
             return f'<|action_start|><|plugin|>\n{{"name": {json.dumps(name)}, "parameters": '
 
-        return constrained_calls(tools, begin, "}<|action_end|>", ["<|action_start|><|plugin|>"]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, begin, "}<|action_end|>", ["<|action_start|><|plugin|>"])
+            if choice == "auto"
+            else None
+        )
 
     def _call(self) -> Steps[bool]:
         yield from self.text.space()

@@ -11,7 +11,9 @@ TOKENS = ("<|action_start|>", "<|action_end|>", "<|plugin|>", "<|interpreter|>")
 
 def write(case: Case) -> str:
     calls = [
-        f"<|action_start|><|plugin|>\n{json.dumps({'name': name, 'parameters': arguments}, ensure_ascii=False)}<|action_end|>"
+        "<|action_start|><|plugin|>\n"
+        f"{json.dumps({'name': name, 'parameters': arguments}, ensure_ascii=False)}"
+        "<|action_end|>"
         for name, arguments in case.calls
     ]
     return case.before + case.between.join(calls) + case.after
@@ -26,19 +28,38 @@ def differs(case: Case) -> str:
 EXAMPLES = {
     ("tool_parser", "internlm"): [
         *rendered(write, differs=differs),
-        Example("lines", '<|action_start|><|plugin|>\n{\n "name": "now",\n "parameters": {}\n}\n<|action_end|>\n', calls=(NOW,)),
+        Example(
+            "lines",
+            (
+                '<|action_start|><|plugin|>\n{\n "name": "now",\n "parameters": '
+                "{}\n}\n<|action_end|>\n"
+            ),
+            calls=(NOW,),
+        ),
         Example(
             "arguments",
-            '<|action_start|><|plugin|>{"name": "add", "arguments": {"a": 2, "b": 40}}<|action_end|>',
+            (
+                '<|action_start|><|plugin|>{"name": "add", "arguments": {"a": 2, "b": '
+                "40}}<|action_end|>"
+            ),
             calls=(ADD,),
         ),
         Example(
             "arguments first",
-            '<|action_start|><|plugin|>{"parameters": {"city": "Paris"}, "name": "get_weather"}<|action_end|>',
+            (
+                '<|action_start|><|plugin|>{"parameters": {"city": "Paris"}, "name": '
+                '"get_weather"}<|action_end|>'
+            ),
             calls=(PARIS,),
         ),
-        Example("no arguments key", '<|action_start|><|plugin|>\n{"name": "now"}<|action_end|>', calls=(NOW,)),
-        Example("no end", '<|action_start|><|plugin|>\n{"name": "now", "parameters": {}}', calls=(NOW,)),
+        Example(
+            "no arguments key",
+            '<|action_start|><|plugin|>\n{"name": "now"}<|action_end|>',
+            calls=(NOW,),
+        ),
+        Example(
+            "no end", '<|action_start|><|plugin|>\n{"name": "now", "parameters": {}}', calls=(NOW,)
+        ),
         Example(
             "cut off",
             'Well.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Par',

@@ -6,7 +6,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 TOOL_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_jamba.tool_parser:JambaToolParser", flags=frozenset({"special_tokens"})
+    api="1.0",
+    implementation="pegboard_family_jamba.tool_parser:JambaToolParser",
+    flags=frozenset({"special_tokens"}),
 )
 
 FAMILY = ModelFamilySpec(

@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_lists, read_call_list
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_lists,
+    read_call_list,
+)
 
 BEGIN = "<tool_calls>"
 START = Markers(BEGIN)
@@ -29,7 +36,11 @@ class JambaToolParser(StreamParser):
             yield from self.attempt(self._calls())
 
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
-        return constrained_lists(tools, [(BEGIN, END)], ("[\n  ", "\n]"), ",\n  ") if choice == "auto" else None
+        return (
+            constrained_lists(tools, [(BEGIN, END)], ("[\n  ", "\n]"), ",\n  ")
+            if choice == "auto"
+            else None
+        )
 
     def _calls(self) -> Steps[bool]:
         yield from self.text.space()

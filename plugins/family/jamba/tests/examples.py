@@ -10,7 +10,10 @@ TOKENS = ("<tool_calls>", "</tool_calls>")
 
 
 def calls_of(case: Case) -> list[str]:
-    return [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    return [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
 
 
 def write(case: Case) -> str:
@@ -21,8 +24,16 @@ def write(case: Case) -> str:
 EXAMPLES = {
     ("tool_parser", "jamba"): [
         *rendered(write, has_between=False, differs=drops_text()),
-        Example("on one line", f"<tool_calls>[{', '.join(calls_of(Case('', (NOW, ADD))))}]</tool_calls>", calls=(NOW, ADD)),
-        Example("spaces", f"<tool_calls>\n[ {calls_of(Case('', (ADD,)))[0]} ]\n</tool_calls>", calls=(ADD,)),
+        Example(
+            "on one line",
+            f"<tool_calls>[{', '.join(calls_of(Case('', (NOW, ADD))))}]</tool_calls>",
+            calls=(NOW, ADD),
+        ),
+        Example(
+            "spaces",
+            f"<tool_calls>\n[ {calls_of(Case('', (ADD,)))[0]} ]\n</tool_calls>",
+            calls=(ADD,),
+        ),
         Example(
             "arguments first",
             '<tool_calls>[{"arguments": {"city": "Paris"}, "name": "get_weather"}]</tool_calls>',
@@ -42,7 +53,13 @@ EXAMPLES = {
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer loses the key in a stream, and reads the whole text as content",
         ),
-        Example("no call", "Put it into <tool_calls>, please.", content="Put it into <tool_calls>, please."),
-        Example("not JSON", "<tool_calls>now()</tool_calls>", content="<tool_calls>now()</tool_calls>"),
+        Example(
+            "no call",
+            "Put it into <tool_calls>, please.",
+            content="Put it into <tool_calls>, please.",
+        ),
+        Example(
+            "not JSON", "<tool_calls>now()</tool_calls>", content="<tool_calls>now()</tool_calls>"
+        ),
     ]
 }

@@ -1,4 +1,5 @@
-"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. If the model does not end the reasoning, a section of calls ends it.
+"""Reasoning of Kimi K2 Thinking: `<think>…</think>`. If the model does not end the reasoning, a
+section of calls ends it.
 
 Format: the chat template in https://huggingface.co/moonshotai/Kimi-K2-Thinking.
 """

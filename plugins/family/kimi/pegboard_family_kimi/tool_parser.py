@@ -1,10 +1,11 @@
 """Tool calls of Kimi K2.
 
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
-    <|tool_call_end|><|tool_calls_section_end|>
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city":
+    "Paris"} <|tool_call_end|><|tool_calls_section_end|>
 
-Format: https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md. The text before the arguments is
-the id of the call, and the model expects to see it again in the tool's answer. Some models write only the number.
+Format: https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md. The
+text before the arguments is the id of the call, and the model expects to see it again in the tool's
+answer. Some models write only the number.
 """
 
 from __future__ import annotations
@@ -17,10 +18,20 @@ from typing import Any
 from pegboard.interfaces.structured_output import Constraint
 from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments, take_json
 from pegboard_chat.parsing.call_constraint import call_bodies
-from pegboard_chat.parsing.structural_tag import Format, constraint, either, regex, sequence, text, triggered
+from pegboard_chat.parsing.structural_tag import (
+    Format,
+    constraint,
+    either,
+    regex,
+    sequence,
+    text,
+    triggered,
+)
 
-SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+SECTION = "<|tool_calls_section_begin|>"
+SECTION_END = "<|tool_calls_section_end|>"
+CALL = "<|tool_call_begin|>"
+CALL_END = "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 STARTS = Markers(SECTION, CALL, SECTION_END)
 STOPS = Stops(SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
@@ -47,11 +58,13 @@ class KimiK2ToolParser(StreamParser):
 
         calls = call_bodies(tools, before, CALL_END, may_be_empty=True)
         beginnings = [SECTION + CALL, CALL]
-        return constraint(triggered([SECTION, CALL], [(begin, either(*calls), "") for begin in beginnings]))
+        return constraint(
+            triggered([SECTION, CALL], [(begin, either(*calls), "") for begin in beginnings])
+        )
 
     def _end(self) -> Steps[bool]:
-        """Return whether the end of a section is dropped. It is text without a call before it, or after text that was given
-        back."""
+        """Return whether the end of a section is dropped. It is text without a call before it, or
+        after text that was given back."""
         yield from ()
         return self.calls.count > 0 and not self._is_text(SECTION_END)
 
@@ -70,7 +83,9 @@ class KimiK2ToolParser(StreamParser):
         yield from self.text.space()
         if (name := self._name(id)) is not None and (yield from self.text.accept(CALL_END)):
             yield from self.calls.whole(name, "{}", id)
-        elif name is not None and (yield from read_arguments(self.text, self.calls, name, id, stops=STOPS)):
+        elif name is not None and (
+            yield from read_arguments(self.text, self.calls, name, id, stops=STOPS)
+        ):
             self.text.forget()
             yield from self.text.closing(CALL_END)
         elif name is None and id.isdecimal() and (yield from self._by_arguments(id)):
@@ -82,7 +97,8 @@ class KimiK2ToolParser(StreamParser):
         return True
 
     def _name(self, id: str) -> str | None:
-        """Return the name of the tool that an id calls. A bare number calls the request's only tool."""
+        """Return the name of the tool that an id calls. A bare number calls the request's only
+        tool."""
         found = ID.fullmatch(id)
         if found is not None:
             return found[1]
@@ -90,8 +106,11 @@ class KimiK2ToolParser(StreamParser):
         return names[0] if id.isdecimal() and len(names) == 1 else None
 
     def _by_arguments(self, id: str) -> Steps[bool]:
-        """Read a call whose id is only a number: it is a call of the one tool that has all the arguments."""
-        if (yield from self.text.peek()) != "{" or (arguments := (yield from take_json(self.text, STOPS))) is None:
+        """Read a call whose id is only a number: it is a call of the one tool that has all the
+        arguments."""
+        if (yield from self.text.peek()) != "{" or (
+            arguments := (yield from take_json(self.text, STOPS))
+        ) is None:
             return False
         try:
             keys = json.loads(arguments).keys()

@@ -14,6 +14,12 @@ EXAMPLES = load_examples(Path(__file__).with_name("examples.py"))
 
 
 def test_ids_are_the_models_own() -> None:
-    text = next(example.text for example in EXAMPLES["tool_parser", "kimi_k2"] if example.name == "two calls")
-    starts = [event for event in run(KimiK2ToolParser(), [text]) if isinstance(event, ToolCallStart)]
+    text = next(
+        example.text
+        for example in EXAMPLES["tool_parser", "kimi_k2"]
+        if example.name == "two calls"
+    )
+    starts = [
+        event for event in run(KimiK2ToolParser(), [text]) if isinstance(event, ToolCallStart)
+    ]
     assert [start.id for start in starts] == ["functions.get_weather:0", "functions.get_weather:1"]

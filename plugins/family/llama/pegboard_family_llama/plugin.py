@@ -1,4 +1,5 @@
-"""Specs of this package. The chat template shows in which format a Llama model is told to call tools."""
+"""Specs of this package. The chat template shows in which format a Llama model is told to call
+tools."""
 
 from __future__ import annotations
 
@@ -10,20 +11,27 @@ TOOL_PARSER_JSON = OutputParserSpec(
     api="1.0", implementation="pegboard_family_llama.tool_parser:LlamaJsonToolParser", flags=SPECIAL
 )
 TOOL_PARSER_PYTHONIC = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_llama.tool_parser:Llama4PythonicToolParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_llama.tool_parser:Llama4PythonicToolParser",
+    flags=SPECIAL,
 )
 
-TYPES_3, ARCHITECTURES_3 = frozenset({"llama", "mllama"}), frozenset({"LlamaForCausalLM", "MllamaForConditionalGeneration"})
+TYPES_3 = frozenset({"llama", "mllama"})
+ARCHITECTURES_3 = frozenset({"LlamaForCausalLM", "MllamaForConditionalGeneration"})
 TYPES_4 = frozenset({"llama4", "llama4_text"})
 ARCHITECTURES_4 = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
 JSON_FORMAT = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
-# Recognizes Meta's template of 3.0 by its own words: a fine-tuned model with a different template must keep its template.
+# Recognizes Meta's template of 3.0 by its own words: a fine-tuned model with a different template
+# must keep its template.
 LLAMA_3 = ModelFamilySpec(
     api="1.0",
     model_types=TYPES_3,
     architectures=ARCHITECTURES_3,
-    template_markers=("<|start_header_id|>' + message['role'] + '<|end_header_id|>", "set content = bos_token + content"),
+    template_markers=(
+        "<|start_header_id|>' + message['role'] + '<|end_header_id|>",
+        "set content = bos_token + content",
+    ),
     recommends={"tool_parser": "llama3_json"},
     chat_template="pegboard_family_llama:llama3_json.jinja",
 )
@@ -35,7 +43,10 @@ LLAMA_3_1 = ModelFamilySpec(
     recommends={"tool_parser": "llama3_json"},
 )
 LLAMA_4 = ModelFamilySpec(
-    api="1.0", model_types=TYPES_4, architectures=ARCHITECTURES_4, recommends={"tool_parser": "llama4_pythonic"}
+    api="1.0",
+    model_types=TYPES_4,
+    architectures=ARCHITECTURES_4,
+    recommends={"tool_parser": "llama4_pythonic"},
 )
 LLAMA_4_JSON = ModelFamilySpec(
     api="1.0",

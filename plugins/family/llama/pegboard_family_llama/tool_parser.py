@@ -3,9 +3,11 @@
 llama3_json, llama4_json   {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": …}
 llama4_pythonic            [get_weather(city="Paris"), add(a=2, b=40)]
 
-Formats: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/#json-based-tool-calling and
-https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/#zero-shot-function-calling---system-message. A special token may
-precede the calls: <|python_tag|> (3), or <|python_start|> with <|python_end|> after them (4).
+Formats: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/#json-based-tool-calling
+and
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/#zero-shot-function-calling---system-message.
+A special token may precede the calls: <|python_tag|> (3), or <|python_start|> with <|python_end|>
+after them (4).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ STOPS = Stops("<|python_tag|>", START, END)
 
 
 class LlamaJsonToolParser(StreamParser):
-    """Every object that has the form of a call is read as a call, because only its keys distinguish it from other JSON."""
+    """Every object that has the form of a call is read as a call, because only its keys distinguish
+    it from other JSON."""
 
     ends = (END,)
 

@@ -10,7 +10,10 @@ TOKENS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 
 
 def objects(case: Case) -> list[str]:
-    return [json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    return [
+        json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
 
 
 def write_json(case: Case) -> str:
@@ -18,7 +21,12 @@ def write_json(case: Case) -> str:
 
 
 def write_tagged(case: Case) -> str:
-    return case.before + ("<|python_tag|>" if case.calls else "") + "; ".join(objects(case)) + case.after
+    return (
+        case.before
+        + ("<|python_tag|>" if case.calls else "")
+        + "; ".join(objects(case))
+        + case.after
+    )
 
 
 def around(case: Case) -> str:
@@ -30,7 +38,10 @@ def behind(case: Case) -> str:
 
 
 def calls_of(case: Case) -> str:
-    calls = [f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in case.calls]
+    calls = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in case.calls
+    ]
     return f"[{', '.join(calls)}]" if calls else ""
 
 
@@ -46,18 +57,32 @@ JSON = [
     *rendered(write_json, differs=around),
     *rendered(write_tagged, has_between=False, differs=around)[:10],
     Example("arguments", '{"name": "add", "arguments": {"a": 2, "b": 40}}', calls=(ADD,)),
-    Example("type", '{"type": "function", "name": "add", "parameters": {"a": 2, "b": 40}}', calls=(ADD,)),
-    Example("lines", '{\n  "name": "add",\n  "parameters": {\n    "a": 2,\n    "b": 40\n  }\n}', calls=(ADD,)),
-    Example("arguments first", '{"parameters": {"city": "Paris"}, "name": "get_weather"}', calls=(PARIS,)),
+    Example(
+        "type", '{"type": "function", "name": "add", "parameters": {"a": 2, "b": 40}}', calls=(ADD,)
+    ),
+    Example(
+        "lines",
+        '{\n  "name": "add",\n  "parameters": {\n    "a": 2,\n    "b": 40\n  }\n}',
+        calls=(ADD,),
+    ),
+    Example(
+        "arguments first",
+        '{"parameters": {"city": "Paris"}, "name": "get_weather"}',
+        calls=(PARIS,),
+    ),
     Example("one per line", "\n".join(objects(Case("", (PARIS, ADD)))), calls=(PARIS, ADD)),
     Example(
-        "between the tokens of Llama 4", f"<|python_start|>{write_json(Case('', (PARIS, NOW)))}<|python_end|>", calls=(PARIS, NOW)
+        "between the tokens of Llama 4",
+        f"<|python_start|>{write_json(Case('', (PARIS, NOW)))}<|python_end|>",
+        calls=(PARIS, NOW),
     ),
     Example(
         "cut off",
         '{"name": "get_weather", "parameters": {"city": "Par',
         open_call=("get_weather", '{"city": "Par'),
-        differs="the peer drops the last characters in a stream, and reads the whole text as content",
+        differs=(
+            "the peer drops the last characters in a stream, and reads the whole text as content"
+        ),
     ),
     Example("cut off before the name", '{"name": "get_', content='{"name": "get_'),
     Example(
@@ -91,7 +116,11 @@ EXAMPLES = {
         *rendered(write_marked, has_before=False, has_between=False, has_after=False),
         Example("lines", "[\n  add(a=2, b=40),\n  now()\n]", calls=(ADD, NOW)),
         Example("double quotes", '[get_weather(city="Paris")]', calls=(PARIS,)),
-        Example("words of JSON", "[set_flag(flag=true, note=null)]", calls=(("set_flag", {"flag": True, "note": None}),)),
+        Example(
+            "words of JSON",
+            "[set_flag(flag=true, note=null)]",
+            calls=(("set_flag", {"flag": True, "note": None}),),
+        ),
         Example(
             "text before the marker",
             "Let me see. <|python_start|>[now()]<|python_end|>",

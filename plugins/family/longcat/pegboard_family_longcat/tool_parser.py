@@ -13,4 +13,5 @@ from pegboard_chat.parsing import JSONToolParser
 
 
 class LongCatToolParser(JSONToolParser):
-    start, end = "<longcat_tool_call>", "</longcat_tool_call>"
+    start = "<longcat_tool_call>"
+    end = "</longcat_tool_call>"

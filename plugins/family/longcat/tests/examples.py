@@ -11,7 +11,9 @@ TOKENS = ("<longcat_tool_call>", "</longcat_tool_call>")
 
 def write(case: Case) -> str:
     calls = [
-        f"<longcat_tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</longcat_tool_call>"
+        "<longcat_tool_call>\n"
+        f"{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
+        "\n</longcat_tool_call>"
         for name, arguments in case.calls
     ]
     return case.before + (case.between or "\n").join(calls) + case.after
@@ -20,13 +22,24 @@ def write(case: Case) -> str:
 EXAMPLES = {
     ("tool_parser", "longcat"): [
         *rendered(write, differs=drops_text()),
-        Example("compact", '<longcat_tool_call>{"name":"add","arguments":{"a":2,"b":40}}</longcat_tool_call>', calls=(ADD,)),
+        Example(
+            "compact",
+            '<longcat_tool_call>{"name":"add","arguments":{"a":2,"b":40}}</longcat_tool_call>',
+            calls=(ADD,),
+        ),
         Example(
             "arguments first",
-            '<longcat_tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</longcat_tool_call>',
+            (
+                '<longcat_tool_call>{"arguments": {"city": "Paris"}, "name": '
+                '"get_weather"}</longcat_tool_call>'
+            ),
             calls=(PARIS,),
         ),
-        Example("no end tag", '<longcat_tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}', calls=(ADD,)),
+        Example(
+            "no end tag",
+            '<longcat_tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}',
+            calls=(ADD,),
+        ),
         Example(
             "no arguments key",
             '<longcat_tool_call>{"name": "now"}</longcat_tool_call>',
@@ -35,7 +48,10 @@ EXAMPLES = {
         ),
         Example(
             "raw newline in a string",
-            '<longcat_tool_call>{"name": "write_file", "arguments": {"text": "a\nb"}}</longcat_tool_call>',
+            (
+                '<longcat_tool_call>{"name": "write_file", "arguments": {"text": '
+                '"a\nb"}}</longcat_tool_call>'
+            ),
             calls=(("write_file", {"text": "a\nb"}),),
             differs="not strict JSON: the peer finds no call; its stream returns broken JSON",
         ),
@@ -45,7 +61,11 @@ EXAMPLES = {
             content="Now: ",
             open_call=("get_weather", '{"city": "Par'),
         ),
-        Example("no call", "Write <longcat_tool_call> first.", content="Write <longcat_tool_call> first."),
+        Example(
+            "no call",
+            "Write <longcat_tool_call> first.",
+            content="Write <longcat_tool_call> first.",
+        ),
         Example(
             "a broken call, a good one",
             f"<longcat_tool_call>{{name: add}}</longcat_tool_call>\n{write(Case('', (NOW,)))}",

@@ -6,15 +6,23 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER_M1 = OutputParserSpec(api="1.0", implementation="pegboard_family_minimax.tool_parser:MiniMaxToolParser")
+TOOL_PARSER_M1 = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_minimax.tool_parser:MiniMaxToolParser"
+)
 TOOL_PARSER_M2 = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_minimax.tool_parser:MiniMaxM2ToolParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_minimax.tool_parser:MiniMaxM2ToolParser",
+    flags=SPECIAL,
 )
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_minimax.reasoning_parser:MiniMaxM2ReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_minimax.reasoning_parser:MiniMaxM2ReasoningParser",
+    flags=SPECIAL,
 )
 APPEND_THINK = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_minimax.reasoning_parser:MiniMaxM2AppendThinkReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_minimax.reasoning_parser:MiniMaxM2AppendThinkReasoningParser",
+    flags=SPECIAL,
 )
 
 M1 = ModelFamilySpec(

@@ -1,8 +1,8 @@
 """Reasoning of MiniMax-M2, which the template opens in the prompt: `…</think>answer`.
 
-https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/vllm_deploy_guide.md. The model expects its reasoning back in the next
-turn ("interleaved thinking"). For clients without a field for reasoning, `minimax_m2_append_think` returns it as part of the
-content.
+https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/vllm_deploy_guide.md. The model expects
+its reasoning back in the next turn ("interleaved thinking"). For clients without a field for
+reasoning, `minimax_m2_append_think` returns it as part of the content.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from pegboard.interfaces.output_parser import Content
 from pegboard_chat.parsing import Steps, StreamParser, TaggedReasoning
 
-START, END = "<think>", "</think>"
+START = "<think>"
+END = "</think>"
 
 
 class MiniMaxM2ReasoningParser(TaggedReasoning):

@@ -11,8 +11,8 @@ M2    <minimax:tool_call>
       </minimax:tool_call>
 
 Formats: https://github.com/MiniMax-AI/MiniMax-M1/blob/main/docs/function_call_guide.md and
-https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md. M2's values are plain text, typed by the tool's
-schema; one section may hold several calls.
+https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md. M2's values are
+plain text, typed by the tool's schema; one section may hold several calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from pegboard_chat.parsing import (
     read_call_object,
 )
 
-SECTION, SECTION_END = "<tool_calls>", "</tool_calls>"
+SECTION = "<tool_calls>"
+SECTION_END = "</tool_calls>"
 SECTIONS = Markers(SECTION)
 STOPS = Stops(before={SECTION_END: (SECTION,), SECTION: ("{",)})
 IN_SECTION = Markers("{", SECTION, SECTION_END)
@@ -53,19 +54,28 @@ class MiniMaxToolParser(StreamParser):
         def begin(name: str) -> str:
             return f'{SECTION}\n{{"name": {json.dumps(name)}, "arguments": '
 
-        return constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION]) if choice == "auto" else None
+        return (
+            constrained_calls(tools, begin, "}\n" + SECTION_END, [SECTION])
+            if choice == "auto"
+            else None
+        )
 
     def _section(self) -> Steps[bool]:
-        """Calls, one after the other. Text that is not a call is content, up to the next object that is one. The end tag may be
-        missing at the end of the text."""
+        """Calls, one after the other. Text that is not a call is content, up to the next object
+        that is one. The end tag may be missing at the end of the text."""
         yield from self.text.space()
         if (yield from self.text.accept(SECTION_END)):
             return True
         if (yield from self.text.peek()) != "{":
             return False
-        count, is_begun = self.calls.count, False
+        count = self.calls.count
+        is_begun = False
         while True:
-            if (yield from read_call_object(self.text, self.calls, KEYS, is_begun=is_begun, stops=STOPS)):
+            if (
+                yield from read_call_object(
+                    self.text, self.calls, KEYS, is_begun=is_begun, stops=STOPS
+                )
+            ):
                 self.text.forget()
                 yield from self.text.space()
                 if (yield from self.text.peek()) == "{":
@@ -85,7 +95,8 @@ class MiniMaxToolParser(StreamParser):
 
 
 class MiniMaxM2ToolParser(TaggedToolParser):
-    section, section_end = "<minimax:tool_call>", "</minimax:tool_call>"
+    section = "<minimax:tool_call>"
+    section_end = "</minimax:tool_call>"
     opening = '<invoke name="'
     tags = TagFormat(
         name_end='">',

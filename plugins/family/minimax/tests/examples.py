@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    rendered,
+    with_reasoning,
+)
 
 TOKENS = ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>")
 
@@ -15,20 +23,31 @@ def plain(value: object) -> str:
 
 def write_m1(case: Case) -> str:
     """Text between calls is written between two sections."""
-    calls = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    calls = [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
     sections = calls if case.between else ["\n".join(calls)] if calls else []
-    return case.before + case.between.join(f"<tool_calls>\n{section}\n</tool_calls>" for section in sections) + case.after
+    return (
+        case.before
+        + case.between.join(f"<tool_calls>\n{section}\n</tool_calls>" for section in sections)
+        + case.after
+    )
 
 
 def invoke(name: str, arguments: dict[str, object]) -> str:
-    parameters = "".join(f'<parameter name="{key}">{plain(value)}</parameter>\n' for key, value in arguments.items())
+    parameters = "".join(
+        f'<parameter name="{key}">{plain(value)}</parameter>\n' for key, value in arguments.items()
+    )
     return f'<invoke name="{name}">\n{parameters}</invoke>\n'
 
 
 def write_m2(case: Case) -> str:
     calls = [invoke(name, arguments) for name, arguments in case.calls]
     sections = calls if case.between else ["".join(calls)] if calls else []
-    text = case.between.join(f"<minimax:tool_call>\n{section}</minimax:tool_call>" for section in sections)
+    text = case.between.join(
+        f"<minimax:tool_call>\n{section}</minimax:tool_call>" for section in sections
+    )
     return case.before + text + case.after
 
 
@@ -44,7 +63,9 @@ CALL = write_m2(Case("", (PARIS,)))
 EXAMPLES = {
     ("tool_parser", "minimax"): [
         *rendered(write_m1),
-        Example("on one line", '<tool_calls>{"name":"now","arguments":{}}</tool_calls>', calls=(NOW,)),
+        Example(
+            "on one line", '<tool_calls>{"name":"now","arguments":{}}</tool_calls>', calls=(NOW,)
+        ),
         Example("no arguments key", '<tool_calls>\n{"name": "now"}\n</tool_calls>', calls=(NOW,)),
         Example("no end tag", '<tool_calls>\n{"name": "now", "arguments": {}}\n', calls=(NOW,)),
         Example(
@@ -72,26 +93,44 @@ EXAMPLES = {
             '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Par',
             open_call=("get_weather", '{"city": "Par'),
         ),
-        Example("no call", "The tag <tool_calls> begins calls.", content="The tag <tool_calls> begins calls."),
+        Example(
+            "no call",
+            "The tag <tool_calls> begins calls.",
+            content="The tag <tool_calls> begins calls.",
+        ),
     ],
     ("tool_parser", "minimax_m2"): [
         *rendered(write_m2),
         Example(
             "lines around a value",
-            section('<invoke name="get_weather">\n<parameter name="city">\nParis\n</parameter>\n</invoke>'),
+            section(
+                '<invoke name="get_weather">\n<parameter '
+                'name="city">\nParis\n</parameter>\n</invoke>'
+            ),
             calls=(("get_weather", {"city": "\nParis\n"}),),
         ),
         Example(
             "on one line",
-            '<minimax:tool_call><invoke name="add"><parameter name="a">2</parameter><parameter name="b">40</parameter></invoke>'
+            '<minimax:tool_call><invoke name="add"><parameter name="a">2</parameter><parameter '
+            'name="b">40</parameter></invoke>'
             "</minimax:tool_call>",
             calls=(ADD,),
         ),
         Example(
-            "number for a string", section(invoke("get_weather", {"city": 75001})), calls=(("get_weather", {"city": "75001"}),)
+            "number for a string",
+            section(invoke("get_weather", {"city": 75001})),
+            calls=(("get_weather", {"city": "75001"}),),
         ),
-        Example("words for an integer", section(invoke("add", {"a": "two"})), calls=(("add", {"a": "two"}),)),
-        Example("True for a boolean", section(invoke("set_flag", {"flag": "True"})), calls=(("set_flag", {"flag": True}),)),
+        Example(
+            "words for an integer",
+            section(invoke("add", {"a": "two"})),
+            calls=(("add", {"a": "two"}),),
+        ),
+        Example(
+            "True for a boolean",
+            section(invoke("set_flag", {"flag": "True"})),
+            calls=(("set_flag", {"flag": True}),),
+        ),
         Example(
             "unknown tool",
             section(invoke("other", {"x": 1})),
@@ -114,17 +153,34 @@ EXAMPLES = {
         ),
     ],
     ("reasoning_parser", "minimax_m2"): [
-        *with_reasoning(rendered(write_m2)[:32], lambda thought, text: f"{thought}\n</think>\n\n{text}", THOUGHTS),
-        *with_reasoning(rendered(write_m2)[32:40], lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}"),
+        *with_reasoning(
+            rendered(write_m2)[:32],
+            lambda thought, text: f"{thought}\n</think>\n\n{text}",
+            THOUGHTS,
+        ),
+        *with_reasoning(
+            rendered(write_m2)[32:40],
+            lambda thought, text: f"<think>\n{thought}\n</think>\n\n{text}",
+        ),
         Example("empty", "\n</think>\n\nHello.", content="Hello."),
-        Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end=IN_PROMPT),
+        Example(
+            "opened in the prompt",
+            "Hm.</think>Hello.",
+            content="Hello.",
+            reasoning="Hm.",
+            prompt_end=IN_PROMPT,
+        ),
         Example("no end", "Hm.", reasoning="Hm.", prompt_end=IN_PROMPT),
         Example("only the end", "Hm.</think>", reasoning="Hm."),
         Example("a call after it", "Hm.\n</think>\n" + CALL, content=CALL, reasoning="Hm."),
     ],
     ("reasoning_parser", "minimax_m2_append_think"): [
         Example(example.name, example.text, content="<think>" + example.text, prompt_end=IN_PROMPT)
-        for example in with_reasoning(rendered(write_m2)[:40], lambda thought, text: f"{thought}\n</think>\n\n{text}", THOUGHTS)
+        for example in with_reasoning(
+            rendered(write_m2)[:40],
+            lambda thought, text: f"{thought}\n</think>\n\n{text}",
+            THOUGHTS,
+        )
     ],
 }
 

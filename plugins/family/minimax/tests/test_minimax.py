@@ -23,7 +23,11 @@ def render(messages: list[dict[str, Any]], **more: Any) -> str:
 
 def test_calls_of_the_template_are_read_back() -> None:
     calls = [
-        {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'},
+        },
         {"id": "2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
     ]
     text = render(
@@ -38,6 +42,9 @@ def test_calls_of_the_template_are_read_back() -> None:
     answer = text[text.index("Looking.") :]
     message = fold(run(MiniMaxToolParser(), answer[: answer.index("<end_of_sentence>")]))
     assert message.content.strip() == "Looking." and "Hm." not in text
-    assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", '{"city": "Zürich"}'), ("now", "{}")]
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [
+        ("get_weather", '{"city": "Zürich"}'),
+        ("now", "{}"),
+    ]
     assert text.index("tool name: get_weather\ntool result: rain") > text.index("Looking.")
     assert text.endswith("<beginning_of_sentence>ai name=MiniMax AI\n")

@@ -6,14 +6,21 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_mistral.tool_parser:MistralToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_mistral.tool_parser:MistralToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_mistral.reasoning_parser:MistralReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_mistral.reasoning_parser:MistralReasoningParser",
+    flags=SPECIAL,
 )
 
 MODEL_TYPES = frozenset({"mistral", "mixtral", "mistral3", "ministral3", "pixtral", "voxtral"})
 MISTRAL = ModelFamilySpec(
-    api="1.0", model_types=MODEL_TYPES, template_markers=("[TOOL_CALLS]",), recommends={"tool_parser": "mistral"}
+    api="1.0",
+    model_types=MODEL_TYPES,
+    template_markers=("[TOOL_CALLS]",),
+    recommends={"tool_parser": "mistral"},
 )
 MAGISTRAL = ModelFamilySpec(
     api="1.0",
@@ -22,14 +29,19 @@ MAGISTRAL = ModelFamilySpec(
     recommends={"tool_parser": "mistral", "reasoning_parser": "mistral"},
 )
 
-# Checkpoints with Mistral's own tokenizer file. The architecture gives them one match more than the families above. The file is
-# better evidence than the template, which may be missing.
+# Checkpoints with Mistral's own tokenizer file. The architecture gives them one match more than the
+# families above. The file is better evidence than the template, which may be missing.
 ARCHITECTURES = frozenset(
     {
-        "MistralForCausalLM", "MixtralForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM",
-        "LlavaForConditionalGeneration", "PixtralForConditionalGeneration", "VoxtralForConditionalGeneration",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Mistral3ForConditionalGeneration",
+        "Ministral3ForCausalLM",
+        "LlavaForConditionalGeneration",
+        "PixtralForConditionalGeneration",
+        "VoxtralForConditionalGeneration",
     }
-)  # fmt: skip
+)
 TOKENIZER_FILES = ("tekken.json", "tokenizer.model.v*")
 MISTRAL_COMMON = ModelFamilySpec(
     api="1.0",

@@ -1,6 +1,8 @@
-"""Reasoning of Magistral and later: `[THINK]…[/THINK]` (https://docs.mistral.ai/capabilities/reasoning). A call also ends it.
+"""Reasoning of Magistral and later: `[THINK]…[/THINK]`
+(https://docs.mistral.ai/capabilities/reasoning). A call also ends it.
 
-There may be text before it, which is content. Magistral-2506 writes `<think>…</think>` at the beginning of the output.
+There may be text before it, which is content. Magistral-2506 writes `<think>…</think>` at the
+beginning of the output.
 """
 
 from __future__ import annotations
@@ -8,8 +10,11 @@ from __future__ import annotations
 from pegboard.interfaces.output_parser import Content, Reasoning
 from pegboard_chat.parsing import Markers, Steps, TaggedReasoning
 
-START, END, CALLS = "[THINK]", "[/THINK]", "[TOOL_CALLS]"
-OLD_START, OLD_END = "<think>", "</think>"
+START = "[THINK]"
+END = "[/THINK]"
+CALLS = "[TOOL_CALLS]"
+OLD_START = "<think>"
+OLD_END = "</think>"
 BEFORE = Markers(START, END, CALLS)
 
 
@@ -32,7 +37,8 @@ class MistralReasoningParser(TaggedReasoning):
             return
         if blank and (yield from self.text.ahead(len(START))) != START:
             yield Content(blank)
-        while (marker := (yield from self.text.pieces(BEFORE, Content))) == END:  # an end without a start is dropped
+        # an end without a start is dropped
+        while (marker := (yield from self.text.pieces(BEFORE, Content))) == END:
             pass
         if marker == START:
             yield from self._until(END)

@@ -1,12 +1,13 @@
 """Tool calls of Mistral.
 
-up to v7     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]
-v11          [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]…
-from v13 on  [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}
+up to v7     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now",
+"arguments": {}}] v11          [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city":
+"Paris"}[TOOL_CALLS]now[CALL_ID]… from v13 on  [TOOL_CALLS]get_weather[ARGS]{"city":
+"Paris"}[TOOL_CALLS]now[ARGS]{}
 
 Formats: https://docs.mistral.ai/capabilities/function_calling and the tokenizer versions in
-https://github.com/mistralai/mistral-common. Where the text does not keep control tokens, [ARGS] is missing. Mistral's templates
-require ids of nine letters and digits.
+https://github.com/mistralai/mistral-common. Where the text does not keep control tokens, [ARGS] is
+missing. Mistral's templates require ids of nine letters and digits.
 """
 
 from __future__ import annotations
@@ -19,11 +20,29 @@ from typing import Any, ClassVar
 
 from pegboard.interfaces.output_parser import OutputParserSetup
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import CallKeys, Calls, Markers, Steps, Stops, StreamParser, read_arguments, read_call_list
+from pegboard_chat.parsing import (
+    CallKeys,
+    Calls,
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    read_arguments,
+    read_call_list,
+)
 from pegboard_chat.parsing.call_constraint import call_bodies, call_list
-from pegboard_chat.parsing.structural_tag import constraint, either, regex, sequence, text, triggered
+from pegboard_chat.parsing.structural_tag import (
+    constraint,
+    either,
+    regex,
+    sequence,
+    text,
+    triggered,
+)
 
-START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+START = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
 STARTS = Markers(START)
 STOPS = Stops(START, CALL_ID, ARGUMENTS)
 KEYS = CallKeys(needs_arguments=False)
@@ -63,7 +82,8 @@ class MistralToolParser(StreamParser):
         yield from self.text.space()
         if (yield from self.text.peek()) == "[":
             return (yield from read_call_list(self.text, self.calls, KEYS, stops=STOPS))
-        name, id = (yield from self.text.word()), ""
+        name = yield from self.text.word()
+        id = ""
         if not name:
             return False
         if (yield from self.text.accept(CALL_ID)):

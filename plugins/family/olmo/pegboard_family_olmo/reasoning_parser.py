@@ -1,6 +1,7 @@
 """Reasoning of Olmo 3 Think: `<think>…</think>`, whose start the chat template writes.
 
-Format: the chat template in https://huggingface.co/allenai/Olmo-3-32B-Think. The tags are not single tokens.
+Format: the chat template in https://huggingface.co/allenai/Olmo-3-32B-Think. The tags are not
+single tokens.
 """
 
 from __future__ import annotations

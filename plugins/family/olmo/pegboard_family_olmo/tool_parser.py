@@ -5,7 +5,8 @@
     add(a=2, b=40)
     </function_calls>
 
-Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. Values are Python or JSON literals.
+Format: the chat template in https://huggingface.co/allenai/Olmo-3-7B-Instruct. Values are Python or
+JSON literals.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_python_lines, read_python_call
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_python_lines,
+    read_python_call,
+)
 
 BEGIN = "<function_calls>"
 START = Markers(BEGIN)

@@ -1,20 +1,24 @@
 """Output of gpt-oss: messages on channels, the harmony format.
 
     <|channel|>analysis<|message|>Let me see.<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather
+    <|constrain|>json<|message|>{"city": "Paris"}<|call|>
     <|start|>assistant<|channel|>final<|message|>Hello.<|return|>
 
-(without line breaks). Format: https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`, so
-the output begins after it. Messages on `analysis` are reasoning, those with a recipient are calls, and all others are content.
-The recipient may precede the channel. The tokens that stop the generation (`<|call|>`, `<|return|>`) may be missing in the text.
+(without line breaks). Format: https://cookbook.openai.com/articles/openai-harmony. The prompt ends
+with `<|start|>assistant`, so the output begins after it. Messages on `analysis` are reasoning,
+those with a recipient are calls, and all others are content. The recipient may precede the channel.
+The tokens that stop the generation (`<|call|>`, `<|return|>`) may be missing in the text.
 
     <|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>
 
-An empty body means no arguments. A body that is not JSON is the argument of a function whose only parameter (or only required
-parameter) is a string, and otherwise the argument `input`. A message to `assistant` or another participant is content.
+An empty body means no arguments. A body that is not JSON is the argument of a function whose only
+parameter (or only required parameter) is a string, and otherwise the argument `input`. A message to
+`assistant` or another participant is content.
 
-The control tokens never become content: a token in the wrong place, or a header that is broken off, is dropped, and its text is
-content. Messages of content that follow one another are separated by a line break.
+The control tokens never become content: a token in the wrong place, or a header that is broken off,
+is dropped, and its text is content. Messages of content that follow one another are separated by a
+line break.
 """
 
 from __future__ import annotations
@@ -27,9 +31,13 @@ from typing import ClassVar
 from pegboard.interfaces.output_parser import Content, Event, Reasoning
 from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, read_arguments
 
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
-HEADERS, BODY_ENDS = Markers(START, CHANNEL), Markers(START, CHANNEL, *ENDS)
+HEADERS = Markers(START, CHANNEL)
+BODY_ENDS = Markers(START, CHANNEL, *ENDS)
 WORDS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 TOKENS = Stops(*WORDS)
 HEADER = re.compile(
@@ -41,14 +49,17 @@ TOKEN = re.compile(r"<\|(?:start|channel|constrain)\|>")
 EARLY = " to="
 PARTICIPANTS = frozenset({"assistant", "user", "system", "developer", "all"})
 ANY_TEXT = "input"
-"""The argument for text that is not JSON, if the function does not show which parameter it is for."""
+"""The argument for text that is not JSON, if the function does not show which parameter it is
+for."""
 
 
 class HarmonyToolParser(StreamParser):
     ends = (MESSAGE, CONSTRAIN, *ENDS)
     thoughts: ClassVar[Mapping[str, str]] = {}
     reads_calls: ClassVar[bool] = True
-    _last, _is_apart = "", False  # the last character of the content so far; whether the next begins another message
+    _last = ""
+    # the last character of the content so far; whether the next begins another message
+    _is_apart = False
 
     def read(self) -> Steps[None]:
         marker = ""
@@ -59,8 +70,9 @@ class HarmonyToolParser(StreamParser):
             marker = yield from self._message(marker)
 
     def _message(self, marker: str) -> Steps[str]:
-        """Read a message whose header begins with `marker` (consumed and kept). Usually returns "". If the marker of the next
-        message stands in place of an end token, returns that marker, which is also kept."""
+        """Read a message whose header begins with `marker` (consumed and kept). Usually returns "".
+        If the marker of the next message stands in place of an end token, returns that marker,
+        which is also kept."""
         header, end = yield from self._header(marker)
         found = HEADER.fullmatch(header) if end == MESSAGE else None
         recipient = (found and (found["before"] or found["behind"])) or ""
@@ -83,12 +95,16 @@ class HarmonyToolParser(StreamParser):
         return (yield from self._body(self._content))
 
     def _header(self, marker: str) -> Steps[tuple[str, str]]:
-        """Read a header that begins with `marker`. Returns it without tokens that are repeated, and the token that ends it."""
-        header, last = marker, marker
+        """Read a header that begins with `marker`. Returns it without tokens that are repeated, and
+        the token that ends it."""
+        header = marker
+        last = marker
         while True:
             part, token = yield from self.text.until(TOKENS)
             header += part
-            if token != CONSTRAIN and not (token == CHANNEL and (CHANNEL not in header or not part)):
+            if token != CONSTRAIN and not (
+                token == CHANNEL and (CHANNEL not in header or not part)
+            ):
                 return header, token
             if part or token != last:
                 header += token
@@ -97,7 +113,8 @@ class HarmonyToolParser(StreamParser):
     def _content(self, text: str) -> Event:
         """Content, after a line break if it begins another message."""
         is_apart = self._is_apart and bool(self._last.strip()) and bool(text[:1].strip())
-        self._is_apart, self._last = False, text[-1]
+        self._is_apart = False
+        self._last = text[-1]
         return Content("\n" + text if is_apart else text)
 
     def _unread(self) -> Steps[str]:
@@ -150,7 +167,9 @@ class HarmonyToolParser(StreamParser):
                 yield self._content(rest)
             return (yield from self._body(self._content))
         yield self.calls.start(name)
-        yield self.calls.arguments(f'{{{json.dumps(self._text_parameter(name), ensure_ascii=False)}: "{_escaped(rest)}')
+        yield self.calls.arguments(
+            f'{{{json.dumps(self._text_parameter(name), ensure_ascii=False)}: "{_escaped(rest)}'
+        )
         token = yield from self._body(lambda text: self.calls.arguments(_escaped(text)))
         yield self.calls.arguments('"}')
         yield self.calls.end()
@@ -159,16 +178,22 @@ class HarmonyToolParser(StreamParser):
     def _text_parameter(self, name: str) -> str:
         """Returns the parameter for text that is not JSON."""
         schema = self.calls.parameters(name)
-        properties, required = schema.get("properties"), schema.get("required")
+        properties = schema.get("properties")
+        required = schema.get("required")
         if isinstance(properties, dict):
             for names in (list(properties), required if isinstance(required, list) else []):
-                if len(names) == 1 and isinstance(found := properties.get(names[0]), dict) and found.get("type") == "string":
+                if (
+                    len(names) == 1
+                    and isinstance(found := properties.get(names[0]), dict)
+                    and found.get("type") == "string"
+                ):
                     return str(names[0])
         return ANY_TEXT
 
 
 class HarmonyReasoningParser(HarmonyToolParser):
-    """Leaves calls as they are written. The tool parser `openai` reads them afterwards. Without it, they are content."""
+    """Leaves calls as they are written. The tool parser `openai` reads them afterwards. Without it,
+    they are content."""
 
     reads_calls = False
 

@@ -6,7 +6,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_openai.harmony:HarmonyToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_openai.harmony:HarmonyToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
     api="1.0", implementation="pegboard_family_openai.harmony:HarmonyReasoningParser", flags=SPECIAL
 )

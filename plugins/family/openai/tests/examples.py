@@ -6,8 +6,13 @@ import json
 
 from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, tool
 
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
+END = "<|end|>"
+RETURN = "<|return|>"
+CALL = "<|call|>"
 TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
 NEXT = f"{START}assistant"
 
@@ -44,12 +49,21 @@ TOOLS = [
     Example("with reasoning", ANALYSIS + NEXT + PARIS_CALL, reasoning=THOUGHT, calls=(PARIS,)),
     Example(
         "recipient before the channel",
-        f'{ANALYSIS}{NEXT} to=functions.add{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}{{"a": 2, "b": 40}}{CALL}',
+        (
+            f'{ANALYSIS}{NEXT} to=functions.add{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}{{"a": '
+            f'2, "b": 40}}{CALL}'
+        ),
         reasoning=THOUGHT,
         calls=(ADD,),
     ),
-    Example("recipient first of all", f" to=functions.now{CHANNEL}commentary json{MESSAGE}{{}}{CALL}", calls=(NOW,)),
-    Example("no constraint", f"{CHANNEL}commentary to=functions.now{MESSAGE}{{}}{CALL}", calls=(NOW,)),
+    Example(
+        "recipient first of all",
+        f" to=functions.now{CHANNEL}commentary json{MESSAGE}{{}}{CALL}",
+        calls=(NOW,),
+    ),
+    Example(
+        "no constraint", f"{CHANNEL}commentary to=functions.now{MESSAGE}{{}}{CALL}", calls=(NOW,)
+    ),
     Example("no end of the call", PARIS_CALL.removesuffix(CALL), calls=(PARIS,)),
     Example(
         "no end of the reasoning",
@@ -63,7 +77,12 @@ TOOLS = [
         f'{CHANNEL}analysis to=browser.open code{MESSAGE}{{"id": 1}}{CALL}',
         calls=(("browser.open", {"id": 1}),),
     ),
-    Example("code as JSON", call("python", '{"code": "1"}'), calls=(("python", {"code": "1"}),), tools=PYTHON),
+    Example(
+        "code as JSON",
+        call("python", '{"code": "1"}'),
+        calls=(("python", {"code": "1"}),),
+        tools=PYTHON,
+    ),
     Example("an empty body", call("now", ""), calls=(NOW,), differs="leaves the arguments empty"),
     Example(
         "a message to assistant",
@@ -83,9 +102,21 @@ TOOLS = [
         content="Let me see.\nDone.",
         differs="joins them without a line break",
     ),
-    Example("tokens in a text", say("final", f"a{MESSAGE}b{CONSTRAIN}c", RETURN), content="abc", differs="keeps them"),
-    Example("cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')),
-    Example("cut off in the header", f"{CHANNEL}commentary to=func", content="commentary to=func", differs=DROPPED),
+    Example(
+        "tokens in a text",
+        say("final", f"a{MESSAGE}b{CONSTRAIN}c", RETURN),
+        content="abc",
+        differs="keeps them",
+    ),
+    Example(
+        "cut off", PARIS_CALL[: -len('is"}' + CALL)], open_call=("get_weather", '{"city": "Par')
+    ),
+    Example(
+        "cut off in the header",
+        f"{CHANNEL}commentary to=func",
+        content="commentary to=func",
+        differs=DROPPED,
+    ),
     Example("no harmony", "Just text.", content="Just text.", differs=DROPPED),
 ]
 
@@ -95,14 +126,23 @@ def apart(case: Case) -> Example:
     text = NEXT.join([ANALYSIS, *messages(case)])
     content = ""
     for part in messages(case):
-        content += NEXT + part if part.endswith(CALL) else part.split(MESSAGE, 1)[1].removesuffix(END).removesuffix(RETURN)
+        content += (
+            NEXT + part
+            if part.endswith(CALL)
+            else part.split(MESSAGE, 1)[1].removesuffix(END).removesuffix(RETURN)
+        )
     return Example(case.name, text, content=content, reasoning=THOUGHT)
 
 
-CASES = [Case(example.name, example.calls, example.content) for example in rendered(write) if example.content or example.calls]
+CASES = [
+    Case(example.name, example.calls, example.content)
+    for example in rendered(write)
+    if example.content or example.calls
+]
 
 BETWEEN = NEXT
-CONTROL = {("reasoning_parser", "openai_gptoss"): ()}  # calls stay as they are written, see test_openai.py
+# calls stay as they are written, see test_openai.py
+CONTROL = {("reasoning_parser", "openai_gptoss"): ()}
 EXAMPLES = {
     ("tool_parser", "openai"): TOOLS,
     ("reasoning_parser", "openai_gptoss"): [

@@ -1,5 +1,5 @@
-"""Specs of this package. Phi-4-mini's own chat template accepts tools only in its own form, so the family includes another
-template."""
+"""Specs of this package. Phi-4-mini's own chat template accepts tools only in its own form, so the
+family includes another template."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 TOOL_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_phi.tool_parser:Phi4MiniToolParser", flags=frozenset({"special_tokens"})
+    api="1.0",
+    implementation="pegboard_family_phi.tool_parser:Phi4MiniToolParser",
+    flags=frozenset({"special_tokens"}),
 )
 
 PHI_4_MINI = ModelFamilySpec(

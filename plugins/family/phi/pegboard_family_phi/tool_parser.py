@@ -3,8 +3,9 @@
     functools[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, …]<|/tool_call|>
 
-Formats: https://github.com/microsoft/PhiCookBook (function calling with Phi-4-mini), and the special tokens in
-https://huggingface.co/microsoft/Phi-4-mini-instruct. The prompt decides which of them a model writes.
+Formats: https://github.com/microsoft/PhiCookBook (function calling with Phi-4-mini), and the
+special tokens in https://huggingface.co/microsoft/Phi-4-mini-instruct. The prompt decides which of
+them a model writes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_lists, read_call_list
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_lists,
+    read_call_list,
+)
 
 WORD = "functools"
-START, END = "<|tool_call|>", "<|/tool_call|>"
+START = "<|tool_call|>"
+END = "<|/tool_call|>"
 STARTS = Markers(WORD, START)
 STOPS = Stops(START, END, before={WORD: ("[",)})
 

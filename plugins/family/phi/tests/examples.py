@@ -10,7 +10,10 @@ TOKENS = ("<|tool_call|>", "<|/tool_call|>")
 
 
 def calls_of(case: Case) -> str:
-    calls = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in case.calls]
+    calls = [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in case.calls
+    ]
     return f"[{', '.join(calls)}]"
 
 
@@ -19,7 +22,11 @@ def write(case: Case) -> str:
 
 
 def write_tokens(case: Case) -> str:
-    return case.before + (f"<|tool_call|>{calls_of(case)}<|/tool_call|>" if case.calls else "") + case.after
+    return (
+        case.before
+        + (f"<|tool_call|>{calls_of(case)}<|/tool_call|>" if case.calls else "")
+        + case.after
+    )
 
 
 def differs(case: Case) -> str:
@@ -36,8 +43,16 @@ EXAMPLES = {
     ("tool_parser", "phi4_mini_json"): [
         *rendered(write, has_between=False, differs=differs),
         *rendered(write_tokens, has_between=False, differs=differs_tokens)[:12],
-        Example("lines", 'functools[\n  {\n    "name": "add",\n    "arguments": {"a": 2, "b": 40}\n  }\n]', calls=(ADD,)),
-        Example("arguments first", 'functools[{"arguments": {"city": "Paris"}, "name": "get_weather"}]', calls=(PARIS,)),
+        Example(
+            "lines",
+            'functools[\n  {\n    "name": "add",\n    "arguments": {"a": 2, "b": 40}\n  }\n]',
+            calls=(ADD,),
+        ),
+        Example(
+            "arguments first",
+            'functools[{"arguments": {"city": "Paris"}, "name": "get_weather"}]',
+            calls=(PARIS,),
+        ),
         Example("parameters", 'functools[{"name": "now", "parameters": {}}]', calls=(NOW,)),
         Example(
             "two lists",
@@ -51,8 +66,18 @@ EXAMPLES = {
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer reads everything as content",
         ),
-        Example("an empty list", "functools[] text", content="functools[] text", differs="the peer drops it"),
-        Example("an empty element", "<|tool_call|>[]<|/tool_call|> text", content="text", differs="the peer keeps the tokens"),
+        Example(
+            "an empty list",
+            "functools[] text",
+            content="functools[] text",
+            differs="the peer drops it",
+        ),
+        Example(
+            "an empty element",
+            "<|tool_call|>[]<|/tool_call|> text",
+            content="text",
+            differs="the peer keeps the tokens",
+        ),
         Example("the module", "from functools import cache", content="from functools import cache"),
     ]
 }

@@ -3,7 +3,8 @@
     [get_weather(city="Paris"), add(a=2, b=40)]
 
 Formats: https://huggingface.co/Team-ACE/ToolACE-8B and
-https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/#-tool-calling-(1b/3b)-. Values are Python or JSON literals.
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/#-tool-calling-(1b/3b)-. Values
+are Python or JSON literals.
 """
 
 from __future__ import annotations

@@ -8,15 +8,20 @@ from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, ren
 
 
 def write(case: Case) -> str:
-    calls = [f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in case.calls]
+    calls = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in case.calls
+    ]
     return case.before + (f"[{', '.join(calls)}]" if calls else "") + case.after
 
 
 def write_json_values(case: Case) -> str:
-    calls = [
-        f"{name}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
-        for name, arguments in case.calls
-    ]
+    calls = []
+    for name, arguments in case.calls:
+        words = (
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()
+        )
+        calls.append(f"{name}({', '.join(words)})")
     return f"[{', '.join(calls)}]" if calls else case.before
 
 
@@ -30,7 +35,11 @@ EXAMPLES = {
         *rendered(write_json_values, has_before=False, has_between=False, has_after=False)[:40],
         Example("lines", "[\n    add(a=2, b=40),\n    now()\n]", calls=(ADD, NOW)),
         Example("double quotes", '[get_weather(city="Paris")]', calls=(PARIS,)),
-        Example("words of JSON", "[set_flag(flag=true, note=null)]", calls=(("set_flag", {"flag": True, "note": None}),)),
+        Example(
+            "words of JSON",
+            "[set_flag(flag=true, note=null)]",
+            calls=(("set_flag", {"flag": True, "note": None}),),
+        ),
         Example(
             "two lists",
             "[now()]\n[add(a=2, b=40)]",

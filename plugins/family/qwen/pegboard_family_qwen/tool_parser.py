@@ -8,8 +8,9 @@
     </function>
     </tool_call>
 
-Format: the chat template in https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct. Values are plain text with one newline on
-each side; the tool's schema gives their types. The models sometimes leave out <tool_call> or </parameter>.
+Format: the chat template in https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct. Values are
+plain text with one newline on each side; the tool's schema gives their types. The models sometimes
+leave out <tool_call> or </parameter>.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class Qwen3CoderToolParser(TaggedToolParser):
-    section, section_end = "<tool_call>", "</tool_call>"
+    section = "<tool_call>"
+    section_end = "</tool_call>"
     opening = "<function="
     is_quotable = True
     tags = TagFormat(

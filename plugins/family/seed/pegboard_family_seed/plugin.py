@@ -6,9 +6,13 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_seed.tool_parser:SeedOssToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_seed.tool_parser:SeedOssToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_seed.reasoning_parser:SeedOssReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_seed.reasoning_parser:SeedOssReasoningParser",
+    flags=SPECIAL,
 )
 
 SEED_OSS = ModelFamilySpec(

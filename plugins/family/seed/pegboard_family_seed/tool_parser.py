@@ -6,8 +6,8 @@
     </function>
     </seed:tool_call>
 
-Format: the chat template in https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct. Values are plain text, with or without a
-newline on each side, typed by the tool's schema.
+Format: the chat template in https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct. Values are
+plain text, with or without a newline on each side, typed by the tool's schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pegboard_chat.parsing import TagFormat, TaggedToolParser
 
 
 class SeedOssToolParser(TaggedToolParser):
-    section, section_end = "<seed:tool_call>", "</seed:tool_call>"
+    section = "<seed:tool_call>"
+    section_end = "</seed:tool_call>"
     opening = "<function="
     thoughts: ClassVar[Mapping[str, str]] = {"<seed:think>": "</seed:think>", "<think>": "</think>"}
     tags = TagFormat(

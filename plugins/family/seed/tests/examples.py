@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    rendered,
+    with_reasoning,
+)
 
 TOKENS = ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
 
@@ -21,7 +29,9 @@ def write(case: Case) -> str:
         for key, value in arguments.items():
             line = "\n" if plain(value) != plain(value).strip("\n") else ""
             parameters.append(f"<parameter={key}>{line}{plain(value)}{line}</parameter>\n")
-        calls.append(f"<seed:tool_call>\n<function={name}>\n{''.join(parameters)}</function>\n</seed:tool_call>")
+        calls.append(
+            f"<seed:tool_call>\n<function={name}>\n{''.join(parameters)}</function>\n</seed:tool_call>"
+        )
     return case.before + (case.between or "\n").join(calls) + case.after
 
 
@@ -36,13 +46,29 @@ CALL = write(Case("", (PARIS,)))
 EXAMPLES = {
     ("tool_parser", "seed_oss"): [
         *rendered(write),
-        Example("lines around a value", call("<parameter=city>\nParis\n</parameter>"), calls=(PARIS,)),
-        Example("number for a string", call("<parameter=city>75001</parameter>"), calls=(("get_weather", {"city": "75001"}),)),
-        Example("words for an integer", call("<parameter=a>two</parameter>", "add"), calls=(("add", {"a": "two"}),)),
         Example(
-            "True for a boolean", call("<parameter=flag>True</parameter>", "set_flag"), calls=(("set_flag", {"flag": True}),)
+            "lines around a value", call("<parameter=city>\nParis\n</parameter>"), calls=(PARIS,)
         ),
-        Example("unknown tool", call("<parameter=x>1</parameter>", "other"), calls=(("other", {"x": "1"}),)),
+        Example(
+            "number for a string",
+            call("<parameter=city>75001</parameter>"),
+            calls=(("get_weather", {"city": "75001"}),),
+        ),
+        Example(
+            "words for an integer",
+            call("<parameter=a>two</parameter>", "add"),
+            calls=(("add", {"a": "two"}),),
+        ),
+        Example(
+            "True for a boolean",
+            call("<parameter=flag>True</parameter>", "set_flag"),
+            calls=(("set_flag", {"flag": True}),),
+        ),
+        Example(
+            "unknown tool",
+            call("<parameter=x>1</parameter>", "other"),
+            calls=(("other", {"x": "1"}),),
+        ),
         Example(
             "a value without end",
             call("<parameter=a>2<parameter=b>40", "add"),
@@ -80,12 +106,34 @@ EXAMPLES = {
         ),
     ],
     ("reasoning_parser", "seed_oss"): [
-        *with_reasoning(rendered(write)[:30], lambda thought, text: f"<seed:think>{thought}</seed:think>\n{text}", THOUGHTS),
-        *with_reasoning(rendered(write)[30:36], lambda thought, text: f"{thought}</seed:think>\n{text}"),
+        *with_reasoning(
+            rendered(write)[:30],
+            lambda thought, text: f"<seed:think>{thought}</seed:think>\n{text}",
+            THOUGHTS,
+        ),
+        *with_reasoning(
+            rendered(write)[30:36], lambda thought, text: f"{thought}</seed:think>\n{text}"
+        ),
         Example("empty", "<seed:think></seed:think>\nHello.", content="Hello."),
-        Example("budget", f"<seed:think>\n{BUDGET}\nHm.\n</seed:think>Hello.", content="Hello.", reasoning=f"{BUDGET}\nHm."),
-        Example("opened in the prompt", "Hm.</seed:think>Hi.", content="Hi.", reasoning="Hm.", prompt_end="<seed:think>\n"),
-        Example("closed in the prompt", "Hello.", content="Hello.", prompt_end="<seed:think>\n</seed:think>"),
+        Example(
+            "budget",
+            f"<seed:think>\n{BUDGET}\nHm.\n</seed:think>Hello.",
+            content="Hello.",
+            reasoning=f"{BUDGET}\nHm.",
+        ),
+        Example(
+            "opened in the prompt",
+            "Hm.</seed:think>Hi.",
+            content="Hi.",
+            reasoning="Hm.",
+            prompt_end="<seed:think>\n",
+        ),
+        Example(
+            "closed in the prompt",
+            "Hello.",
+            content="Hello.",
+            prompt_end="<seed:think>\n</seed:think>",
+        ),
         Example("no end", "<seed:think>Hm.", reasoning="Hm."),
         Example("only the end", "Hm.</seed:think>", reasoning="Hm."),
         Example("a call ends it", f"<seed:think>Hm.\n{CALL}", content=CALL, reasoning="Hm."),

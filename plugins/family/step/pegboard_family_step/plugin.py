@@ -6,9 +6,13 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 SPECIAL = frozenset({"special_tokens"})
-TOOL_PARSER = OutputParserSpec(api="1.0", implementation="pegboard_family_step.tool_parser:Step3ToolParser", flags=SPECIAL)
+TOOL_PARSER = OutputParserSpec(
+    api="1.0", implementation="pegboard_family_step.tool_parser:Step3ToolParser", flags=SPECIAL
+)
 REASONING_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_step.reasoning_parser:Step3ReasoningParser", flags=SPECIAL
+    api="1.0",
+    implementation="pegboard_family_step.reasoning_parser:Step3ReasoningParser",
+    flags=SPECIAL,
 )
 
 STEP3 = ModelFamilySpec(

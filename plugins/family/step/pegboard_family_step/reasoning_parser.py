@@ -1,4 +1,5 @@
-"""Reasoning of Step3, which the template opens in the prompt: `…</think>answer` (https://huggingface.co/stepfun-ai/step3)."""
+"""Reasoning of Step3, which the template opens in the prompt: `…</think>answer`
+(https://huggingface.co/stepfun-ai/step3)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
     </steptml:invoke><｜tool_call_end｜>
     <｜tool_calls_end｜>
 
-Format: the chat template in https://huggingface.co/stepfun-ai/step3. Values are plain text, typed by the tool's schema.
+Format: the chat template in https://huggingface.co/stepfun-ai/step3. Values are plain text, typed
+by the tool's schema.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, StreamParser, TagFormat, constrained_tags, read_tagged_call
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    StreamParser,
+    TagFormat,
+    constrained_tags,
+    read_tagged_call,
+)
 
-SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
-CALL, CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
+SECTION = "<｜tool_calls_begin｜>"
+SECTION_END = "<｜tool_calls_end｜>"
+CALL = "<｜tool_call_begin｜>"
+CALL_END = "<｜tool_call_end｜>"
 SEPARATOR = "<｜tool_sep｜>"
 KIND = f"function{SEPARATOR}"
 INVOKE = '<steptml:invoke name="'
@@ -28,7 +38,14 @@ TAGS = TagFormat(
     key_start='<steptml:parameter name="',
     key_end='">',
     value_end="</steptml:parameter>",
-    value_stops=('<steptml:parameter name="', "</steptml:invoke>", SECTION, SECTION_END, CALL, CALL_END),
+    value_stops=(
+        '<steptml:parameter name="',
+        "</steptml:invoke>",
+        SECTION,
+        SECTION_END,
+        CALL,
+        CALL_END,
+    ),
     end="</steptml:invoke>",
     around=(SECTION, SECTION_END, CALL, CALL_END),
     trim="nothing",
@@ -45,7 +62,11 @@ class Step3ToolParser(StreamParser):
     def constraint(self, tools: Sequence[Mapping[str, Any]], choice: str) -> Constraint | None:
         call = f"{CALL}{KIND}{INVOKE}"
         openings = [(SECTION, f"{SECTION}\n{call}"), (CALL, call)]
-        return constrained_tags(tools, TAGS, openings, f"{TAGS.end}{CALL_END}") if choice == "auto" else None
+        return (
+            constrained_tags(tools, TAGS, openings, f"{TAGS.end}{CALL_END}")
+            if choice == "auto"
+            else None
+        )
 
     def _call(self, marker: str) -> Steps[bool]:
         if marker == SECTION:

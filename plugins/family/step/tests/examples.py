@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 
-from pegboard_testing.parser_examples import ADD, NOW, PARIS, Case, Example, rendered, with_reasoning
+from pegboard_testing.parser_examples import (
+    ADD,
+    NOW,
+    PARIS,
+    Case,
+    Example,
+    rendered,
+    with_reasoning,
+)
 
-SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
-CALL, CALL_END, SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"
+SECTION = "<｜tool_calls_begin｜>"
+SECTION_END = "<｜tool_calls_end｜>"
+CALL = "<｜tool_call_begin｜>"
+CALL_END = "<｜tool_call_end｜>"
+SEPARATOR = "<｜tool_sep｜>"
 TOKENS = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR, "<think>", "</think>")
 
 
@@ -17,9 +28,13 @@ def plain(value: object) -> str:
 
 def invoke(name: str, arguments: dict[str, object]) -> str:
     parameters = "".join(
-        f'<steptml:parameter name="{key}">{plain(value)}</steptml:parameter>\n' for key, value in arguments.items()
+        f'<steptml:parameter name="{key}">{plain(value)}</steptml:parameter>\n'
+        for key, value in arguments.items()
     )
-    return f'{CALL}function{SEPARATOR}<steptml:invoke name="{name}">\n{parameters}</steptml:invoke>{CALL_END}'
+    return (
+        f"{CALL}function{SEPARATOR}<steptml:invoke "
+        f'name="{name}">\n{parameters}</steptml:invoke>{CALL_END}'
+    )
 
 
 def write(case: Case) -> str:
@@ -43,14 +58,24 @@ THOUGHTS = ("Let me think.\nYes, 1 < 2.", '北京 {"a": 1}')
 EXAMPLES = {
     ("tool_parser", "step3"): [
         *rendered(write, differs=differs),
-        Example("dense", f"{SECTION}{PARIS_CALL}{invoke('now', {})}{SECTION_END}", calls=(PARIS, NOW)),
+        Example(
+            "dense", f"{SECTION}{PARIS_CALL}{invoke('now', {})}{SECTION_END}", calls=(PARIS, NOW)
+        ),
         Example(
             "number for a string",
             write(Case("", (("get_weather", {"city": "75001"}),))),
             calls=(("get_weather", {"city": "75001"}),),
         ),
-        Example("words for an integer", write(Case("", (("add", {"a": "two"}),))), calls=(("add", {"a": "two"}),)),
-        Example("True for a boolean", write(Case("", (("set_flag", {"flag": "True"}),))), calls=(("set_flag", {"flag": True}),)),
+        Example(
+            "words for an integer",
+            write(Case("", (("add", {"a": "two"}),))),
+            calls=(("add", {"a": "two"}),),
+        ),
+        Example(
+            "True for a boolean",
+            write(Case("", (("set_flag", {"flag": "True"}),))),
+            calls=(("set_flag", {"flag": True}),),
+        ),
         Example(
             "no function and separator",
             write(Case("", (PARIS, NOW))).replace(f"function{SEPARATOR}", ""),
@@ -59,7 +84,12 @@ EXAMPLES = {
         ),
         Example("an empty section", f"Yes. {SECTION}{SECTION_END}", content="Yes."),
         Example("no section", PARIS_CALL, calls=(PARIS,), differs="the peer needs the section"),
-        Example("no section end", SECTION + PARIS_CALL, calls=(PARIS,), differs="the peer needs the section's end"),
+        Example(
+            "no section end",
+            SECTION + PARIS_CALL,
+            calls=(PARIS,),
+            differs="the peer needs the section's end",
+        ),
         Example(
             "no call end",
             write(Case("", (ADD,))).replace(CALL_END, ""),
@@ -68,14 +98,23 @@ EXAMPLES = {
         ),
         Example(
             "cut off",
-            f'{SECTION}\n{CALL}function{SEPARATOR}<steptml:invoke name="get_weather">\n<steptml:parameter name="city">Par',
+            (
+                f"{SECTION}\n{CALL}function{SEPARATOR}<steptml:invoke "
+                'name="get_weather">\n<steptml:parameter name="city">Par'
+            ),
             open_call=("get_weather", '{"city": "Par'),
             differs="the peer needs the section's end",
         ),
-        Example("no call", f"The token {SECTION} begins calls.", content=f"The token {SECTION} begins calls."),
+        Example(
+            "no call",
+            f"The token {SECTION} begins calls.",
+            content=f"The token {SECTION} begins calls.",
+        ),
     ],
     ("reasoning_parser", "step3"): [
-        *with_reasoning(rendered(write)[:32], lambda thought, text: f"{thought}\n</think>\n\n{text}", THOUGHTS),
+        *with_reasoning(
+            rendered(write)[:32], lambda thought, text: f"{thought}\n</think>\n\n{text}", THOUGHTS
+        ),
         Example(
             "the start again",
             "<think>Hm.</think>Hello.",
@@ -84,7 +123,13 @@ EXAMPLES = {
             differs="the peer leaves the tag in the reasoning",
         ),
         Example("empty", "\n</think>\n\nHello.", content="Hello."),
-        Example("opened in the prompt", "Hm.</think>Hello.", content="Hello.", reasoning="Hm.", prompt_end="<think>\n"),
+        Example(
+            "opened in the prompt",
+            "Hm.</think>Hello.",
+            content="Hello.",
+            reasoning="Hm.",
+            prompt_end="<think>\n",
+        ),
         Example("no end", "Hm.", reasoning="Hm.", prompt_end="<think>\n"),
         Example("only the end", "Hm.</think>", reasoning="Hm."),
     ],

@@ -1,4 +1,5 @@
-"""Specs of this package. xLAM 2 is based on Llama and on Qwen; its chat template names Salesforce."""
+"""Specs of this package. xLAM 2 is based on Llama and on Qwen; its chat template names
+Salesforce."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.output_parser import OutputParserSpec
 
 TOOL_PARSER = OutputParserSpec(
-    api="1.0", implementation="pegboard_family_xlam.tool_parser:XlamToolParser", flags=frozenset({"special_tokens"})
+    api="1.0",
+    implementation="pegboard_family_xlam.tool_parser:XlamToolParser",
+    flags=frozenset({"special_tokens"}),
 )
 
 FAMILY = ModelFamilySpec(

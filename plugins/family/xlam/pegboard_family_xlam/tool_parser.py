@@ -2,8 +2,8 @@
 
     [{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
 
-Format: https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r. Some models write the list after their reasoning, in a code fence,
-between <tool_call> tags, or after [TOOL_CALLS].
+Format: https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r. Some models write the list after
+their reasoning, in a code fence, between <tool_call> tags, or after [TOOL_CALLS].
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.interfaces.structured_output import Constraint
-from pegboard_chat.parsing import Markers, Steps, Stops, StreamParser, constrained_calls, read_call_list
+from pegboard_chat.parsing import (
+    Markers,
+    Steps,
+    Stops,
+    StreamParser,
+    constrained_calls,
+    read_call_list,
+)
 
 THINK_END = "</think>"
 ENDS = {"```json": "```", "```": "```", "<tool_call>": "</tool_call>", "[TOOL_CALLS]": ""}
 """Text that may precede the list → the text that follows the list in this case."""
 STARTS = Markers(THINK_END, *ENDS)
-STOPS = Stops("[TOOL_CALLS]", before={"```": (), "</tool_call>": ("<tool_call>",), "<tool_call>": ("[",)})
+STOPS = Stops(
+    "[TOOL_CALLS]", before={"```": (), "</tool_call>": ("<tool_call>",), "<tool_call>": ("[",)}
+)
 
 
 class XlamToolParser(StreamParser):

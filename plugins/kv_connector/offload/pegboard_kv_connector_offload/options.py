@@ -19,11 +19,15 @@ class OffloadOptions(BaseModel):
 
     size_gb: float = Field(4.0, gt=0, description="size of the memory in GiB")
     cpu_bytes_to_use: int | None = Field(None, gt=0, description="the same in bytes; vLLM's name")
-    num_cpu_blocks: int | None = Field(None, gt=0, description="the same as a number of blocks; vLLM's name")
+    num_cpu_blocks: int | None = Field(
+        None, gt=0, description="the same as a number of blocks; vLLM's name"
+    )
 
     @model_validator(mode="after")
     def _one_size(self) -> OffloadOptions:
-        given = [name for name in SIZES if getattr(self, name) != type(self).model_fields[name].default]
+        given = [
+            name for name in SIZES if getattr(self, name) != type(self).model_fields[name].default
+        ]
         if len(given) > 1:
             raise ValueError(f"expected one of {', '.join(SIZES)}, got {' and '.join(given)}")
         return self

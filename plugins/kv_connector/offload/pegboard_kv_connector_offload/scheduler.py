@@ -1,4 +1,5 @@
-"""The scheduler half: which block is in which slot, and which one makes room. It imports no torch."""
+"""The scheduler half: which block is in which slot, and which one makes room. It imports no
+torch."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ Name = tuple[int, bytes]
 
 
 class Slots:
-    """The `BlockStore` of numbered slots. The blocks are in the order of their last use. A slot that the next plan names is not
-    given away, because the worker half saves before it loads and would overwrite what it is to load."""
+    """The `BlockStore` of numbered slots. The blocks are in the order of their last use. A slot
+    that the next plan names is not given away, because the worker half saves before it loads and
+    would overwrite what it is to load."""
 
     def __init__(self, num_slots: int) -> None:
         self._slots: OrderedDict[Name, int] = OrderedDict()
@@ -43,7 +45,8 @@ class Slots:
         return slot
 
     def _evict(self) -> int | None:
-        """Drop the block whose last use is longest ago. Return None if the next plan names all of them."""
+        """Drop the block whose last use is longest ago. Return None if the next plan names all of
+        them."""
         oldest = next((name for name, slot in self._slots.items() if slot not in self._named), None)
         return None if oldest is None else self._slots.pop(oldest)
 
@@ -57,5 +60,8 @@ class OffloadScheduler(StoreScheduler):
     def __init__(self, options: OffloadOptions, setup: KVConnectorSetup) -> None:
         num_slots = options.num_slots(setup.plan)
         if num_slots < 1:
-            raise ConfigError(f"the memory of offload is smaller than a KV block of {setup.plan.block_bytes} bytes; give it more")
+            raise ConfigError(
+                f"the memory of offload is smaller than a KV block of {setup.plan.block_bytes} "
+                "bytes; give it more"
+            )
         super().__init__(setup, Slots(num_slots), load="in_step")

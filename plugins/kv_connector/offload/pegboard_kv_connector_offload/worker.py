@@ -15,7 +15,8 @@ from pegboard_kv_connector_offload.options import OffloadOptions
 
 
 class OffloadWorker:
-    """The slots are one memory on the host, [slots, bytes of a block]. All groups share it, as they share the KV cache."""
+    """The slots are one memory on the host, [slots, bytes of a block]. All groups share it, as they
+    share the KV cache."""
 
     def __init__(self, options: OffloadOptions, setup: KVConnectorSetup) -> None:
         self._num_slots = options.num_slots(setup.plan)

@@ -33,7 +33,10 @@ class TestOffload(KVConnectorContract):
         """The KV cache holds a quarter of the prompts."""
         prompts = [list(range(start, start + 33)) for start in range(8)]
         computed = {}
-        for name, engine in {"plain": FakeEngine(num_blocks=18), "offload": self.engine(num_blocks=18)}.items():
+        for name, engine in {
+            "plain": FakeEngine(num_blocks=18),
+            "offload": self.engine(num_blocks=18),
+        }.items():
             for _ in range(4):
                 for prompt in prompts:
                     engine.generate(prompt, greedy(1))
@@ -55,12 +58,21 @@ class TestSmallOffload(TestOffload):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["reserve", "use", "sent"]), st.integers(0, 5)), max_size=40))
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.sampled_from(["reserve", "use", "sent"]), st.integers(0, 5)), max_size=40
+    ),
+)
 def test_a_slot_holds_one_block(num_slots: int, calls: list[tuple[str, int]]) -> None:
-    """The one whose last use is longest ago makes room. Reserving a block that is there is a use."""
-    slots, named, order = Slots(num_slots), dict[int, int](), list[int]()
+    """The one whose last use is longest ago makes room. Reserving a block that is there is a
+    use."""
+    slots = Slots(num_slots)
+    named = dict[int, int]()
+    order = list[int]()
     for call, number in calls:
-        name, is_full = bytes([number]), len(order) == num_slots
+        name = bytes([number])
+        is_full = len(order) == num_slots
         oldest = next((old for old in order if old not in named.values()), None)
         is_known = number in order
         if is_known and call != "sent":
@@ -92,7 +104,10 @@ def test_one_size_is_given() -> None:
     plan = FakeEngine().plan
     assert OffloadOptions(cpu_bytes_to_use=10 * plan.block_bytes + 1).num_slots(plan) == 10
     assert OffloadOptions(size_gb=plan.block_bytes / 2**30).num_slots(plan) == 1
-    with pytest.raises(ValueError, match="expected one of size_gb, cpu_bytes_to_use, num_cpu_blocks, got size_gb and num_cpu"):
+    with pytest.raises(
+        ValueError,
+        match="expected one of size_gb, cpu_bytes_to_use, num_cpu_blocks, got size_gb and num_cpu",
+    ):
         OffloadOptions(size_gb=1, num_cpu_blocks=4)
     with pytest.raises(ConfigError, match=r"smaller than a KV block of \d+ bytes"):
         OffloadScheduler(OffloadOptions(cpu_bytes_to_use=1), KVConnectorSetup(plan))

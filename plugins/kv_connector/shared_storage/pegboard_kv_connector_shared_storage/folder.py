@@ -1,9 +1,11 @@
-"""The folder of the blocks: names, atomic writes, and the deletion of old blocks. It imports no torch.
+"""The folder of the blocks: names, atomic writes, and the deletion of old blocks. It imports no
+torch.
 
     <folder>/<identity>/rank<rank>/<first byte of the hash>/<group>-<hash>.safetensors
 
-A file is written under a temporary name and then renamed, so a name never shows half a file. Two processes that write the same
-block write the same content, and the last rename counts. The time of a file is the time of its last use.
+A file is written under a temporary name and then renamed, so a name never shows half a file. Two
+processes that write the same block write the same content, and the last rename counts. The time of
+a file is the time of its last use.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ ABANDONED_S = 600.0
 KEPT_SHARE = 0.9
 """The share of the limit that is left after old blocks were deleted."""
 CHECK_SHARE = 0.02
-"""After this share of the limit was written, the folder is measured again. Other processes may have written too."""
+"""After this share of the limit was written, the folder is measured again. Other processes may have
+written too."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class BlockFolder:
-    """The blocks of one engine and rank below `root`. max_bytes: limit of everything below `root`; 0 = none."""
+    """The blocks of one engine and rank below `root`. max_bytes: limit of everything below `root`;
+    0 = none."""
 
     def __init__(self, root: Path, identity: str, rank: int, max_bytes: int) -> None:
         self._root = root
@@ -54,9 +58,15 @@ class BlockFolder:
             os.makedirs(folder._own, exist_ok=True)
         except OSError as error:
             reason = f"{error.strerror} ({error.filename})"
-            raise ConfigError(f"shared_storage_path: cannot make a folder in {root}: {reason}; name another folder") from error
+            raise ConfigError(
+                f"shared_storage_path: cannot make a folder in {root}: {reason}; name another "
+                "folder"
+            ) from error
         if options.role != "kv_consumer" and not os.access(folder._own, os.W_OK):
-            raise ConfigError(f"shared_storage_path: {folder._own} is not writable; allow writing, or set role to kv_consumer")
+            raise ConfigError(
+                f"shared_storage_path: {folder._own} is not writable; allow writing, or set role "
+                "to kv_consumer"
+            )
         return folder
 
     def path(self, group: int, block_hash: bytes) -> str:
@@ -65,13 +75,15 @@ class BlockFolder:
         return f"{self._own}/{name[:2]}/{group}-{name}{SUFFIX}"
 
     def has(self, group: int, block_hash: bytes) -> bool:
-        """Return whether there is something under the block's name. Only `read` finds out whether it is right."""
+        """Return whether there is something under the block's name. Only `read` finds out whether
+        it is right."""
         return os.path.lexists(self.path(group, block_hash))
 
     def read(self, group: int, block_hash: bytes, buffers: Sequence[Buffer]) -> None:
-        """Fill the buffers with the content of the block's file, and mark it as used. Raises ValueError or OSError if it is
-        missing or is not a regular file of exactly that size."""
-        path, num_bytes = self.path(group, block_hash), sum(len(buffer) for buffer in buffers)
+        """Fill the buffers with the content of the block's file, and mark it as used. Raises
+        ValueError or OSError if it is missing or is not a regular file of exactly that size."""
+        path = self.path(group, block_hash)
+        num_bytes = sum(len(buffer) for buffer in buffers)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
@@ -122,7 +134,7 @@ class BlockFolder:
             return False
         return True
 
-    # --- the limit ----------------------------------------------------------------------------------------------------------
+    # --- the limit --------------------------------------------------------------------------------
 
     def _written(self, num_bytes: int) -> None:
         if not self._max_bytes:
@@ -135,9 +147,10 @@ class BlockFolder:
         self._trim()
 
     def _trim(self) -> None:
-        """Delete abandoned temporary files, and the least recently used blocks of all engines, until the folder is small
-        enough."""
-        blocks, num_bytes = [], 0
+        """Delete abandoned temporary files, and the least recently used blocks of all engines,
+        until the folder is small enough."""
+        blocks = []
+        num_bytes = 0
         for entry in _files(self._root):
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -161,7 +174,8 @@ class BlockFolder:
 
 
 def _files(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files of blocks below `root`: those that `BlockFolder` could have written, and nothing else."""
+    """Yield the files of blocks below `root`: those that `BlockFolder` could have written, and
+    nothing else."""
     folders = [str(root)]
     for depth in range(4):
         below: list[str] = []

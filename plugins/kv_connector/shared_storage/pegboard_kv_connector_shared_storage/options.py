@@ -14,11 +14,25 @@ class SharedStorageOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    shared_storage_path: Path = Field(description="folder of the blocks; it is made if it does not exist")
-    role: Role = Field("kv_both", description="kv_producer only saves, kv_consumer only loads, kv_both does both")
+    shared_storage_path: Path = Field(
+        description="folder of the blocks; it is made if it does not exist"
+    )
+    role: Role = Field(
+        "kv_both", description="kv_producer only saves, kv_consumer only loads, kv_both does both"
+    )
     prefill_wait_s: float = Field(
-        5.0, ge=0, description="seconds that a request with do_remote_prefill waits for blocks that another engine is writing"
+        5.0,
+        ge=0,
+        description=(
+            "seconds that a request with do_remote_prefill waits for blocks that another engine "
+            "is writing"
+        ),
     )
     max_size_gb: float = Field(
-        50.0, ge=0, description="size of the folder in GiB above which the least recently used blocks are deleted; 0 = no limit"
+        50.0,
+        ge=0,
+        description=(
+            "size of the folder in GiB above which the least recently used blocks are deleted; 0 "
+            "= no limit"
+        ),
     )

@@ -9,7 +9,8 @@ from pegboard_kv_connector_shared_storage.options import SharedStorageOptions
 
 
 class _Files:
-    """The `BlockStore` of a folder. It asks the file system each time, because other engines add and delete blocks."""
+    """The `BlockStore` of a folder. It asks the file system each time, because other engines add
+    and delete blocks."""
 
     def __init__(self, folder: BlockFolder) -> None:
         self._folder = folder
@@ -32,4 +33,10 @@ class SharedStorageScheduler(StoreScheduler):
 
     def __init__(self, options: SharedStorageOptions, setup: KVConnectorSetup) -> None:
         folder = BlockFolder.open(options, setup)
-        super().__init__(setup, _Files(folder), load="between_steps", role=options.role, wait_s=options.prefill_wait_s)
+        super().__init__(
+            setup,
+            _Files(folder),
+            load="between_steps",
+            role=options.role,
+            wait_s=options.prefill_wait_s,
+        )

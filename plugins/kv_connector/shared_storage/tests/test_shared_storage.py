@@ -1,4 +1,5 @@
-"""The connector passes the contract of its kind. Files that are not the block of their name are refused."""
+"""The connector passes the contract of its kind. Files that are not the block of their name are
+refused."""
 
 from __future__ import annotations
 
@@ -70,7 +71,18 @@ def to_link(file: Path) -> None:
     file.symlink_to(real)
 
 
-DAMAGES = [truncate, empty, lengthen, flip_a_bit, another_identity, another_shape, huge_header, to_folder, to_pipe, to_link]
+DAMAGES = [
+    truncate,
+    empty,
+    lengthen,
+    flip_a_bit,
+    another_identity,
+    another_shape,
+    huge_header,
+    to_folder,
+    to_pipe,
+    to_link,
+]
 
 
 @pytest.mark.parametrize("name", ["shared_storage", "SharedStorageConnector", "ExampleConnector"])
@@ -101,7 +113,9 @@ class TestSharedStorage(KVConnectorContract):
         second = self.engine([Full(), Window(6)], kv_load_failure_policy=policy)
         result = second.generate(range(21), greedy(6))
         if policy == "fail":
-            assert result.finish_reason == "error" and "kv_load_failure_policy" in (result.deltas[-1].error or "")
+            assert result.finish_reason == "error" and "kv_load_failure_policy" in (
+                result.deltas[-1].error or ""
+            )
         else:
             assert result.token_ids == expected
         second.check_idle()
@@ -109,24 +123,33 @@ class TestSharedStorage(KVConnectorContract):
         if policy == "recompute" and damage is not to_folder:
             third = self.engine([Full(), Window(6)])
             assert third.generate(range(21), greedy(6)).token_ids == expected
-            assert third.engine.stats()["external_prefix_cache_hits_total"] == 20, "the files were written again"
+            assert third.engine.stats()["external_prefix_cache_hits_total"] == 20, (
+                "the files were written again"
+            )
             self.close(third)
 
     def test_a_block_under_another_name_is_refused(self) -> None:
         first = self.engine()
-        expected = [first.generate(prompt, greedy(6)).token_ids for prompt in (range(21), range(30, 51))]
+        expected = [
+            first.generate(prompt, greedy(6)).token_ids for prompt in (range(21), range(30, 51))
+        ]
         self.close(first)
         files = self.files()
         contents = [file.read_bytes() for file in files]
         for file, content in zip(files, [*contents[1:], contents[0]], strict=True):
             file.write_bytes(content)
         second = self.engine()
-        assert [second.generate(prompt, greedy(6)).token_ids for prompt in (range(21), range(30, 51))] == expected
+        assert [
+            second.generate(prompt, greedy(6)).token_ids for prompt in (range(21), range(30, 51))
+        ] == expected
         self.close(second)
 
-    @pytest.mark.parametrize(("role", "saves", "loads"), [("kv_producer", True, False), ("kv_consumer", False, True)])
+    @pytest.mark.parametrize(
+        ("role", "saves", "loads"), [("kv_producer", True, False), ("kv_consumer", False, True)]
+    )
     def test_roles(self, role: Any, saves: bool, loads: bool) -> None:
-        both, self.options = self.options, self.options.model_copy(update={"role": role})
+        both = self.options
+        self.options = self.options.model_copy(update={"role": role})
         first = self.engine()
         first.generate(range(21), greedy(2))
         self.close(first)
@@ -152,7 +175,8 @@ class TestSharedStorage(KVConnectorContract):
             os.utime(file, (1, 1))
         self.options = self.options.model_copy(update={"max_size_gb": size / 2**30})
         second = self.engine()
-        assert second.generate(range(21), greedy(1)).deltas[0].num_cached_tokens == 20  # used again, so it stays
+        # used again, so it stays
+        assert second.generate(range(21), greedy(1)).deltas[0].num_cached_tokens == 20
         second.generate(range(40, 61), greedy(1))
         self.close(second)
         assert sum(file.stat().st_size for file in self.files()) <= size
@@ -162,7 +186,9 @@ class TestSharedStorage(KVConnectorContract):
         assert third.generate(range(40, 61), greedy(1)).deltas[0].num_cached_tokens == 20
         self.close(third)
 
-    def test_a_full_disk_is_a_warning(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_full_disk_is_a_warning(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def full(source: str, destination: str) -> None:
             raise OSError(28, "No space left on device")
 
@@ -170,16 +196,19 @@ class TestSharedStorage(KVConnectorContract):
         engine = self.engine()
         engine.generate(range(21), greedy(9))
         self.close(engine)
-        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-            "a KV block cannot be saved: [Errno 28] No space left on device"
-        ]
+        assert [
+            record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+        ] == ["a KV block cannot be saved: [Errno 28] No space left on device"]
         assert not [path for path in self.options.shared_storage_path.rglob("*") if path.is_file()]
 
     @pytest.mark.parametrize("room", [0, 1, 3.5, 99])
     @pytest.mark.parametrize("disk_is_full", [False, True])
-    def test_what_waits_to_be_written_is_bounded(self, monkeypatch: pytest.MonkeyPatch, room: float, disk_is_full: bool) -> None:
+    def test_what_waits_to_be_written_is_bounded(
+        self, monkeypatch: pytest.MonkeyPatch, room: float, disk_is_full: bool
+    ) -> None:
         """What does not fit is not saved, and nothing stays counted."""
-        may_write, write = threading.Event(), BlockFolder.write
+        may_write = threading.Event()
+        write = BlockFolder.write
 
         def slow(folder: BlockFolder, *block: Any) -> None:
             may_write.wait()
@@ -188,7 +217,8 @@ class TestSharedStorage(KVConnectorContract):
             write(folder, *block)
 
         monkeypatch.setattr(BlockFolder, "write", slow)
-        halves, plain = [], self.halves
+        halves = []
+        plain = self.halves
 
         def kept(setup: KVConnectorSetup) -> Halves:
             halves.append(plain(setup))
@@ -199,9 +229,15 @@ class TestSharedStorage(KVConnectorContract):
         (_, worker) = halves[-1]
         assert isinstance(worker, SharedStorageWorker)
         num_bytes = worker._rows[0].num_bytes
-        monkeypatch.setattr("pegboard_kv_connector_shared_storage.worker.MAX_WAITING_BYTES", int(room * num_bytes))
+        monkeypatch.setattr(
+            "pegboard_kv_connector_shared_storage.worker.MAX_WAITING_BYTES", int(room * num_bytes)
+        )
         engine.generate(range(21), greedy(6))
-        assert len(worker._waiting) * num_bytes == worker._waiting_bytes == min(int(room), 6) * num_bytes
+        assert (
+            len(worker._waiting) * num_bytes
+            == worker._waiting_bytes
+            == min(int(room), 6) * num_bytes
+        )
         may_write.set()
         engine.check_idle()
         self.close(engine)
@@ -218,7 +254,10 @@ class TestSharedStorage(KVConnectorContract):
         folder = BlockFolder.open(self.options, KVConnectorSetup(engine.plan))
         content = file.read_bytes()
         with ThreadPoolExecutor(8) as pool:
-            writes = [pool.submit(folder.write, 0, block_hash, [content[:100], content[100:]]) for _ in range(200)]
+            writes = [
+                pool.submit(folder.write, 0, block_hash, [content[:100], content[100:]])
+                for _ in range(200)
+            ]
             while not all(write.done() for write in writes):
                 found = bytearray(len(content))
                 folder.read(0, block_hash, [found])
@@ -230,5 +269,8 @@ class TestSharedStorage(KVConnectorContract):
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = SharedStorageOptions(shared_storage_path=tmp_path / "file")
-    with pytest.raises(ConfigError, match=r"shared_storage_path: cannot make a folder in .*file: .*; name another folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"shared_storage_path: cannot make a folder in .*file: .*; name another folder",
+    ):
         SharedStorageWorker(options, KVConnectorSetup(FakeEngine().plan))

@@ -16,4 +16,6 @@ class BanOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     token_ids: tuple[TokenId, ...] = Field((), description="ids of banned tokens")
-    texts: tuple[Text, ...] = Field((), description="every token whose text contains one of these is banned")
+    texts: tuple[Text, ...] = Field(
+        (), description="every token whose text contains one of these is banned"
+    )

@@ -14,21 +14,29 @@ from pegboard_logits_processor_ban.options import BanOptions
 
 
 class BanProcessor:
-    """Implements `pegboard.interfaces.logits_processor.LogitsProcessor`. Raises ConfigError if an id is outside the vocabulary,
-    if no token contains a text, or if nothing would be left."""
+    """Implements `pegboard.interfaces.logits_processor.LogitsProcessor`. Raises ConfigError if an
+    id is outside the vocabulary, if no token contains a text, or if nothing would be left."""
 
     argmax_invariant = False
     host_tokens = False
 
     def __init__(self, options: BanOptions, setup: LogitsProcessorSetup) -> None:
-        banned, size = set(options.token_ids), setup.limits.vocab_size
+        banned = set(options.token_ids)
+        size = setup.limits.vocab_size
         if outside := [token for token in options.token_ids if token >= size]:
-            raise ConfigError(f"logits processor ban: token_ids has {outside[0]}, and the model has {size} tokens")
+            raise ConfigError(
+                f"logits processor ban: token_ids has {outside[0]}, and the model has {size} tokens"
+            )
         for text in options.texts:
             part = text.encode()
-            found = {token for token, own in enumerate(setup.vocabulary().token_bytes) if part in own}
+            found = {
+                token for token, own in enumerate(setup.vocabulary().token_bytes) if part in own
+            }
             if not found:
-                raise ConfigError(f"logits processor ban: no token contains {text!r}; a token is shorter than most words")
+                raise ConfigError(
+                    f"logits processor ban: no token contains {text!r}; a token is shorter than "
+                    "most words"
+                )
             banned |= found
         if len(banned) == size:
             raise ConfigError("logits processor ban: every token is banned")
@@ -37,7 +45,9 @@ class BanProcessor:
     def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
         """Do nothing: all rows are treated alike."""
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         """See `LogitsProcessor.apply`."""
         return logits.index_fill_(1, self._banned, -torch.inf)
 

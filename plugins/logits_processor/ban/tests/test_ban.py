@@ -11,7 +11,11 @@ from pegboard_logits_processor_ban.processor import BanProcessor
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
-from pegboard_testing.contract_logits_processor import VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
+from pegboard_testing.contract_logits_processor import (
+    VOCAB_SIZE,
+    VOCABULARY,
+    LogitsProcessorContract,
+)
 from pegboard_testing.fake_limits import fake_limits
 
 
@@ -26,14 +30,21 @@ def made(**values: Any) -> BanProcessor:
 
 
 def test_ids_and_texts_are_banned_in_every_row() -> None:
-    logits = made(token_ids=[2], texts=["d"]).apply(torch.zeros(3, VOCAB_SIZE), torch.arange(3), torch.zeros(3), list)
-    assert (logits == -torch.inf).nonzero().tolist() == [[row, token] for row in range(3) for token in (2, 3)]
+    logits = made(token_ids=[2], texts=["d"]).apply(
+        torch.zeros(3, VOCAB_SIZE), torch.arange(3), torch.zeros(3), list
+    )
+    assert (logits == -torch.inf).nonzero().tolist() == [
+        [row, token] for row in range(3) for token in (2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"token_ids": [VOCAB_SIZE]}, f"token_ids has {VOCAB_SIZE}, and the model has {VOCAB_SIZE} tokens"),
+        (
+            {"token_ids": [VOCAB_SIZE]},
+            f"token_ids has {VOCAB_SIZE}, and the model has {VOCAB_SIZE} tokens",
+        ),
         ({"texts": ["word"]}, "no token contains 'word'"),
         ({"token_ids": range(VOCAB_SIZE)}, "every token is banned"),
     ],

@@ -10,4 +10,6 @@ class EndingOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    strength: float = Field(20.0, gt=0, le=1000, description="what is added to the logit of the end at the last token")
+    strength: float = Field(
+        20.0, gt=0, le=1000, description="what is added to the logit of the end at the last token"
+    )

@@ -1,4 +1,5 @@
-"""Adds to the logits of the tokens that end a sequence: nothing at first, `strength` at the last token, linearly between."""
+"""Adds to the logits of the tokens that end a sequence: nothing at first, `strength` at the last
+token, linearly between."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pegboard_logits_processor_ending.request import ending_tokens
 
 @dataclass(slots=True)
 class Row:
-    """most: tokens that the request may have. span: over how many of the last ones the end becomes likelier. ends: the ids."""
+    """most: tokens that the request may have. span: over how many of the last ones the end becomes
+    likelier. ends: the ids."""
 
     num_outputs: int
     most: int
@@ -30,7 +32,8 @@ class EndingProcessor:
     host_tokens = True
 
     def __init__(self, options: EndingOptions, setup: LogitsProcessorSetup) -> None:
-        self._strength, self._longest = options.strength, setup.limits.max_model_len
+        self._strength = options.strength
+        self._longest = setup.limits.max_model_len
         self._rows: dict[int, Row] = {}
 
     def update(self, added: Sequence[AddedRow], removed: np.ndarray) -> None:
@@ -38,12 +41,15 @@ class EndingProcessor:
         for row in removed.tolist():
             self._rows.pop(row, None)
         for row, params, prompt, outputs in added:
-            span, room = ending_tokens(params), self._longest - len(prompt)
+            span = ending_tokens(params)
+            room = self._longest - len(prompt)
             if isinstance(span, int) and params.eos_token_ids:
                 most = min(params.max_tokens or room, room)
                 self._rows[row] = Row(len(outputs), most, min(span, most), params.eos_token_ids)
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         """See `LogitsProcessor.apply`."""
         if not self._rows:
             return logits

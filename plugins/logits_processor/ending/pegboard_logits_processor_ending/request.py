@@ -1,5 +1,5 @@
-"""What a request says in `extra_args`, or `vllm_xargs` over HTTP: {"ending_tokens": 40}. Runs in the API process, without
-torch."""
+"""What a request says in `extra_args`, or `vllm_xargs` over HTTP: {"ending_tokens": 40}. Runs in
+the API process, without torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,12 @@ from pegboard_logits_processor_ending.request import validate
 
 from pegboard import LLM, SamplingParams
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
-from pegboard_testing.contract_logits_processor import END, VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
+from pegboard_testing.contract_logits_processor import (
+    END,
+    VOCAB_SIZE,
+    VOCABULARY,
+    LogitsProcessorContract,
+)
 from pegboard_testing.fake_limits import fake_limits
 
 
@@ -30,7 +35,9 @@ def test_what_is_added_grows_to_the_strength() -> None:
     processor.update([AddedRow(0, params, np.array([1]), np.array([], int))], np.array([], int))
     added = []
     for _ in range(6):
-        logits = processor.apply(torch.zeros(1, VOCAB_SIZE), torch.tensor([0]), torch.tensor([0]), list)
+        logits = processor.apply(
+            torch.zeros(1, VOCAB_SIZE), torch.tensor([0]), torch.tensor([0]), list
+        )
         assert not logits[0, :END].any()
         added.append(logits[0, END].item())
         processor.extend(np.array([0]), [[5]])
@@ -52,10 +59,21 @@ def test_a_wrong_request_is_explained(extra: object, more: dict[str, Any], told:
 
 @pytest.mark.real_model
 def test_an_answer_ends_in_time(smollm2_gguf: Path) -> None:
-    llm = LLM(str(smollm2_gguf), max_model_len=256, kv_cache_memory_bytes=1 << 27, logits_processors=["ending"])
+    llm = LLM(
+        str(smollm2_gguf),
+        max_model_len=256,
+        kv_cache_memory_bytes=1 << 27,
+        logits_processors=["ending"],
+    )
     try:
-        asked = [SamplingParams(temperature=0, max_tokens=24, extra_args=extra) for extra in (None, {"ending_tokens": 12})]
-        plain, ending = (each.outputs[0] for each in llm.generate(["Once upon a time"] * 2, asked, use_tqdm=False))
+        asked = [
+            SamplingParams(temperature=0, max_tokens=24, extra_args=extra)
+            for extra in (None, {"ending_tokens": 12})
+        ]
+        plain, ending = (
+            each.outputs[0]
+            for each in llm.generate(["Once upon a time"] * 2, asked, use_tqdm=False)
+        )
         assert (plain.finish_reason, ending.finish_reason) == ("length", "stop")
         assert ending.token_ids[:12] == plain.token_ids[:12] and len(ending.token_ids) <= 24
     finally:

@@ -11,5 +11,8 @@ class PerRequestOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     make: str = Field(
-        pattern=r"^[\w.]+:[\w.]+$", description="module:function that gets a request's parameters and returns a function or None"
+        pattern=r"^[\w.]+:[\w.]+$",
+        description=(
+            "module:function that gets a request's parameters and returns a function or None"
+        ),
     )

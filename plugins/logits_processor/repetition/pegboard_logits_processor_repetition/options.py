@@ -10,12 +10,19 @@ class RepetitionOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_pattern_size: int = Field(1, ge=1, description="tokens of the shortest pattern that is looked for")
+    min_pattern_size: int = Field(
+        1, ge=1, description="tokens of the shortest pattern that is looked for"
+    )
     max_pattern_size: int = Field(64, ge=1, le=4096, description="tokens of the longest one")
-    min_count: int = Field(8, ge=2, le=1024, description="how many times in a row a pattern must end the output")
+    min_count: int = Field(
+        8, ge=2, le=1024, description="how many times in a row a pattern must end the output"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> RepetitionOptions:
         if self.min_pattern_size > self.max_pattern_size:
-            raise ValueError(f"min_pattern_size {self.min_pattern_size} is larger than max_pattern_size {self.max_pattern_size}")
+            raise ValueError(
+                f"min_pattern_size {self.min_pattern_size} is larger than max_pattern_size "
+                f"{self.max_pattern_size}"
+            )
         return self

@@ -13,7 +13,8 @@ from pegboard_logits_processor_repetition.options import RepetitionOptions
 from pegboard_logits_processor_repetition.request import stops
 
 CERTAIN = 1e4
-"""How far the logits of the end are above all others. Where a grammar or min_tokens forbids the end, it stays forbidden."""
+"""How far the logits of the end are above all others. Where a grammar or min_tokens forbids the
+end, it stays forbidden."""
 
 
 class RepetitionProcessor:
@@ -34,15 +35,20 @@ class RepetitionProcessor:
             self._outputs.pop(row, None)
         for row, params, _, outputs in added:
             if stops(params) and params.eos_token_ids:
-                self._outputs[row], self._ends[row] = outputs.tolist(), params.eos_token_ids
+                self._outputs[row] = outputs.tolist()
+                self._ends[row] = params.eos_token_ids
 
-    def apply(self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Tensor, depth: Tensor, drafts: Callable[[], list[list[int]]]
+    ) -> Tensor:
         """See `LogitsProcessor.apply`."""
         if not self._outputs:
             return logits
         for place, (row, before) in enumerate(zip(rows.tolist(), drafts(), strict=True)):
             outputs = self._outputs.get(row)
-            if outputs is None or not self.repeats([*outputs[-self._sizes[-1] * self._count :], *before]):
+            if outputs is None or not self.repeats(
+                [*outputs[-self._sizes[-1] * self._count :], *before]
+            ):
                 continue
             best = logits[place, self._ends[row]].max()
             if best > -torch.inf:
@@ -56,10 +62,12 @@ class RepetitionProcessor:
                 self._outputs[row] += tokens
 
     def repeats(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last tokens are `min_count` times the same pattern of one of the sizes."""
+        """Return whether the last tokens are `min_count` times the same pattern of one of the
+        sizes."""
         last = np.array(tokens[::-1])
         return any(
-            len(last) >= size * self._count and np.array_equal(last[: size * (self._count - 1)], last[size : size * self._count])
+            len(last) >= size * self._count
+            and np.array_equal(last[: size * (self._count - 1)], last[size : size * self._count])
             for size in self._sizes
             if size < len(last) and last[0] == last[size]
         )

@@ -16,7 +16,12 @@ from pegboard_logits_processor_repetition.request import validate
 
 from pegboard import LLM, SamplingParams
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessorSetup
-from pegboard_testing.contract_logits_processor import END, VOCAB_SIZE, VOCABULARY, LogitsProcessorContract
+from pegboard_testing.contract_logits_processor import (
+    END,
+    VOCAB_SIZE,
+    VOCABULARY,
+    LogitsProcessorContract,
+)
 from pegboard_testing.fake_limits import fake_limits
 
 
@@ -27,14 +32,27 @@ class TestRepetition(LogitsProcessorContract):
 
 
 def made(options: RepetitionOptions) -> RepetitionProcessor:
-    return RepetitionProcessor(options, LogitsProcessorSetup(fake_limits(vocab_size=VOCAB_SIZE), "cpu", lambda: VOCABULARY))
+    return RepetitionProcessor(
+        options, LogitsProcessorSetup(fake_limits(vocab_size=VOCAB_SIZE), "cpu", lambda: VOCABULARY)
+    )
 
 
-@given(tokens=st.lists(st.integers(0, 2), max_size=24), low=st.integers(1, 3), more=st.integers(0, 3), count=st.integers(2, 4))
-def test_repetitions_are_those_of_the_definition(tokens: list[int], low: int, more: int, count: int) -> None:
+@given(
+    tokens=st.lists(st.integers(0, 2), max_size=24),
+    low=st.integers(1, 3),
+    more=st.integers(0, 3),
+    count=st.integers(2, 4),
+)
+def test_repetitions_are_those_of_the_definition(
+    tokens: list[int], low: int, more: int, count: int
+) -> None:
     options = RepetitionOptions(min_pattern_size=low, max_pattern_size=low + more, min_count=count)
-    patterns = (tokens[-size:] for size in range(low, low + more + 1) if len(tokens) >= size * count)
-    assert made(options).repeats(tokens) == any(tokens[-len(each) * count :] == each * count for each in patterns)
+    patterns = (
+        tokens[-size:] for size in range(low, low + more + 1) if len(tokens) >= size * count
+    )
+    assert made(options).repeats(tokens) == any(
+        tokens[-len(each) * count :] == each * count for each in patterns
+    )
 
 
 def test_a_forbidden_end_stays_forbidden() -> None:
@@ -49,17 +67,28 @@ def test_a_forbidden_end_stays_forbidden() -> None:
 
 
 def test_a_wrong_request_is_explained() -> None:
-    assert "expected true or false" in str(validate(SamplingParams(extra_args={"stop_repetition": 1})))
-    assert "ignore_eos" in str(validate(SamplingParams(extra_args={"stop_repetition": True}, ignore_eos=True)))
+    assert "expected true or false" in str(
+        validate(SamplingParams(extra_args={"stop_repetition": 1}))
+    )
+    assert "ignore_eos" in str(
+        validate(SamplingParams(extra_args={"stop_repetition": True}, ignore_eos=True))
+    )
 
 
 @pytest.mark.real_model
 def test_a_loop_ends(smollm2_gguf: Path) -> None:
     """With drafts, it ends after the same token."""
-    asked = [SamplingParams(temperature=0, max_tokens=100, extra_args=extra) for extra in (None, {"stop_repetition": True})]
+    asked = [
+        SamplingParams(temperature=0, max_tokens=100, extra_args=extra)
+        for extra in (None, {"stop_repetition": True})
+    ]
     answers = []
     for drafts in ({}, {"spec_method": "ngram", "spec_tokens": 4}):
-        settings: dict[str, Any] = {"max_model_len": 256, "kv_cache_memory_bytes": 1 << 27, **drafts}
+        settings: dict[str, Any] = {
+            "max_model_len": 256,
+            "kv_cache_memory_bytes": 1 << 27,
+            **drafts,
+        }
         with LLM(str(smollm2_gguf), logits_processors=["repetition"], **settings) as llm:
             outputs = llm.generate(["one two one two one two one two"] * 2, asked, use_tqdm=False)
         plain, stopped = (each.outputs[0] for each in outputs)

@@ -13,5 +13,8 @@ class FilesystemOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     directory: Path = Field(
-        description="folder whose subfolders are adapters; also VLLM_LORA_RESOLVER_CACHE_DIR; it may be empty at first"
+        description=(
+            "folder whose subfolders are adapters; also VLLM_LORA_RESOLVER_CACHE_DIR; it may be "
+            "empty at first"
+        )
     )

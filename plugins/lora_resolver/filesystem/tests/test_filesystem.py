@@ -32,7 +32,11 @@ def adapter(folder: Path) -> Path:
 
 
 def resolve(directory: Path, name: str) -> Path | None:
-    return asyncio.run(FilesystemResolver(FilesystemOptions(directory=directory), LoRAResolverSetup(refuse)).resolve(name))
+    return asyncio.run(
+        FilesystemResolver(
+            FilesystemOptions(directory=directory), LoRAResolverSetup(refuse)
+        ).resolve(name)
+    )
 
 
 class TestFilesystem(LoRAResolverContract):
@@ -53,7 +57,8 @@ class TestFilesystem(LoRAResolverContract):
 
 
 def test_links_do_not_lead_out(tmp_path: Path) -> None:
-    root, outside = tmp_path / "in", adapter(tmp_path / "out")
+    root = tmp_path / "in"
+    outside = adapter(tmp_path / "out")
     inside = adapter(root / "real")
     (root / "folder").symlink_to(outside)
     (root / "alias").symlink_to(inside)
@@ -62,7 +67,10 @@ def test_links_do_not_lead_out(tmp_path: Path) -> None:
     (root / "parts" / "adapter_config.json").symlink_to(inside / "adapter_config.json")
     (root / "parts" / "adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
     assert resolve(root, "real") == inside == resolve(root, "alias")
-    assert all(resolve(root, name) is None for name in ("folder", "loop", "parts", "../out", "real/../../out"))
+    assert all(
+        resolve(root, name) is None
+        for name in ("folder", "loop", "parts", "../out", "real/../../out")
+    )
 
 
 def test_a_folder_that_is_itself_a_link_is_fine(tmp_path: Path) -> None:
@@ -91,10 +99,14 @@ def test_a_folder_that_is_added_later_is_found(tmp_path: Path) -> None:
 
 def test_the_folder_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"directory: .*none is not a folder"):
-        FilesystemResolver(FilesystemOptions(directory=tmp_path / "none"), LoRAResolverSetup(refuse))
+        FilesystemResolver(
+            FilesystemOptions(directory=tmp_path / "none"), LoRAResolverSetup(refuse)
+        )
 
 
-def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse_to_read(self: Path, pattern: str) -> None:
         raise PermissionError(13, os.strerror(13))
 

@@ -1,7 +1,8 @@
-"""The LoRA resolver `hub`: the name of an adapter is "org/name", or "org/name/folder" for one in a folder of the repository.
+"""The LoRA resolver `hub`: the name of an adapter is "org/name", or "org/name/folder" for one in a
+folder of the repository.
 
-Only repositories that the operator allows are fetched, at the revision that the operator chose. The installed model source
-downloads them, with its token and its cache.
+Only repositories that the operator allows are fetched, at the revision that the operator chose. The
+installed model source downloads them, with its token and its cache.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ class HubResolver:
         allowed = f"{organization}/{repository}"
         if allowed not in self._revisions:
             return None
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._download, allowed, folder)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._download, allowed, folder
+        )
 
     def _download(self, repository: str, folder: str) -> Path | None:
         prefix = f"{folder}/" if folder else ""
         reference = f"hub:{repository}:{prefix}{FILES[1]}"
-        root = self._fetch(reference, self._revisions[repository], tuple(prefix + name for name in FILES))
+        root = self._fetch(
+            reference, self._revisions[repository], tuple(prefix + name for name in FILES)
+        )
         return root / folder

@@ -20,7 +20,8 @@ def test_contract() -> None:
 
 
 class Hub:
-    """Stands in for the model source. It has the adapter org/many/fr, and remembers what it is asked for."""
+    """Stands in for the model source. It has the adapter org/many/fr, and remembers what it is
+    asked for."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,7 +42,9 @@ class TestHub(LoRAResolverContract):
         self.source = Hub(tmp_path)
 
     def resolver(self) -> HubResolver:
-        return HubResolver(HubOptions(repositories="org/many@v2, org/poet"), LoRAResolverSetup(self.source.fetch))
+        return HubResolver(
+            HubOptions(repositories="org/many@v2, org/poet"), LoRAResolverSetup(self.source.fetch)
+        )
 
     def present(self) -> str:
         return "org/many/fr"
@@ -52,13 +55,19 @@ class TestHub(LoRAResolverContract):
     def test_what_is_asked_of_the_model_source(self) -> None:
         self.resolved("org/many/fr")
         assert self.source.asked == [
-            ("hub:org/many:fr/adapter_model.safetensors", "v2", ("fr/adapter_config.json", "fr/adapter_model.safetensors"))
+            (
+                "hub:org/many:fr/adapter_model.safetensors",
+                "v2",
+                ("fr/adapter_config.json", "fr/adapter_model.safetensors"),
+            )
         ]
         with pytest.raises(ModelError, match="no such file"):
             self.resolved("org/poet")
         assert self.source.asked[-1] == (
-            "hub:org/poet:adapter_model.safetensors", None, ("adapter_config.json", "adapter_model.safetensors")
-        )  # fmt: skip
+            "hub:org/poet:adapter_model.safetensors",
+            None,
+            ("adapter_config.json", "adapter_model.safetensors"),
+        )
 
     def test_nothing_else_is_fetched(self) -> None:
         names = [
@@ -77,7 +86,10 @@ class TestHub(LoRAResolverContract):
         assert self.source.asked == []
 
 
-@pytest.mark.parametrize("repository", ["org", "org/a/b", "../a", "org/..", "https://hub/org/a", "org/a@", "org/a:file", "*"])
+@pytest.mark.parametrize(
+    "repository",
+    ["org", "org/a/b", "../a", "org/..", "https://hub/org/a", "org/a@", "org/a:file", "*"],
+)
 def test_only_names_of_repositories_are_allowed(repository: str) -> None:
     with pytest.raises(ValueError, match="is not the name of a repository"):
         HubOptions(repositories=[repository])
@@ -87,7 +99,8 @@ def test_fetching_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
     async def run() -> Path | None:
         import threading
 
-        begun, goes_on = asyncio.Event(), threading.Event()
+        begun = asyncio.Event()
+        goes_on = threading.Event()
         loop = asyncio.get_running_loop()
 
         def fetch(*_: object) -> Path:
@@ -95,7 +108,9 @@ def test_fetching_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
             assert goes_on.wait(60)
             return tmp_path
 
-        task = asyncio.create_task(HubResolver(HubOptions(repositories="o/a"), LoRAResolverSetup(fetch)).resolve("o/a"))
+        task = asyncio.create_task(
+            HubResolver(HubOptions(repositories="o/a"), LoRAResolverSetup(fetch)).resolve("o/a")
+        )
         await begun.wait()
         goes_on.set()
         return await task

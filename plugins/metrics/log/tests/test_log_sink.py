@@ -1,4 +1,5 @@
-"""The times at which the sink writes its line, and the content of the line. Time comes from the samples only."""
+"""The times at which the sink writes its line, and the content of the line. Time comes from the
+samples only."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines():
-    handler, logger = Lines(), logging.getLogger("pegboard.metrics_log.sink")
+    handler = Lines()
+    logger = logging.getLogger("pegboard.metrics_log.sink")
     old_level = logger.level
     logger.addHandler(handler)
     logger.setLevel("INFO")
@@ -38,19 +40,33 @@ def _sink() -> LogSink:
 
 
 def _sample(time_s: float, running: int = 1, waiting: int = 0, **counters: float) -> Sample:
-    gauges = {"num_requests_running": running, "num_requests_waiting": waiting, "kv_cache_usage_perc": 0.041}
+    gauges = {
+        "num_requests_running": running,
+        "num_requests_waiting": waiting,
+        "kv_cache_usage_perc": 0.041,
+    }
     return Sample(time_s=time_s, gauges=gauges, counters=counters)
 
 
 def test_line_has_the_wording_and_the_rates(lines):
     sink = _sink()
     sink.publish(_sample(100.0))
-    sink.publish(_sample(105.0, 3, 2, prompt_tokens_total=512, prefix_cache_queries_total=80, prefix_cache_hits_total=30))
+    sink.publish(
+        _sample(
+            105.0,
+            3,
+            2,
+            prompt_tokens_total=512,
+            prefix_cache_queries_total=80,
+            prefix_cache_hits_total=30,
+        )
+    )
     assert lines == []
     sink.publish(_sample(110.0, 3, 2, generation_tokens_total=1184))
     assert lines == [
-        "Engine 000: Avg prompt throughput: 51.2 tokens/s, Avg generation throughput: 118.4 tokens/s, "
-        "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 4.1%, Prefix cache hit rate: 37.5%"
+        "Engine 000: Avg prompt throughput: 51.2 tokens/s, Avg generation throughput: 118.4 "
+        "tokens/s, Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 4.1%, Prefix cache hit rate: "
+        "37.5%"
     ]
 
 
@@ -118,11 +134,16 @@ def test_close_flushes_what_is_pending_and_missing_metrics_are_zero(lines):
 @given(gaps=st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 50)), max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_every_token_is_in_exactly_one_line(gaps):
-    """Rate times window length, summed over all lines, equals the number of tokens, however the samples are spaced."""
-    sink, windows = _sink(), []
+    """Rate times window length, summed over all lines, equals the number of tokens, however the
+    samples are spaced."""
+    sink = _sink()
+    windows = []
     sink.publish(_sample(0.0))
-    now, start, tokens = 0.0, 0.0, 0
-    handler, logger = Lines(), logging.getLogger("pegboard.metrics_log.sink")
+    now = 0.0
+    start = 0.0
+    tokens = 0
+    handler = Lines()
+    logger = logging.getLogger("pegboard.metrics_log.sink")
     logger.addHandler(handler)
     old_level = logger.level
     logger.setLevel("INFO")
@@ -139,6 +160,8 @@ def test_every_token_is_in_exactly_one_line(gaps):
     finally:
         logger.removeHandler(handler)
         logger.setLevel(old_level)
-    rates = [float(re.search(r"generation throughput: ([\d.]+)", line)[1]) for line in handler.lines]
+    rates = [
+        float(re.search(r"generation throughput: ([\d.]+)", line)[1]) for line in handler.lines
+    ]
     counted = sum(rate * window for rate, window in zip(rates, windows, strict=True))
     assert counted == pytest.approx(tokens, abs=0.051 * sum(windows) + 1e-6)

@@ -12,21 +12,28 @@ Detail = Literal["model", "worker", "all"]
 Protocol = Literal["grpc", "http/protobuf"]
 
 PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-"""OpenTelemetry's variable for the protocol. Its library reads its other variables itself (headers, service name, …)."""
+"""OpenTelemetry's variable for the protocol. Its library reads its other variables itself (headers,
+service name, …)."""
 
 
 class OpenTelemetryOptions(BaseModel):
-    """The destination of traces. The settings `otlp_traces_endpoint` and `collect_detailed_traces` become `endpoint` and
-    `collect`."""
+    """The destination of traces. The settings `otlp_traces_endpoint` and `collect_detailed_traces`
+    become `endpoint` and `collect`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    endpoint: str | None = Field(None, description="URL of an OTLP collector, such as grpc://localhost:4317 (required)")
+    endpoint: str | None = Field(
+        None, description="URL of an OTLP collector, such as grpc://localhost:4317 (required)"
+    )
     protocol: Protocol | None = Field(
         None, description=f"grpc or http/protobuf; default what {PROTOCOL_VARIABLE} says, else grpc"
     )
-    collect: tuple[Detail, ...] = Field((), description="Details to add: model (its forward), worker (whole steps) or all")
-    max_queue_size: int = Field(2048, ge=1, description="Spans kept while the collector is slow; more are dropped")
+    collect: tuple[Detail, ...] = Field(
+        (), description="Details to add: model (its forward), worker (whole steps) or all"
+    )
+    max_queue_size: int = Field(
+        2048, ge=1, description="Spans kept while the collector is slow; more are dropped"
+    )
     timeout_s: float = Field(10.0, gt=0, description="How long one export may take")
 
     @field_validator("endpoint")
@@ -34,7 +41,9 @@ class OpenTelemetryOptions(BaseModel):
     def _is_url(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "grpc://none-yet")
         if parts.scheme not in ("grpc", "http", "https") or not parts.hostname:
-            raise ValueError("expected a URL that starts with grpc://, http:// or https:// and names a host")
+            raise ValueError(
+                "expected a URL that starts with grpc://, http:// or https:// and names a host"
+            )
         return value
 
     @field_validator("collect", mode="before")

@@ -1,4 +1,5 @@
-"""The metrics sink `opentelemetry`: every finished request becomes a span, which a thread of the OpenTelemetry library sends."""
+"""The metrics sink `opentelemetry`: every finished request becomes a span, which a thread of the
+OpenTelemetry library sends."""
 
 from __future__ import annotations
 
@@ -27,11 +28,19 @@ FLUSH_S = 1.0
 class OpenTelemetrySink:
     """exporter: receives the spans instead of the endpoint, for tests."""
 
-    def __init__(self, options: OpenTelemetryOptions, setup: MetricsSetup, exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self,
+        options: OpenTelemetryOptions,
+        setup: MetricsSetup,
+        exporter: SpanExporter | None = None,
+    ) -> None:
         self._options = options
         self._model_name = setup.model_name
-        named = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())  # a name from the environment wins
-        self._provider = TracerProvider(resource=Resource.create().merge(named), shutdown_on_exit=False)
+        # a name from the environment wins
+        named = Resource({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(
+            resource=Resource.create().merge(named), shutdown_on_exit=False
+        )
         processor = BatchSpanProcessor(
             exporter or make_exporter(options),
             max_queue_size=options.max_queue_size,
@@ -58,13 +67,15 @@ class OpenTelemetrySink:
             span.end(_ns(record.finished_s))
 
     def close(self) -> None:
-        """Send the queued spans, within FLUSH_S. The library itself would wait half a minute for a missing collector."""
+        """Send the queued spans, within FLUSH_S. The library itself would wait half a minute for a
+        missing collector."""
         leaving = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         leaving.start()
         leaving.join(FLUSH_S)
 
     def attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
-        """Returns vLLM's attributes. Events that never happened and parameters that were not given have none."""
+        """Returns vLLM's attributes. Events that never happened and parameters that were not given
+        have none."""
         found: dict[str, AttributeValue | None] = {
             "gen_ai.request.id": record.request_id,
             "gen_ai.request.max_tokens": record.max_tokens,
@@ -82,9 +93,15 @@ class OpenTelemetrySink:
             found["gen_ai.latency.time_in_queue"] = record.first_scheduled_s - record.arrival_s
         if record.first_token_s:
             found["gen_ai.latency.time_to_first_token"] = record.first_token_s - record.arrival_s
-            found["gen_ai.latency.time_in_model_prefill"] = record.first_token_s - record.first_scheduled_s
-            found["gen_ai.latency.time_in_model_decode"] = record.last_token_s - record.first_token_s
-            found["gen_ai.latency.time_in_model_inference"] = record.last_token_s - record.first_scheduled_s
+            found["gen_ai.latency.time_in_model_prefill"] = (
+                record.first_token_s - record.first_scheduled_s
+            )
+            found["gen_ai.latency.time_in_model_decode"] = (
+                record.last_token_s - record.first_token_s
+            )
+            found["gen_ai.latency.time_in_model_inference"] = (
+                record.last_token_s - record.first_scheduled_s
+            )
         if self._options.wants("model"):
             found["gen_ai.latency.time_in_model_forward"] = record.forward_s
         if self._options.wants("worker"):
@@ -93,21 +110,32 @@ class OpenTelemetrySink:
 
 
 def make_exporter(options: OpenTelemetryOptions) -> SpanExporter:
-    """Returns the exporter for the endpoint. It connects when it has something to send. Raises ConfigError for an unknown
-    protocol or a missing endpoint."""
+    """Returns the exporter for the endpoint. It connects when it has something to send. Raises
+    ConfigError for an unknown protocol or a missing endpoint."""
     try:
         protocol = options.chosen_protocol
     except ValueError as error:
         raise ConfigError(str(error)) from error
     endpoint = options.endpoint
     if endpoint is None:
-        raise ConfigError("traces need a collector: set --otlp-traces-endpoint, for example to grpc://localhost:4317")
+        raise ConfigError(
+            "traces need a collector: set --otlp-traces-endpoint, for example to "
+            "grpc://localhost:4317"
+        )
     if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+            OTLPSpanExporter as GrpcExporter,
+        )
 
         is_insecure = not endpoint.startswith("https://")
-        return GrpcExporter(endpoint.replace("grpc://", "http://", 1), insecure=is_insecure, timeout=options.timeout_s)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+        return GrpcExporter(
+            endpoint.replace("grpc://", "http://", 1),
+            insecure=is_insecure,
+            timeout=options.timeout_s,
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+        OTLPSpanExporter as HttpExporter,
+    )
 
     return HttpExporter(endpoint.replace("grpc://", "http://", 1), timeout=options.timeout_s)
 

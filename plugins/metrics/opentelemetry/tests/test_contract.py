@@ -17,4 +17,6 @@ def test_contract() -> None:
 
 class TestOpenTelemetrySink(MetricsContract):
     def sink(self, setup: MetricsSetup) -> OpenTelemetrySink:
-        return OpenTelemetrySink(OpenTelemetryOptions(endpoint="grpc://collector:4317"), setup, InMemorySpanExporter())
+        return OpenTelemetrySink(
+            OpenTelemetryOptions(endpoint="grpc://collector:4317"), setup, InMemorySpanExporter()
+        )

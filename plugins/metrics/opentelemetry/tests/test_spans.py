@@ -20,7 +20,8 @@ from pegboard.errors import ConfigError
 from pegboard.interfaces.metrics import MetricsSetup, RequestRecord, Sample
 from pegboard_testing.fake_engine import FakeEngine
 
-TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 
 
@@ -29,8 +30,19 @@ def options(**more: object) -> OpenTelemetryOptions:
 
 
 def record(**more: object) -> RequestRecord:
-    times = {"arrival_s": 100.0, "first_scheduled_s": 100.5, "first_token_s": 102.0, "last_token_s": 106.0, "finished_s": 106.25}
-    sizes = {"num_prompt_tokens": 7, "num_cached_tokens": 4, "num_generated_tokens": 9, "finish_reasons": ("length",)}
+    times = {
+        "arrival_s": 100.0,
+        "first_scheduled_s": 100.5,
+        "first_token_s": 102.0,
+        "last_token_s": 106.0,
+        "finished_s": 106.25,
+    }
+    sizes = {
+        "num_prompt_tokens": 7,
+        "num_cached_tokens": 4,
+        "num_generated_tokens": 9,
+        "finish_reasons": ("length",),
+    }
     return RequestRecord(request_id="r1", **{**times, **sizes, **more})  # type: ignore[arg-type]
 
 
@@ -67,8 +79,13 @@ def test_a_span_has_vllms_name_and_attributes() -> None:
 
 
 def test_what_never_came_has_no_attribute() -> None:
-    """The request was aborted while it waited. It spent no time in the model, so these attributes are not written."""
-    (span,) = spans_of(record(first_scheduled_s=0.0, first_token_s=0.0, last_token_s=0.0, finish_reasons=("abort",)))
+    """The request was aborted while it waited. It spent no time in the model, so these attributes
+    are not written."""
+    (span,) = spans_of(
+        record(
+            first_scheduled_s=0.0, first_token_s=0.0, last_token_s=0.0, finish_reasons=("abort",)
+        )
+    )
     latencies = [name for name in span.attributes or {} if name.startswith("gen_ai.latency.")]
     assert latencies == ["gen_ai.latency.e2e"]
 
@@ -90,7 +107,23 @@ def test_a_header_that_is_none_starts_a_new_trace(header: str) -> None:
 
 @pytest.mark.parametrize(
     ("collect", "extra"),
-    [(None, set()), ("model", {"forward"}), ("worker", {"execute"}), (["model", "worker"], {"forward", "execute"}),
+    [(None, set()), ((
+        "model"
+    ), {(
+        "forward"
+    )}), ((
+        "worker"
+    ), {(
+        "execute"
+    )}), ([(
+        "model"
+    ), (
+        "worker"
+    )], {(
+        "forward"
+    ), (
+        "execute"
+    )}),
      ("model,worker", {"forward", "execute"}), ("all", {"forward", "execute"})],
 )  # fmt: skip
 def test_details(collect: object, extra: set[str]) -> None:
@@ -109,14 +142,20 @@ def test_one_span_per_request_of_a_real_engine() -> None:
     engine.add("one", [2, 3], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
     engine.run()
     engine.engine.stop()
-    spans = {(span.attributes or {})["gen_ai.request.id"]: span for span in exporter.get_finished_spans()}
+    spans = {
+        (span.attributes or {})["gen_ai.request.id"]: span for span in exporter.get_finished_spans()
+    }
     assert set(spans) == {"many", "one"} and len(exporter.get_finished_spans()) == 2
     many, one = (dict(spans[name].attributes or {}) for name in ("many", "one"))
     assert many["gen_ai.usage.completion_tokens"] == 15 and many["gen_ai.request.n"] == 3
     assert spans["many"].parent is not None and spans["one"].parent is None
     parts = one["gen_ai.latency.time_in_model_prefill"] + one["gen_ai.latency.time_in_model_decode"]
     assert parts == pytest.approx(one["gen_ai.latency.time_in_model_inference"])
-    assert 0 < one["gen_ai.latency.time_in_model_forward"] <= one["gen_ai.latency.time_in_model_execute"]
+    assert (
+        0
+        < one["gen_ai.latency.time_in_model_forward"]
+        <= one["gen_ai.latency.time_in_model_execute"]
+    )
 
 
 class Stuck(SpanExporter):
@@ -134,8 +173,8 @@ class Stuck(SpanExporter):
 
 
 def test_a_stuck_collector_costs_spans_not_time() -> None:
-    """While nothing can be sent, publishing continues at the same cost, spans that do not fit the queue are dropped, and stopping
-    does not hang."""
+    """While nothing can be sent, publishing continues at the same cost, spans that do not fit the
+    queue are dropped, and stopping does not hang."""
     stuck = Stuck()
     sink = OpenTelemetrySink(options(max_queue_size=16), MetricsSetup("m"), stuck)
     started = time.process_time()
@@ -150,7 +189,27 @@ def test_a_stuck_collector_costs_spans_not_time() -> None:
     ("given", "words"),
     [({"endpoint": "localhost:4317"}, "starts with grpc://"),
      ({"endpoint": "ftp://host"}, "starts with grpc://"), ({"endpoint": "grpc://"}, "names a host"),
-     ({"endpoint": "http://h", "collect": "everything"}, "model"), ({"endpoint": "http://h", "protocol": "udp"}, "grpc")],
+     ({(
+         "endpoint"
+     ): (
+         "http://h"
+     ), (
+         "collect"
+     ): (
+         "everything"
+     )}, (
+         "model"
+     )), ({(
+         "endpoint"
+     ): (
+         "http://h"
+     ), (
+         "protocol"
+     ): (
+         "udp"
+     )}, (
+         "grpc"
+     ))],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
@@ -162,7 +221,9 @@ def test_without_an_endpoint_it_does_not_start() -> None:
         OpenTelemetrySink(OpenTelemetryOptions(), MetricsSetup("m"))
 
 
-def test_the_protocol_is_the_options_else_the_environments_else_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_protocol_is_the_options_else_the_environments_else_grpc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def chosen(**more: object) -> str:
         exporter = make_exporter(options(**more))
         exporter.shutdown()
@@ -173,5 +234,7 @@ def test_the_protocol_is_the_options_else_the_environments_else_grpc(monkeypatch
     monkeypatch.setenv(PROTOCOL_VARIABLE, "http/protobuf")
     assert chosen() == "http" and chosen(protocol="grpc") == "grpc"
     monkeypatch.setenv(PROTOCOL_VARIABLE, "smoke")
-    with pytest.raises(ConfigError, match=f"{PROTOCOL_VARIABLE}: expected grpc or http/protobuf, got 'smoke'"):
+    with pytest.raises(
+        ConfigError, match=f"{PROTOCOL_VARIABLE}: expected grpc or http/protobuf, got 'smoke'"
+    ):
         chosen()

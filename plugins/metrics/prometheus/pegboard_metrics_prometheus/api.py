@@ -20,13 +20,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class PrometheusApi:
-    """Serves the totals of the sink `prometheus` in this process. Raises ConfigError when that sink is not enabled."""
+    """Serves the totals of the sink `prometheus` in this process. Raises ConfigError when that sink
+    is not enabled."""
 
     def __init__(self, options: None, setup: ApiSetup) -> None:
-        sink = next((sink for sink in setup.sinks.values() if isinstance(sink, PrometheusSink)), None)
+        sink = next(
+            (sink for sink in setup.sinks.values() if isinstance(sink, PrometheusSink)), None
+        )
         if sink is None:
             raise ConfigError(
-                "api:prometheus serves the totals of metrics:prometheus, which is not enabled; enable both or disable both"
+                "api:prometheus serves the totals of metrics:prometheus, which is not enabled; "
+                "enable both or disable both"
             )
         self._registry = sink.registry
 
@@ -34,18 +38,27 @@ class PrometheusApi:
         return [Route("/metrics", self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        """Returns all metrics, or those that `name[]` names, as text. The format is always this one: the library's OpenMetrics
-        writer replaces the colon in sample names, and then dashboards do not find them."""
+        """Returns all metrics, or those that `name[]` names, as text. The format is always this
+        one: the library's OpenMetrics writer replaces the colon in sample names, and then
+        dashboards do not find them."""
         names = set(request.query_params.getlist("name[]"))
         registry = _Some(self._registry, names) if names else self._registry
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE})
 
     def error_body(self, status: int, message: str, parameter: str | None) -> Mapping[str, Any]:
-        return {"error": {"message": message, "type": "invalid_request_error", "param": parameter, "code": status}}
+        return {
+            "error": {
+                "message": message,
+                "type": "invalid_request_error",
+                "param": parameter,
+                "code": status,
+            }
+        }
 
 
 class _Some(Collector):
-    """Yields the metrics of a registry that are requested by their own name or by the name of a sample."""
+    """Yields the metrics of a registry that are requested by their own name or by the name of a
+    sample."""
 
     def __init__(self, registry: CollectorRegistry, names: set[str]) -> None:
         self._registry = registry

@@ -15,7 +15,10 @@ class PrometheusOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prefix: str = Field(PREFIX, description="Prefix for the names of metrics that vLLM also has")
-    process_metrics: bool = Field(True, description="Also show what Python and the operating system report about the API process")
+    process_metrics: bool = Field(
+        True,
+        description="Also show what Python and the operating system report about the API process",
+    )
 
     @field_validator("prefix")
     @classmethod

@@ -1,4 +1,5 @@
-"""Specs of the metrics sink and of the api `prometheus`. Both run in the API process, and the api reads the sink."""
+"""Specs of the metrics sink and of the api `prometheus`. Both run in the API process, and the api
+reads the sink."""
 
 from __future__ import annotations
 
@@ -11,4 +12,8 @@ SINK = MetricsSpec(
     options="pegboard_metrics_prometheus.options:PrometheusOptions",
     process="api",
 )
-API = ApiSpec(api="1.0", implementation="pegboard_metrics_prometheus.api:PrometheusApi", unmeasured_paths=("/metrics",))
+API = ApiSpec(
+    api="1.0",
+    implementation="pegboard_metrics_prometheus.api:PrometheusApi",
+    unmeasured_paths=("/metrics",),
+)

@@ -1,5 +1,5 @@
-"""The metrics sink `prometheus`. It adds up all samples in its own registry. Publishing only adds numbers; the text is made on
-request."""
+"""The metrics sink `prometheus`. It adds up all samples in its own registry. Publishing only adds
+numbers; the text is made on request."""
 
 from __future__ import annotations
 
@@ -60,15 +60,22 @@ class _Families(Collector):
         return []
 
     def _add(self, family: Family, reading: Reading) -> None:
-        metric, name = reading.metric, family.name
+        metric = reading.metric
+        name = family.name
         common = {"model_name": self._model_name, "engine": str(reading.engine)}
-        labels = {label: common[label] for label in metric.common} | dict(zip(metric.labels, reading.labels, strict=True))
+        labels = {label: common[label] for label in metric.common} | dict(
+            zip(metric.labels, reading.labels, strict=True)
+        )
         if metric.type == "gauge":
             family.add_sample(name, labels, reading.value)
         elif metric.type == "counter":
             family.add_sample(f"{name}_total", labels, reading.value)
         else:
-            edges = [*map(floatToGoString, metric.buckets), "+Inf"] if metric.type == "histogram" else []
+            edges = (
+                [*map(floatToGoString, metric.buckets), "+Inf"]
+                if metric.type == "histogram"
+                else []
+            )
             for edge, count in zip(edges, accumulate(reading.bucket_counts), strict=True):
                 family.add_sample(f"{name}_bucket", {**labels, "le": edge}, count)
             family.add_sample(f"{name}_count", labels, reading.count)

@@ -57,7 +57,10 @@ def make_client(sink: PrometheusSink | None = None, **config: object) -> TestCli
     sink = sink or make_sink()
     engine = FakeEngineClient()
     api = PrometheusApi(None, ApiSetup(engine, {}, {"prometheus": sink}))
-    apis = [("prometheus", api, API), ("other", OtherApi(), ApiSpec(api="1.0", implementation="x:Y"))]
+    apis = [
+        ("prometheus", api, API),
+        ("other", OtherApi(), ApiSpec(api="1.0", implementation="x:Y")),
+    ]
     app = build_app(apis, engine, ServerConfig(**config), publish=sink.publish)  # type: ignore[arg-type]
     return TestClient(app, raise_server_exceptions=False)
 
@@ -66,7 +69,10 @@ def values(client: TestClient, name: str) -> dict[tuple[str, ...], float]:
     """Label values (in the order of the labels' names) → value."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples if sample.name == name]
-    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in samples}
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for sample in samples
+    }
 
 
 def test_http_requests_are_measured() -> None:
@@ -91,10 +97,15 @@ def test_http_requests_are_measured() -> None:
 
 
 def test_the_format_is_text_and_names_keep_their_colon() -> None:
-    """The format stays the same when the client asks for another one, in which the library would change names."""
+    """The format stays the same when the client asks for another one, in which the library would
+    change names."""
     sink = make_sink()
     client = make_client(sink)
-    for accept in ("*/*", "application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0; escaping=underscores"):
+    for accept in (
+        "*/*",
+        "application/openmetrics-text; version=1.0.0",
+        "text/plain; version=1.0.0; escaping=underscores",
+    ):
         answer = client.get("/metrics", headers={"Accept": accept})
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert "vllm:num_requests_running{" in answer.text
@@ -103,7 +114,12 @@ def test_the_format_is_text_and_names_keep_their_colon() -> None:
 def test_some_metrics_can_be_asked_for() -> None:
     client = make_client()
     client.get("/items/1")
-    some = client.get("/metrics", params={"name[]": ["http_request_duration_highr_seconds_count", "vllm:num_requests_running"]})
+    some = client.get(
+        "/metrics",
+        params={
+            "name[]": ["http_request_duration_highr_seconds_count", "vllm:num_requests_running"]
+        },
+    )
     lines = [line for line in some.text.splitlines() if not line.startswith("#")]
     assert lines == [
         "http_request_duration_highr_seconds_count 1.0",

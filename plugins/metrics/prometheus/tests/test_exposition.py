@@ -1,4 +1,5 @@
-"""The metrics page: the names, types, labels and buckets that dashboards read, and correct numbers."""
+"""The metrics page: the names, types, labels and buckets that dashboards read, and correct
+numbers."""
 
 from __future__ import annotations
 
@@ -26,18 +27,25 @@ from pegboard_testing.fake_limits import fake_limits
 
 FIXTURE = Path(__file__).parent / "vllm_metrics.tsv"
 ENGINE = engine_metrics(
-    fake_limits(max_model_len=2048, max_drafts=2, max_loras=1), cache_config={"block_size": "16"}, show_hidden="0.12"
+    fake_limits(max_model_len=2048, max_drafts=2, max_loras=1),
+    cache_config={"block_size": "16"},
+    show_hidden="0.12",
 )
 
 
-def make_sink(metrics: tuple[Metric, ...] = (*ENGINE, *HTTP_METRICS), **options: object) -> PrometheusSink:
+def make_sink(
+    metrics: tuple[Metric, ...] = (*ENGINE, *HTTP_METRICS), **options: object
+) -> PrometheusSink:
     sink = PrometheusSink(PrometheusOptions(**options), MetricsSetup("org/model"))  # type: ignore[arg-type]
     sink.declare(metrics)
     return sink
 
 
 def families(sink: PrometheusSink) -> dict[str, Family]:
-    return {family.name: family for family in text_string_to_metric_families(generate_latest(sink.registry).decode())}
+    return {
+        family.name: family
+        for family in text_string_to_metric_families(generate_latest(sink.registry).decode())
+    }
 
 
 def everything(sink: PrometheusSink) -> None:
@@ -49,7 +57,11 @@ def everything(sink: PrometheusSink) -> None:
             1.0,
             {keys[metric.name]: 1.0 for metric in metrics if metric.type == "gauge"},
             {keys[metric.name]: 1.0 for metric in metrics if metric.type == "counter"},
-            {keys[metric.name]: [1.0] for metric in metrics if metric.type in ("histogram", "summary")},
+            {
+                keys[metric.name]: [1.0]
+                for metric in metrics
+                if metric.type in ("histogram", "summary")
+            },
         )
     )
 
@@ -62,9 +74,13 @@ def fixture() -> Iterator[tuple[str, str, list[str], list[float]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "labels", "buckets"), list(fixture()), ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "kind", "labels", "buckets"),
+    list(fixture()),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_dashboards_for_vllm_find_what_they_read(name: str, kind: str, labels: list[str], buckets: list[float]) -> None:
+def test_dashboards_for_vllm_find_what_they_read(
+    name: str, kind: str, labels: list[str], buckets: list[float]
+) -> None:
     sink = make_sink()
     everything(sink)
     family = families(sink)[name]
@@ -72,10 +88,15 @@ def test_dashboards_for_vllm_find_what_they_read(name: str, kind: str, labels: l
     for sample in family.samples:
         own = [label for label in sample.labels if label != "le"]
         assert "*" in labels or sorted(own) == sorted(labels)
-        assert sample.labels.get("model_name", "org/model") == "org/model" and sample.labels.get("engine", "0") == "0"
+        assert (
+            sample.labels.get("model_name", "org/model") == "org/model"
+            and sample.labels.get("engine", "0") == "0"
+        )
     if kind == "counter":
         assert {sample.name for sample in family.samples} == {f"{name}_total"}
-    edges = {float(sample.labels["le"]) for sample in family.samples if sample.name == f"{name}_bucket"}
+    edges = {
+        float(sample.labels["le"]) for sample in family.samples if sample.name == f"{name}_bucket"
+    }
     assert edges == ({*buckets, float("inf")} if kind == "histogram" else set())
 
 
@@ -84,14 +105,20 @@ def test_nothing_else_has_vllms_prefix() -> None:
     everything(sink)
     known = {name for name, *_ in fixture()}
     own = {"pegboard_plugin_seconds", "pegboard_step_seconds"}
-    assert {name for name in families(sink) if not name.startswith(("process_", "python_"))} == known | own
+    assert {
+        name for name in families(sink) if not name.startswith(("process_", "python_"))
+    } == known | own
 
 
 def test_series_exist_before_anything_happens() -> None:
-    """Before the first request, a dashboard shows 0 and not "no data". A rate over the first request is right."""
+    """Before the first request, a dashboard shows 0 and not "no data". A rate over the first
+    request is right."""
     found = families(make_sink())
     assert [sample.value for sample in found["vllm:num_requests_running"].samples] == [0]
-    reasons = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
+    reasons = {
+        sample.labels["finished_reason"]: sample.value
+        for sample in found["vllm:request_success"].samples
+    }
     assert reasons == {"stop": 0, "length": 0, "abort": 0, "error": 0}
     assert len(found["vllm:e2e_request_latency_seconds"].samples) == 21 + 3
 
@@ -100,7 +127,8 @@ def test_series_exist_before_anything_happens() -> None:
 @settings(max_examples=20, deadline=None)
 def test_numbers_are_the_sums_of_the_samples(seed: int) -> None:
     """The counts are right, and histograms are cumulative."""
-    rng, sink = np.random.default_rng(seed), make_sink(OWN)
+    rng = np.random.default_rng(seed)
+    sink = make_sink(OWN)
     samples = [random_sample(rng, float(step)) for step in range(10)]
     for sample in samples:
         sample.engine = 0
@@ -108,8 +136,13 @@ def test_numbers_are_the_sums_of_the_samples(seed: int) -> None:
     found = families(sink)
     name = "inter_token_latency_seconds"
     values = [value for sample in samples for value in sample.observations.get(name, ())]
-    by_name = {(sample.name, sample.labels.get("le")): sample.value for sample in found[f"vllm:{name}"].samples}
-    assert by_name[f"vllm:{name}_count", None] == by_name[f"vllm:{name}_bucket", "+Inf"] == len(values)
+    by_name = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for sample in found[f"vllm:{name}"].samples
+    }
+    assert (
+        by_name[f"vllm:{name}_count", None] == by_name[f"vllm:{name}_bucket", "+Inf"] == len(values)
+    )
     assert by_name[f"vllm:{name}_sum", None] == pytest.approx(sum(values))
     for (_, edge), count in by_name.items():
         assert edge is None or count == sum(value <= float(edge) for value in values)
@@ -129,7 +162,11 @@ def test_the_prefix_is_the_users() -> None:
     sink = make_sink(prefix="llm_", process_metrics=False)
     everything(sink)
     names = set(families(sink))
-    assert "llm_num_requests_running" in names and "http_requests" in names and "pegboard_step_seconds" in names
+    assert (
+        "llm_num_requests_running" in names
+        and "http_requests" in names
+        and "pegboard_step_seconds" in names
+    )
     assert not any(name.startswith(("vllm:", "process_", "python_")) for name in names)
     with pytest.raises(ValidationError, match="letters, digits"):
         PrometheusOptions(prefix="my prefix")
@@ -139,13 +176,23 @@ def test_a_real_engines_samples() -> None:
     sink = make_sink(engine_metrics(fake_limits()))
     engine = FakeEngine(metrics=[sink])
     for index in range(5):
-        engine.generate(range(2 + index), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+        engine.generate(
+            range(2 + index), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        )
     found = families(sink)
     totals = {
-        name: found[f"vllm:{name}"].samples[0].value for name in ("prompt_tokens", "generation_tokens", "num_requests_running")
+        name: found[f"vllm:{name}"].samples[0].value
+        for name in ("prompt_tokens", "generation_tokens", "num_requests_running")
     }
-    assert totals == {"prompt_tokens": 2 + 3 + 4 + 5 + 6, "generation_tokens": 20, "num_requests_running": 0}
-    reasons = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
+    assert totals == {
+        "prompt_tokens": 2 + 3 + 4 + 5 + 6,
+        "generation_tokens": 20,
+        "num_requests_running": 0,
+    }
+    reasons = {
+        sample.labels["finished_reason"]: sample.value
+        for sample in found["vllm:request_success"].samples
+    }
     assert reasons == {"stop": 0, "length": 5, "abort": 0, "error": 0}
 
 

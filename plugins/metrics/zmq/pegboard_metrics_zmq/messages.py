@@ -1,4 +1,5 @@
-"""vLLM's messages about KV blocks, as msgpack arrays: [time, [event, …], rank], and an event is [name, field, …].
+"""vLLM's messages about KV blocks, as msgpack arrays: [time, [event, …], rank], and an event is
+[name, field, …].
 
 Source: https://docs.vllm.ai/en/stable/api/vllm/distributed/kv_events/
 """
@@ -12,7 +13,8 @@ import msgspec
 from pegboard.interfaces.metrics import BlocksRemoved, BlocksStored, KVEvent, Sample
 
 MEDIUM = "GPU"
-"""vLLM's name for the engine's own KV cache, on a CPU as well. Routers take other names for slower tiers."""
+"""vLLM's name for the engine's own KV cache, on a CPU as well. Routers take other names for slower
+tiers."""
 
 Hash = bytes | int
 
@@ -22,7 +24,8 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BlockStored(_Event):
-    """extra_keys: for each block what its hash depends on besides tokens (adapter, cache salt), or None."""
+    """extra_keys: for each block what its hash depends on besides tokens (adapter, cache salt), or
+    None."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -55,7 +58,9 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
 
 def batch_of(sample: Sample, *, int_hashes: bool) -> KVEventBatch:
     """Return the message about a sample's KV events."""
-    return KVEventBatch(sample.time_s, [_message(event, int_hashes) for event in sample.kv_events], sample.engine)
+    return KVEventBatch(
+        sample.time_s, [_message(event, int_hashes) for event in sample.kv_events], sample.engine
+    )
 
 
 def _message(event: KVEvent, int_hashes: bool) -> BlockStored | BlockRemoved | AllBlocksCleared:
@@ -72,7 +77,9 @@ def _message(event: KVEvent, int_hashes: bool) -> BlockStored | BlockRemoved | A
             event.group,
         )
     if isinstance(event, BlocksRemoved):
-        return BlockRemoved([_hash(each, int_hashes) for each in event.block_hashes], MEDIUM, event.group)
+        return BlockRemoved(
+            [_hash(each, int_hashes) for each in event.block_hashes], MEDIUM, event.group
+        )
     return AllBlocksCleared()
 
 

@@ -11,7 +11,9 @@ SCHEMES = ("tcp://", "ipc://", "inproc://")
 
 def _address(value: str) -> str:
     if not value.startswith(SCHEMES) or value in SCHEMES:
-        raise ValueError("expected an address that starts with tcp://, ipc:// or inproc://, such as tcp://*:5557")
+        raise ValueError(
+            "expected an address that starts with tcp://, ipc:// or inproc://, such as tcp://*:5557"
+        )
     return value
 
 
@@ -25,11 +27,29 @@ class ZmqOptions(BaseModel):
 
     endpoint: Address = Field(
         "tcp://*:5557",
-        description="Address of the events: with * or ::, and for ipc and inproc, the engine binds it; else connects",
+        description=(
+            "Address of the events: with * or ::, and for ipc and inproc, the engine binds it; "
+            "else connects"
+        ),
     )
-    replay_endpoint: Address | None = Field(None, description="Address where subscribers ask for earlier batches; default: none")
-    buffer_steps: int = Field(10_000, ge=1, description="Number of latest batches that can be asked for again")
-    hwm: int = Field(100_000, ge=1, description="Batches that ZeroMQ keeps for each slow subscriber; further ones are lost")
-    max_queue_size: int = Field(100_000, ge=1, description="Batches that may wait for the sending thread; the oldest are dropped")
+    replay_endpoint: Address | None = Field(
+        None, description="Address where subscribers ask for earlier batches; default: none"
+    )
+    buffer_steps: int = Field(
+        10_000, ge=1, description="Number of latest batches that can be asked for again"
+    )
+    hwm: int = Field(
+        100_000,
+        ge=1,
+        description="Batches that ZeroMQ keeps for each slow subscriber; further ones are lost",
+    )
+    max_queue_size: int = Field(
+        100_000,
+        ge=1,
+        description="Batches that may wait for the sending thread; the oldest are dropped",
+    )
     topic: str = Field("", description="First frame of every message, which subscribers filter by")
-    int_block_hashes: bool = Field(True, description="Send the last 64 bits of a block's hash as an integer instead of its bytes")
+    int_block_hashes: bool = Field(
+        True,
+        description="Send the last 64 bits of a block's hash as an integer instead of its bytes",
+    )

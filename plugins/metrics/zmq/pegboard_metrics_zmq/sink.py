@@ -1,8 +1,10 @@
-"""The metrics sink `zmq`: a thread sends the KV events of each step to subscribers, and old ones to who asks for them.
+"""The metrics sink `zmq`: a thread sends the KV events of each step to subscribers, and old ones to
+who asks for them.
 
-A message has three frames: topic, number of the batch (8 bytes, big endian), batch (`messages`). A gap between numbers means that
-batches were lost. A replay request is the first wanted number, from a REQ or DEALER socket (from a DEALER after an empty frame).
-The answers are (empty frame, number, batch), and end with the number -1 and an empty batch.
+A message has three frames: topic, number of the batch (8 bytes, big endian), batch (`messages`). A
+gap between numbers means that batches were lost. A replay request is the first wanted number, from
+a REQ or DEALER socket (from a DEALER after an empty frame). The answers are (empty frame, number,
+batch), and end with the number -1 and an empty batch.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ class ZmqSink:
         self._sockets: list[zmq.Socket[bytes]] = []
         try:
             self._events = self._open(zmq.PUB, options.endpoint, "endpoint")
-            self._replay = self._open(zmq.ROUTER, options.replay_endpoint, "replay_endpoint") if options.replay_endpoint else None
+            self._replay = (
+                self._open(zmq.ROUTER, options.replay_endpoint, "replay_endpoint")
+                if options.replay_endpoint
+                else None
+            )
         except ConfigError:
             self._close_sockets()
             raise
@@ -60,15 +66,22 @@ class ZmqSink:
         """Do nothing: KV events do not depend on the declared metrics."""
 
     def publish(self, sample: Sample) -> None:
-        """Hand the sample's KV events to the thread. If too many wait, the oldest are dropped with one warning."""
+        """Hand the sample's KV events to the thread. If too many wait, the oldest are dropped with
+        one warning."""
         if not sample.kv_events:
             return
         if len(self._waiting) == self._waiting.maxlen and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "KV events are dropped: more than %d batches wait to be sent (max_queue_size)", self._options.max_queue_size
+                "KV events are dropped: more than %d batches wait to be sent (max_queue_size)",
+                self._options.max_queue_size,
             )
-        self._waiting.append((next(self._numbers), Sample(sample.time_s, engine=sample.engine, kv_events=sample.kv_events)))
+        self._waiting.append(
+            (
+                next(self._numbers),
+                Sample(sample.time_s, engine=sample.engine, kv_events=sample.kv_events),
+            )
+        )
         self._notify()
 
     def close(self) -> None:
@@ -78,17 +91,28 @@ class ZmqSink:
         self._thread.join(LEAVE_S)
         self._wake.close(linger=0)
 
-    def _open(self, kind: int, address: str, option: str, *, binds: bool | None = None) -> zmq.Socket[bytes]:
+    def _open(
+        self, kind: int, address: str, option: str, *, binds: bool | None = None
+    ) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         self._sockets.append(socket)
-        socket.set_hwm(0 if kind == zmq.PAIR else self._options.hwm)  # a lost wake-up would leave batches waiting
+        # a lost wake-up would leave batches waiting
+        socket.set_hwm(0 if kind == zmq.PAIR else self._options.hwm)
         if binds is None:
-            binds = kind == zmq.ROUTER or "*" in address or "::" in address or not address.startswith("tcp://")
+            binds = (
+                kind == zmq.ROUTER
+                or "*" in address
+                or "::" in address
+                or not address.startswith("tcp://")
+            )
         try:
             (socket.bind if binds else socket.connect)(address)
         except zmq.ZMQError as error:
             done = "bind" if binds else "connect to"
-            raise ConfigError(f"kv_events_config: cannot {done} {option} {address!r}: {error}; choose another address") from error
+            raise ConfigError(
+                f"kv_events_config: cannot {done} {option} {address!r}: {error}; choose another "
+                "address"
+            ) from error
         return socket
 
     def _close_sockets(self) -> None:
@@ -98,7 +122,7 @@ class ZmqSink:
     def _notify(self) -> None:
         self._wake.send(b"", zmq.DONTWAIT)
 
-    # --- in the thread ------------------------------------------------------------------------------------------------------
+    # --- in the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -117,16 +141,26 @@ class ZmqSink:
             socket.close(linger=0)
 
     def _send(self, number: int, sample: Sample) -> None:
-        payload = msgspec.msgpack.encode(batch_of(sample, int_hashes=self._options.int_block_hashes))
+        payload = msgspec.msgpack.encode(
+            batch_of(sample, int_hashes=self._options.int_block_hashes)
+        )
         self._sent.append((number, payload))
-        self._events.send_multipart([self._options.topic.encode(), number.to_bytes(8, "big"), payload])
+        self._events.send_multipart(
+            [self._options.topic.encode(), number.to_bytes(8, "big"), payload]
+        )
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
         """Answer one request. ZeroMQ drops answers to a subscriber that does not take them."""
         client, *frames = replay.recv_multipart()
         if len(frames) != 2 or frames[0] or len(frames[1]) != 8:
             sizes = [len(frame) for frame in frames]
-            log.warning("a replay request of KV events has frames of %s bytes; expected an empty one and one of 8", sizes)
+            log.warning(
+                (
+                    "a replay request of KV events has frames of %s bytes; expected an empty one "
+                    "and one of 8"
+                ),
+                sizes,
+            )
             return
         first = int.from_bytes(frames[1], "big")
         for number, payload in self._sent:

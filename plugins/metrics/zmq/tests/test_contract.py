@@ -38,7 +38,11 @@ def test_the_setting_enables_the_publisher() -> None:
     registry = enabled(enable_kv_cache_events=True, topic="kv", int_block_hashes=False)
     assert "kv_events" in metrics_flags(registry)
     options = registry.options(registry.find("metrics", "zmq"))
-    assert (options.topic, options.int_block_hashes, options.endpoint) == ("kv", False, "tcp://*:5557")
+    assert (options.topic, options.int_block_hashes, options.endpoint) == (
+        "kv",
+        False,
+        "tcp://*:5557",
+    )
     silent = EngineConfig(disable_log_stats=True)
     assert [entry.name for entry in sink_entries(registry, silent, "engine")] == ["zmq"]
     for off in ({}, {"enable_kv_cache_events": True, "publisher": "null"}, {"publisher": "zmq"}):
@@ -46,9 +50,13 @@ def test_the_setting_enables_the_publisher() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="expected true or false for enable_kv_cache_events, got 'yes'"):
+    with pytest.raises(
+        ConfigError, match="expected true or false for enable_kv_cache_events, got 'yes'"
+    ):
         enabled(enable_kv_cache_events="yes")
-    with pytest.raises(PluginNotFound, match="needs a metrics plugin named 'carrier' that publishes KV events"):
+    with pytest.raises(
+        PluginNotFound, match="needs a metrics plugin named 'carrier' that publishes KV events"
+    ):
         enabled(enable_kv_cache_events=True, publisher="carrier")
     with pytest.raises(PegboardError, match="topics"):
         registry = enabled(enable_kv_cache_events=True, topics="kv")

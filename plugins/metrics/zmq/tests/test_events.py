@@ -1,4 +1,5 @@
-"""A subscriber hears over TCP what the prefix cache of an engine stores and evicts, and can ask for what it missed."""
+"""A subscriber hears over TCP what the prefix cache of an engine stores and evicts, and can ask for
+what it missed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.pool import sha256_block
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Window
-from pegboard.interfaces.metrics import BlocksCleared, BlocksRemoved, BlocksStored, KVEvent, MetricsSetup, Sample
+from pegboard.interfaces.metrics import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    MetricsSetup,
+    Sample,
+)
 from pegboard_testing.fake_engine import FakeEngine
 
 TOPIC = "kv@here"
@@ -50,7 +58,9 @@ class Subscriber:
 @contextmanager
 def connected(**options: Any) -> Iterator[tuple[Subscriber, ZmqSink]]:
     address = free_address()
-    sink = ZmqSink(ZmqOptions(endpoint=address.replace("127.0.0.1", "*"), topic=TOPIC, **options), SETUP)
+    sink = ZmqSink(
+        ZmqOptions(endpoint=address.replace("127.0.0.1", "*"), topic=TOPIC, **options), SETUP
+    )
     subscriber = Subscriber(address)
     time.sleep(0.5)  # until the publisher knows the subscription
     try:
@@ -77,7 +87,8 @@ class Recorder:
 
 
 def follow(events: list[list[Any]]) -> set[tuple[int, bytes]]:
-    """Return what a router believes to be cached. No block may be stored twice or removed without being there."""
+    """Return what a router believes to be cached. No block may be stored twice or removed without
+    being there."""
     cached: set[tuple[int, bytes]] = set()
     for name, *fields in events:
         if name == "AllBlocksCleared":
@@ -96,8 +107,8 @@ def follow(events: list[list[Any]]) -> set[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("retains", [(Full(),), (Full(), Window(6))])
 def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
-    """What the events of a cache that evicts describe is exactly what the pool can find. Every hash is the hash of
-    its parent, tokens and extra keys."""
+    """What the events of a cache that evicts describe is exactly what the pool can find. Every hash
+    is the hash of its parent, tokens and extra keys."""
     recorder = Recorder()
     with connected(int_block_hashes=False) as (subscriber, sink):
         fake = FakeEngine(retains, num_blocks=30, metrics=[sink, recorder], kv_events=True)
@@ -122,7 +133,9 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
                 assert fields[3:7] == [size, None, "GPU", None] and fields[7] is None
                 for i, block_hash in enumerate(hashes):
                     if parent is not None:
-                        assert block_hash == sha256_block(parent, token_ids[i * size : (i + 1) * size], b"")
+                        assert block_hash == sha256_block(
+                            parent, token_ids[i * size : (i + 1) * size], b""
+                        )
                     parent = block_hash
         assert fake.engine.control("reset_prefix_cache") is True
         number, (_, events, _) = subscriber.next()
@@ -132,24 +145,46 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
 def test_adapters_salts_and_integer_hashes() -> None:
     stored = BlocksStored((b"a" * 32, b"b" * 32), None, tuple(range(8)), 4, 1, 7, "poet", "salty")
     with connected() as (subscriber, sink):
-        sink.publish(Sample(12.5, kv_events=[stored, BlocksRemoved((b"c" * 32,), 1), BlocksCleared()]))
+        sink.publish(
+            Sample(12.5, kv_events=[stored, BlocksRemoved((b"c" * 32,), 1), BlocksCleared()])
+        )
         ints = [int.from_bytes(each * 8, "big") for each in (b"a", b"b", b"c")]
         extra = [["poet", "salty"], ["poet"]]
-        first = ["BlockStored", ints[:2], None, [0, 1, 2, 3, 4, 5, 6, 7], 4, 7, "GPU", "poet", extra, 1]
-        assert subscriber.next() == (0, [12.5, [first, ["BlockRemoved", ints[2:], "GPU", 1], ["AllBlocksCleared"]], 0])
+        first = [
+            "BlockStored",
+            ints[:2],
+            None,
+            [0, 1, 2, 3, 4, 5, 6, 7],
+            4,
+            7,
+            "GPU",
+            "poet",
+            extra,
+            1,
+        ]
+        assert subscriber.next() == (
+            0,
+            [12.5, [first, ["BlockRemoved", ints[2:], "GPU", 1], ["AllBlocksCleared"]], 0],
+        )
 
 
 def test_the_engine_reports_salts() -> None:
     recorder = Recorder()
     fake = FakeEngine(metrics=[recorder], kv_events=True)
-    fake.generate(list(range(1, 14)), SamplingParams(temperature=0.0, max_tokens=1), cache_salt="salty")
+    fake.generate(
+        list(range(1, 14)), SamplingParams(temperature=0.0, max_tokens=1), cache_salt="salty"
+    )
     (event,) = recorder.events
-    assert isinstance(event, BlocksStored) and event.cache_salt == "salty" and event.parent_hash is None
+    assert (
+        isinstance(event, BlocksStored)
+        and event.cache_salt == "salty"
+        and event.parent_hash is None
+    )
 
 
 def test_replay_after_a_gap() -> None:
-    """Who missed batches gets those that are still kept, with their numbers, and then the end. A wrong request gets no answer and
-    does no harm."""
+    """Who missed batches gets those that are still kept, with their numbers, and then the end. A
+    wrong request gets no answer and does no harm."""
     replay = free_address()
     with connected(replay_endpoint=replay, buffer_steps=3) as (subscriber, sink):
         for number in range(5):
@@ -188,13 +223,23 @@ def test_nobody_and_slow_subscribers_never_block() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    for wrong in ({"endpoint": "5557"}, {"replay_endpoint": "http://x"}, {"hwm": 0}, {"buffer_steps": 0}, {"topics": "x"}):
+    for wrong in (
+        {"endpoint": "5557"},
+        {"replay_endpoint": "http://x"},
+        {"hwm": 0},
+        {"buffer_steps": 0},
+        {"topics": "x"},
+    ):
         with pytest.raises(ValidationError):
             ZmqOptions(**wrong)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        options = ZmqOptions(endpoint="inproc://x-events", replay_endpoint=f"tcp://127.0.0.1:{port}")
-        with pytest.raises(ConfigError, match=r"cannot bind replay_endpoint 'tcp://.*choose another address"):
+        options = ZmqOptions(
+            endpoint="inproc://x-events", replay_endpoint=f"tcp://127.0.0.1:{port}"
+        )
+        with pytest.raises(
+            ConfigError, match=r"cannot bind replay_endpoint 'tcp://.*choose another address"
+        ):
             ZmqSink(options, SETUP)

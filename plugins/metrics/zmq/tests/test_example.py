@@ -1,4 +1,5 @@
-"""The example subscriber, in its own process, counts the blocks that the engine's events say it holds."""
+"""The example subscriber, in its own process, counts the blocks that the engine's events say it
+holds."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from pathlib import Path
 from pegboard_metrics_zmq.options import ZmqOptions
 from pegboard_metrics_zmq.sink import ZmqSink
 
-from pegboard.interfaces.metrics import BlocksCleared, BlocksRemoved, BlocksStored, MetricsSetup, Sample
+from pegboard.interfaces.metrics import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    MetricsSetup,
+    Sample,
+)
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "kv_events_subscriber.py"
 
@@ -29,12 +36,24 @@ def stored(*names: int) -> BlocksStored:
 
 def test_the_example_follows_the_blocks() -> None:
     """It starts late and fetches what it missed. The events that follow come as they happen."""
-    events, replay = free_address(), free_address()
-    options = ZmqOptions(endpoint=events.replace("127.0.0.1", "*"), replay_endpoint=replay.replace("127.0.0.1", "*"))
+    events = free_address()
+    replay = free_address()
+    options = ZmqOptions(
+        endpoint=events.replace("127.0.0.1", "*"), replay_endpoint=replay.replace("127.0.0.1", "*")
+    )
     sink = ZmqSink(options, MetricsSetup("m"))
     sink.publish(Sample(0.0, kv_events=(stored(1, 2, 3),)))
     sink.publish(Sample(0.0, kv_events=(BlocksRemoved((bytes([2]) * 32,), 0), stored(4, 5))))
-    command = [sys.executable, str(EXAMPLE), "--endpoint", events, "--replay", replay, "--batches", "4"]
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        "--endpoint",
+        events,
+        "--replay",
+        replay,
+        "--batches",
+        "4",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as example:
         try:
             assert example.stdout is not None

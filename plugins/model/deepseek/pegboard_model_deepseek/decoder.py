@@ -1,4 +1,5 @@
-"""A decoder with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). All models of this package are built from it."""
+"""A decoder with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2"). All models of this
+package are built from it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.interfaces.attention import SparseIndex
-from pegboard.layers import Activation, Build, Embedding, Head, LatentAttention, LayerStack, Linear, Norm, Rope, Rotation
+from pegboard.layers import (
+    Activation,
+    Build,
+    Embedding,
+    Head,
+    LatentAttention,
+    LayerStack,
+    Linear,
+    Norm,
+    Rope,
+    Rotation,
+)
 from pegboard.layers.rope import rope_parameters
 from pegboard_model_deepseek.shape import Shape
 
@@ -19,20 +31,26 @@ LATENT_EPS = 1e-6
 class LatentDecoder(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
 
-    pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of what each block adds. rotates:
-    whether the attention has rotary embeddings.
+    pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of
+    what each block adds. rotates: whether the attention has rotary embeddings.
     """
 
-    residual_scale, rotates = 1.0, True
+    residual_scale = 1.0
+    rotates = True
 
-    def __init__(self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool
+    ) -> None:
         super().__init__()
-        inner, self.pairs = build.at("model"), pairs
+        inner = build.at("model")
+        self.pairs = pairs
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
         self.rope: Rope | None = None
         if self.rotates:
             base, scaling = rope_parameters(config)
-            self.rope = Rope(inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+            self.rope = Rope(
+                inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+            )
 
         def make(build: Build, index: int) -> nn.Module:
             return self.layer(build, index, shape, config)
@@ -44,11 +62,15 @@ class LatentDecoder(nn.Module):
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         """Return a layer of the stack. A model with other layers overrides this."""
-        attention = SelfAttention(build.at("self_attn"), index, shape, shape.scale(config), self.pairs)
+        attention = SelfAttention(
+            build.at("self_attn"), index, shape, shape.scale(config), self.pairs
+        )
         feed_forward = self.feed_forward(build.at("mlp"), index, shape, config)
         return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
 
-    def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+    def feed_forward(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
         """Return the feed-forward block of a layer. A model with experts overrides this."""
         return FeedForward(build, shape)
 
@@ -65,26 +87,43 @@ class LatentDecoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so far."""
+    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so
+    far."""
 
-    def __init__(self, build: Build, shape: Shape, attention: nn.Module, feed_forward: nn.Module, scale: float) -> None:
+    def __init__(
+        self,
+        build: Build,
+        shape: Shape,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        scale: float,
+    ) -> None:
         super().__init__()
         self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
-        self.self_attn, self.mlp, self.scale = attention, feed_forward, scale
-        self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
+        self.self_attn = attention
+        self.mlp = feed_forward
+        self.scale = scale
+        self.post_attention_layernorm = Norm(
+            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
+        )
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.input_layernorm(hidden)
+            residual = hidden
+            hidden = self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
-        hidden, residual = self.post_attention_layernorm(scaled(self.self_attn.forward(hidden, rotation), self.scale), residual)
+        hidden, residual = self.post_attention_layernorm(
+            scaled(self.self_attn.forward(hidden, rotation), self.scale), residual
+        )
         return scaled(self.mlp.forward(hidden), self.scale), residual
 
 
 class SelfAttention(nn.Module):
-    """Latent attention. With q_lora_rank, queries too are functions of a small vector. latent_scale: factor of the latent.
-    choice: how keys are chosen (see `deepseek_v32`)."""
+    """Latent attention. With q_lora_rank, queries too are functions of a small vector.
+    latent_scale: factor of the latent. choice: how keys are chosen (see `deepseek_v32`)."""
 
     def __init__(
         self,
@@ -99,7 +138,9 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.latent_scale = latent_scale
-        self.rank, self.num_heads, hidden = shape.rank, shape.num_heads, shape.hidden_size
+        self.rank = shape.rank
+        self.num_heads = shape.num_heads
+        hidden = shape.hidden_size
         width = shape.num_heads * (shape.nope_dim + shape.rope_dim)
         self.q_a_proj = self.q_a_layernorm = None
         if shape.q_rank is None:
@@ -108,7 +149,9 @@ class SelfAttention(nn.Module):
             self.q_a_proj = Linear(build.at("q_a_proj"), hidden, shape.q_rank, bias=shape.bias)
             self.q_a_layernorm = Norm(build.at("q_a_layernorm"), shape.q_rank, LATENT_EPS)
             self.q_proj = Linear(build.at("q_b_proj"), shape.q_rank, width)
-        self.kv_a_proj = Linear(build.at("kv_a_proj_with_mqa"), hidden, shape.rank + shape.rope_dim, bias=shape.bias)
+        self.kv_a_proj = Linear(
+            build.at("kv_a_proj_with_mqa"), hidden, shape.rank + shape.rope_dim, bias=shape.bias
+        )
         self.kv_a_layernorm = Norm(build.at("kv_a_layernorm"), shape.rank, LATENT_EPS)
         self.attention = LatentAttention(
             build,
@@ -122,7 +165,9 @@ class SelfAttention(nn.Module):
             pairs=pairs,
             index=choice,
         )
-        self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias)
+        self.o_proj = Linear(
+            build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         small = hidden
@@ -131,22 +176,34 @@ class SelfAttention(nn.Module):
         q = self.q_proj(small).view(hidden.shape[0], self.num_heads, -1)
         kv = self.kv_a_proj(hidden)
         latent = scaled(self.kv_a_layernorm(kv[:, : self.rank]), self.latent_scale)
-        return self.o_proj(self.attention(q, latent, kv[:, self.rank :], rotation, *self.indexed(hidden, small, rotation)))
+        return self.o_proj(
+            self.attention(
+                q, latent, kv[:, self.rank :], rotation, *self.indexed(hidden, small, rotation)
+            )
+        )
 
-    def indexed(self, hidden: Tensor, small: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
-        """Return what the choice of keys needs of each token. small: the vector that queries are functions of."""
+    def indexed(
+        self, hidden: Tensor, small: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, ...]:
+        """Return what the choice of keys needs of each token. small: the vector that queries are
+        functions of."""
         return ()
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)). width: channels of gate and up; None = the config's intermediate size."""
+    """SwiGLU: down(silu(gate(x)) * up(x)). width: channels of gate and up; None = the config's
+    intermediate size."""
 
     def __init__(self, build: Build, shape: Shape, width: int | None = None) -> None:
         super().__init__()
         inner = shape.intermediate_size if width is None else width
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(build, shape.hidden_size, 2 * inner, parts=parts, bias=shape.mlp_bias)
-        self.down_proj = Linear(build.at("down_proj"), inner, shape.hidden_size, bias=shape.mlp_bias)
+        self.gate_up_proj = Linear(
+            build, shape.hidden_size, 2 * inner, parts=parts, bias=shape.mlp_bias
+        )
+        self.down_proj = Linear(
+            build.at("down_proj"), inner, shape.hidden_size, bias=shape.mlp_bias
+        )
         self.activation = Activation(build, shape.activation)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, and experts in all layers after the first few.
+"""DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, and experts in all layers after the
+first few.
 
 V2   scores of experts by softmax; the best groups of experts are those with the best expert
-V3   scores by sigmoid; groups by their two best experts, chosen with a correction that balances their load
+V3   scores by sigmoid; groups by their two best experts, chosen with a correction that balances
+their load
 """
 
 from __future__ import annotations
@@ -20,18 +22,25 @@ from pegboard_model_deepseek.shape import Shape, sparse_layers
 class DeepseekModel(LatentDecoder):
     """score, method: how experts are chosen if the config does not say it."""
 
-    score, method = "softmax", "greedy"
+    score = "softmax"
+    method = "greedy"
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         pairs = read(config, "rope_interleave", bool) is not False
         super().__init__(config, build, Shape(config), pairs=pairs)
 
-    def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
+    def feed_forward(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
         num_experts = read(config, "n_routed_experts", int)
         if not num_experts or not sparse_layers(config, shape.num_layers)[index]:
             return FeedForward(build, shape)
         return ExpertsBlock(
-            build, shape, config, num_experts, router_rule(config, num_experts, score=self.score, method=self.method)
+            build,
+            shape,
+            config,
+            num_experts,
+            router_rule(config, num_experts, score=self.score, method=self.method),
         )
 
 
@@ -40,20 +49,29 @@ class DeepseekV2Model(DeepseekModel):
 
 
 class DeepseekV3Model(DeepseekModel):
-    score, method = "sigmoid", "noaux_tc"
+    score = "sigmoid"
+    method = "noaux_tc"
 
 
-def router_rule(config: Mapping[str, Any], num_experts: int, *, score: str, method: str) -> RouterRule:
-    """Return how experts are chosen. score, method: if the config does not say it. Raises ModelError if the config names a method
-    that is not known."""
-    score, method = read(config, "scoring_func", str) or score, read(config, "topk_method", str) or method
+def router_rule(
+    config: Mapping[str, Any], num_experts: int, *, score: str, method: str
+) -> RouterRule:
+    """Return how experts are chosen. score, method: if the config does not say it. Raises
+    ModelError if the config names a method that is not known."""
+    score = read(config, "scoring_func", str) or score
+    method = read(config, "topk_method", str) or method
     best = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}.get(method)
     if best is None or score not in ("softmax", "sigmoid"):
         told = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
-        raise ModelError(f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; expected {told}")
+        raise ModelError(
+            f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; "
+            f"expected {told}"
+        )
     num_groups = (read(config, "n_group", int) or 1) if best else 1
     if num_groups > 1 and (num_experts % num_groups or num_experts // num_groups < best):
-        raise ModelError(f"{num_experts} experts do not form n_group={num_groups} groups of at least {best}")
+        raise ModelError(
+            f"{num_experts} experts do not form n_group={num_groups} groups of at least {best}"
+        )
     return RouterRule(
         top_k=size_of(config, "num_experts_per_tok"),
         score=score,  # type: ignore[arg-type]
@@ -66,7 +84,8 @@ def router_rule(config: Mapping[str, Any], num_experts: int, *, score: str, meth
 
 
 class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token. names: of gate, up and down."""
+    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token. names:
+    of gate, up and down."""
 
     def __init__(
         self,
@@ -79,7 +98,8 @@ class ExpertsBlock(nn.Module):
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
-        width, num_shared = size_of(config, "moe_intermediate_size"), read(config, "n_shared_experts", int) or 0
+        width = size_of(config, "moe_intermediate_size")
+        num_shared = read(config, "n_shared_experts", int) or 0
         gate = build.at("gate")
         self.gate = Linear(gate, shape.hidden_size, num_experts, is_router=True)
         correction = f"{gate.path}.e_score_correction_bias" if rule.group_best == 2 else None
@@ -93,7 +113,11 @@ class ExpertsBlock(nn.Module):
             names=names,
             correction=correction,
         )
-        self.shared = FeedForward(build.at("shared_experts"), shape, width * num_shared) if num_shared else None
+        self.shared = (
+            FeedForward(build.at("shared_experts"), shape, width * num_shared)
+            if num_shared
+            else None
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         shared = None if self.shared is None else self.shared.forward(hidden)

@@ -1,7 +1,8 @@
-"""DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 with an index, which chooses the keys that each query attends to.
+"""DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 with an index, which chooses the keys that each
+query attends to.
 
-The published inference code also rotates index vectors by a Hadamard matrix, which changes no product, and rounds them to 8 bits.
-Here they keep the type of the cache.
+The published inference code also rotates index vectors by a Hadamard matrix, which changes no
+product, and rounds them to 8 bits. Here they keep the type of the cache.
 """
 
 from __future__ import annotations
@@ -32,28 +33,47 @@ class DeepseekV32Model(DeepseekV3Model):
 
 
 class SparseAttention(SelfAttention):
-    """Latent attention to the keys with the best scores. The first channels of index vectors and keys are rotated in halves,
-    whatever the order of the attention's own channels."""
+    """Latent attention to the keys with the best scores. The first channels of index vectors and
+    keys are rotated in halves, whatever the order of the attention's own channels."""
 
-    def __init__(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any], pairs: bool) -> None:
-        heads, size, top_k = (size_of(config, f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
+    def __init__(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any], pairs: bool
+    ) -> None:
+        heads, size, top_k = (
+            size_of(config, f"index_{name}") for name in ("n_heads", "head_dim", "topk")
+        )
         if shape.q_rank is None or min(heads, top_k) < 1 or size < shape.rope_dim:
-            told = f"q_lora_rank={shape.q_rank}, index_n_heads={heads}, index_topk={top_k} and index_head_dim={size}"
-            expected = f"positive numbers, and an index_head_dim of at least qk_rope_head_dim={shape.rope_dim}"
+            told = (
+                f"q_lora_rank={shape.q_rank}, index_n_heads={heads}, index_topk={top_k} and "
+                f"index_head_dim={size}"
+            )
+            expected = (
+                "positive numbers, and an index_head_dim of at least "
+                f"qk_rope_head_dim={shape.rope_dim}"
+            )
             raise ModelError(f"the checkpoint's config has {told}; expected {expected}")
-        super().__init__(build, index, shape, shape.scale(config), pairs, choice=SparseIndex(heads, size, top_k))
+        super().__init__(
+            build, index, shape, shape.scale(config), pairs, choice=SparseIndex(heads, size, top_k)
+        )
         own = build.at("indexer")
-        self.heads, self.size, self.rope_dim = heads, size, shape.rope_dim
+        self.heads = heads
+        self.size = size
+        self.rope_dim = shape.rope_dim
         self.vectors = Linear(own.at("wq_b"), shape.q_rank, heads * size)
         self.keys = Linear(own.at("wk"), shape.hidden_size, size)
         self.norm = Parameters(own.at("k_norm"), dict.fromkeys(("weight", "bias"), (size,)))
         self.weights = Linear(own.at("weights_proj"), shape.hidden_size, heads)
         self.rotate = build.kernels["rope"]
 
-    def indexed(self, hidden: Tensor, small: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
-        """Return the index vectors [T, heads, size], their weights [T, heads], and the index key [T, size]."""
+    def indexed(
+        self, hidden: Tensor, small: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, ...]:
+        """Return the index vectors [T, heads, size], their weights [T, heads], and the index key
+        [T, size]."""
         vectors = self._turned(self.vectors(small).unflatten(1, (self.heads, self.size)), rotation)
-        keys = layer_norm(self.keys(hidden), (self.size,), self.norm["weight"], self.norm["bias"], INDEX_EPS)
+        keys = layer_norm(
+            self.keys(hidden), (self.size,), self.norm["weight"], self.norm["bias"], INDEX_EPS
+        )
         weights = self.weights(hidden).float() * (self.heads * self.size) ** -0.5
         return vectors, weights, self._turned(keys.unsqueeze(1), rotation).squeeze(1)
 

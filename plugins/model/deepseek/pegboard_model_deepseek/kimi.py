@@ -1,5 +1,5 @@
-"""Kimi Linear (Kimi Team 2025): Kimi delta attention in most layers, latent attention without rotation in the others, and the
-experts of DeepSeek-V3."""
+"""Kimi Linear (Kimi Team 2025): Kimi delta attention in most layers, latent attention without
+rotation in the others, and the experts of DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class KimiLinearModel(LatentDecoder):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         if read(config, "mla_use_nope", bool) is False:
-            raise ModelError("the checkpoint's config has mla_use_nope=False; this architecture is served without rotation only")
+            raise ModelError(
+                "the checkpoint's config has mla_use_nope=False; this architecture is served "
+                "without rotation only"
+            )
         config = {**config, **{name: config[own] for name, own in NAMES.items() if own in config}}
         shape = Shape(config)
         self.is_linear = linear_layers(config, shape.num_layers)
@@ -44,30 +47,39 @@ class KimiLinearModel(LatentDecoder):
         if self.is_linear[index]:
             attention = DeltaAttention(build.at("self_attn"), index, shape, config)
         else:
-            attention = SelfAttention(build.at("self_attn"), index, shape, shape.scale(config), self.pairs)
+            attention = SelfAttention(
+                build.at("self_attn"), index, shape, shape.scale(config), self.pairs
+            )
         feed_forward: nn.Module
         if self.is_sparse[index]:
-            num_experts, own = size_of(config, "n_routed_experts"), build.at("block_sparse_moe")
+            num_experts = size_of(config, "n_routed_experts")
+            own = build.at("block_sparse_moe")
             rule = router_rule(config, num_experts, score="sigmoid", method="noaux_tc")
-            feed_forward = ExpertsBlock(own, shape, config, num_experts, rule, names=("w1", "w3", "w2"))
+            feed_forward = ExpertsBlock(
+                own, shape, config, num_experts, rule, names=("w1", "w3", "w2")
+            )
         else:
             feed_forward = FeedForward(build.at("mlp"), shape)
         return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
 
 
 class DeltaAttention(nn.Module):
-    """[T, hidden] → [T, hidden]: the delta rule with a decay per channel, over convolved queries, keys and values (section 3).
-    The decays and the gate of the result come from small vectors."""
+    """[T, hidden] → [T, hidden]: the delta rule with a decay per channel, over convolved queries,
+    keys and values (section 3). The decays and the gate of the result come from small vectors."""
 
     def __init__(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, eps = shape.hidden_size, shape.eps
+        hidden = shape.hidden_size
+        eps = shape.eps
         self.heads, self.size, width = delta_sizes(config)
         inner = self.heads * self.size
         names = ("q", "k", "v")
         parts = {f"{name}_proj": inner for name in names}
         self.qkv_proj = Linear(build, hidden, 3 * inner, parts=parts)
-        self.convs = [ShortConv(build.at(f"{name}_conv1d"), inner, width, bias=False, activates=True) for name in names]
+        self.convs = [
+            ShortConv(build.at(f"{name}_conv1d"), inner, width, bias=False, activates=True)
+            for name in names
+        ]
         self.decay_down, self.decay_up = (
             Linear(build.at("f_a_proj"), hidden, self.size),
             Linear(build.at("f_b_proj"), self.size, inner),
@@ -77,8 +89,11 @@ class DeltaAttention(nn.Module):
             Linear(build.at("g_b_proj"), self.size, inner),
         )
         self.beta_proj = Linear(build.at("b_proj"), hidden, self.heads)
-        self.own = Parameters(build, {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,)}, "float32")
-        self.norm, self.o_proj = Norm(build.at("o_norm"), self.size, eps), Linear(build.at("o_proj"), inner, hidden)
+        self.own = Parameters(
+            build, {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,)}, "float32"
+        )
+        self.norm = Norm(build.at("o_norm"), self.size, eps)
+        self.o_proj = Linear(build.at("o_proj"), inner, hidden)
         self.rule = build.kernels["gated_delta_rule"]
         state = KVTensor("state", (self.heads, self.size, self.size), "float32")
         inputs = [KVTensor(f"conv_{name}", (inner, width - 1), build.dtype) for name in names]
@@ -88,9 +103,13 @@ class DeltaAttention(nn.Module):
         states, rows = self.states()
         past = [states[name] for name in ("conv_q", "conv_k", "conv_v")]
         mixed = self.qkv_proj(hidden).chunk(3, 1)
-        q, k, v = (self._heads(conv(x, state, rows)) for conv, x, state in zip(self.convs, mixed, past, strict=True))
+        q, k, v = (
+            self._heads(conv(x, state, rows))
+            for conv, x, state in zip(self.convs, mixed, past, strict=True)
+        )
         steps = self._heads(self.decay_up(self.decay_down(hidden)))
-        bias, a_log = self.own["dt_bias"].view(self.heads, self.size), self.own["A_log"].flatten()
+        bias = self.own["dt_bias"].view(self.heads, self.size)
+        a_log = self.own["A_log"].flatten()
         y = self.rule(q, k, v, steps, bias, a_log, self.beta_proj(hidden), states["state"], rows)
         gate = self.gate_up(self.gate_down(hidden)).sigmoid()
         out: Tensor = self.o_proj(self.norm(y).flatten(1) * gate)
@@ -101,15 +120,20 @@ class DeltaAttention(nn.Module):
 
 
 def delta_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the heads of Kimi delta attention, their channels, and the width of its convolutions."""
+    """Return the heads of Kimi delta attention, their channels, and the width of its
+    convolutions."""
     own = linear_config(config)
     names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
     if own is not None:
-        config, names = own, ("num_heads", "head_dim", "short_conv_kernel_size")
+        config = own
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
     heads, size, width = (size_of(config, name) for name in names)
     if min(heads, size) < 1 or width < 2:
         told = f"{names[0]}={heads}, {names[1]}={size} and {names[2]}={width}"
-        raise ModelError(f"the checkpoint's config has {told}; expected positive numbers, and a width of at least 2")
+        raise ModelError(
+            f"the checkpoint's config has {told}; expected positive numbers, and a width of at "
+            "least 2"
+        )
     return heads, size, width
 
 
@@ -117,7 +141,10 @@ def linear_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the part of the config on Kimi delta attention, or None if it has none."""
     own = config.get("linear_attn_config")
     if own is not None and not isinstance(own, Mapping):
-        raise ModelError(f"the checkpoint's config has linear_attn_config={own!r}; this architecture needs names with values")
+        raise ModelError(
+            f"the checkpoint's config has linear_attn_config={own!r}; this architecture needs "
+            "names with values"
+        )
     return own
 
 
@@ -126,9 +153,14 @@ def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     own = linear_config(config)
     if own is None:
         return kinds(config, "layer_types", num_layers, "full_attention", "linear_attention")
-    listed: list[Any] = [read(own, name, list[str]) or [] for name in ("kda_layers", "full_attn_layers")]
+    listed: list[Any] = [
+        read(own, name, list[str]) or [] for name in ("kda_layers", "full_attn_layers")
+    ]
     found = [tuple(index in layers for layers in listed) for index in range(1, num_layers + 1)]
     if any(is_linear == is_full for is_linear, is_full in found):
         told = "kda_layers and full_attn_layers of linear_attn_config"
-        raise ModelError(f"the checkpoint's config has {num_layers} layers; expected each of them once in {told}, counted from 1")
+        raise ModelError(
+            f"the checkpoint's config has {num_layers} layers; expected each of them once in "
+            f"{told}, counted from 1"
+        )
     return [is_linear for is_linear, _ in found]

@@ -1,8 +1,10 @@
-"""LongCat-Flash (Meituan LongCat Team 2025): each layer has two latent attentions, two dense feed-forward blocks, and one mixture
-of experts that bridges the second half of the layer. Some experts of the mixture compute nothing: they return their input.
+"""LongCat-Flash (Meituan LongCat Team 2025): each layer has two latent attentions, two dense
+feed-forward blocks, and one mixture of experts that bridges the second half of the layer. Some
+experts of the mixture compute nothing: they return their input.
 
     x ─ attention ─┬─ feed-forward ─ attention ─ feed-forward ─ + ─
-                   └─ experts ──────────────────────────────────┘     (norms and residual sums are left out)
+                   └─ experts ──────────────────────────────────┘     (norms and residual sums are
+                   left out)
 """
 
 from __future__ import annotations
@@ -14,17 +16,32 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Experts, Linear, Norm, Parameters, Rotation, RouterRule, read, size_of
+from pegboard.layers import (
+    Build,
+    Experts,
+    Linear,
+    Norm,
+    Parameters,
+    Rotation,
+    RouterRule,
+    read,
+    size_of,
+)
 from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder, SelfAttention
 from pegboard_model_deepseek.shape import Shape
 
 
 class LongcatFlashModel(LatentDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        own = {"num_hidden_layers": size_of(config, "num_layers"), "intermediate_size": size_of(config, "ffn_hidden_size")}
+        own = {
+            "num_hidden_layers": size_of(config, "num_layers"),
+            "intermediate_size": size_of(config, "ffn_hidden_size"),
+        }
         shape = Shape({**config, **own})
         if shape.q_rank is None:
-            raise ModelError("the checkpoint's config has no q_lora_rank; LongCat-Flash needs a positive integer")
+            raise ModelError(
+                "the checkpoint's config has no q_lora_rank; LongCat-Flash needs a positive integer"
+            )
         super().__init__(config, build, shape, pairs=True)
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
@@ -32,32 +49,46 @@ class LongcatFlashModel(LatentDecoder):
 
 
 class ShortcutLayer(nn.Module):
-    """Two halves, each attention and feed-forward after a norm. The experts read what the first feed-forward block reads, and
-    their result is added at the end."""
+    """Two halves, each attention and feed-forward after a norm. The experts read what the first
+    feed-forward block reads, and their result is added at the end."""
 
     def __init__(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> None:
         super().__init__()
         assert shape.q_rank is not None
-        grown = {name: read(config, name, bool) is not False for name in ("mla_scale_q_lora", "mla_scale_kv_lora")}
+        grown = {
+            name: read(config, name, bool) is not False
+            for name in ("mla_scale_q_lora", "mla_scale_kv_lora")
+        }
         scale = shape.scale(config)
         scale *= (shape.hidden_size / shape.q_rank) ** 0.5 if grown["mla_scale_q_lora"] else 1.0
-        latent_scale = (shape.hidden_size / shape.rank) ** 0.5 if grown["mla_scale_kv_lora"] else 1.0
+        latent_scale = (
+            (shape.hidden_size / shape.rank) ** 0.5 if grown["mla_scale_kv_lora"] else 1.0
+        )
 
         def attention(half: int) -> SelfAttention:
             path = build.at(f"self_attn.{half}")
-            return SelfAttention(path, 2 * index + half, shape, scale, pairs=True, latent_scale=latent_scale)
+            return SelfAttention(
+                path, 2 * index + half, shape, scale, pairs=True, latent_scale=latent_scale
+            )
 
         def norms(name: str) -> list[Norm]:
-            return [Norm(build.at(f"{name}.{half}"), shape.hidden_size, shape.eps) for half in (0, 1)]
+            return [
+                Norm(build.at(f"{name}.{half}"), shape.hidden_size, shape.eps) for half in (0, 1)
+            ]
 
-        self.first, self.second = attention(0), attention(1)
-        self.before, self.between = norms("input_layernorm"), norms("post_attention_layernorm")
+        self.first = attention(0)
+        self.second = attention(1)
+        self.before = norms("input_layernorm")
+        self.between = norms("post_attention_layernorm")
         self.mlps = [FeedForward(build.at(f"mlps.{half}"), shape) for half in (0, 1)]
         self.experts = ZeroExpertsBlock(build.at("mlp"), shape, config)
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.before[0](hidden)
+            residual = hidden
+            hidden = self.before[0](hidden)
         else:
             hidden, residual = self.before[0](hidden, residual)
         hidden, residual = self.between[0](self.first.forward(hidden, rotation), residual)
@@ -68,18 +99,30 @@ class ShortcutLayer(nn.Module):
 
 
 class ZeroExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]: the router chooses among experts and, after them, zero experts, which return their input."""
+    """[T, hidden] → [T, hidden]: the router chooses among experts and, after them, zero experts,
+    which return their input."""
 
     def __init__(self, build: Build, shape: Shape, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.num_experts, num_zero = size_of(config, "n_routed_experts"), read(config, "zero_expert_num", int) or 0
+        self.num_experts = size_of(config, "n_routed_experts")
+        num_zero = read(config, "zero_expert_num", int) or 0
         kind = read(config, "zero_expert_type", str) or "identity"
         if kind != "identity" or num_zero < 0 or read(config, "router_bias", bool):
-            told = f"zero_expert_type={kind!r}, zero_expert_num={num_zero} and router_bias={config.get('router_bias')}"
-            raise ModelError(f"the checkpoint's config has {told}; expected 'identity', no negative number and no bias")
-        total, top_k = self.num_experts + num_zero, size_of(config, "moe_topk")
+            told = (
+                f"zero_expert_type={kind!r}, zero_expert_num={num_zero} and "
+                f"router_bias={config.get('router_bias')}"
+            )
+            raise ModelError(
+                f"the checkpoint's config has {told}; expected 'identity', no negative number and "
+                "no bias"
+            )
+        total = self.num_experts + num_zero
+        top_k = size_of(config, "moe_topk")
         if top_k > total:
-            raise ModelError(f"the checkpoint's config has moe_topk={top_k}, but only {total} experts with the zero experts")
+            raise ModelError(
+                f"the checkpoint's config has moe_topk={top_k}, but only {total} experts with the "
+                "zero experts"
+            )
         router = build.at("router")
         self.classifier = Linear(router.at("classifier"), shape.hidden_size, total, is_router=True)
         self.correction = Parameters(router, {"e_score_correction_bias": (total,)}, "float32")
@@ -87,13 +130,20 @@ class ZeroExpertsBlock(nn.Module):
         self.route = build.kernels["route"]
         width = size_of(config, "expert_ffn_hidden_size")
         path = build.at("experts")
-        self.experts = Experts(path, self.num_experts, shape.hidden_size, width, rule=None, activation=shape.activation)
+        self.experts = Experts(
+            path, self.num_experts, shape.hidden_size, width, rule=None, activation=shape.activation
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weights, ids = self.route(self.classifier(hidden), self.rule, self.correction["e_score_correction_bias"])
+        weights, ids = self.route(
+            self.classifier(hidden), self.rule, self.correction["e_score_correction_bias"]
+        )
         is_real = ids < self.num_experts
         kept = hidden * weights.masked_fill(is_real, 0).sum(1, keepdim=True).to(hidden.dtype)
-        # A row of a zero expert has the weight 0. It goes to the token's best expert, so that no weights are read only for it.
+        # A row of a zero expert has the weight 0. It goes to the token's best expert, so that no
+        # weights are read only for it.
         best = ids.gather(1, is_real.int().argmax(1, keepdim=True)).clamp(max=self.num_experts - 1)
-        out: Tensor = self.experts(hidden, weights.masked_fill(~is_real, 0), torch.where(is_real, ids, best), kept)
+        out: Tensor = self.experts(
+            hidden, weights.masked_fill(~is_real, 0), torch.where(is_real, ids, best), kept
+        )
         return out

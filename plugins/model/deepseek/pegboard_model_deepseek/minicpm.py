@@ -1,5 +1,5 @@
-"""MiniCPM3 (OpenBMB 2024): latent attention without experts. Embeddings, blocks and logits are scaled, as in MiniCPM (Hu et al.
-2024), so that models of different sizes train alike."""
+"""MiniCPM3 (OpenBMB 2024): latent attention without experts. Embeddings, blocks and logits are
+scaled, as in MiniCPM (Hu et al. 2024), so that models of different sizes train alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pegboard_model_deepseek.shape import Shape
 class MiniCPM3Model(LatentDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         shape = Shape(config, is_tied=True)
-        depth, width = read(config, "scale_depth", float), read(config, "dim_model_base", float)
+        depth = read(config, "scale_depth", float)
+        width = read(config, "dim_model_base", float)
         self.residual_scale = depth / shape.num_layers**0.5 if depth else 1.0
         self.embed_scale = read(config, "scale_emb", float) or 1.0
         self.logits_scale = width / shape.hidden_size if width else 1.0

@@ -1,4 +1,5 @@
-"""Specs of this package. On other platforms no attention backend stores latents yet, so the fallback serves those that it can."""
+"""Specs of this package. On other platforms no attention backend stores latents yet, so the
+fallback serves those that it can."""
 
 from pegboard.interfaces.model import ModelSpec
 

@@ -34,30 +34,44 @@ class Shape:
         self.is_tied = is_tied if tied is None else tied
         sizes = (self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim)
         if min(sizes) < 1 or self.rope_dim % 2:
-            told = "num_attention_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim (even) and v_head_dim"
-            raise ModelError(f"the checkpoint's config has {list(sizes)} as {told}; all must be positive")
+            told = (
+                "num_attention_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim (even) and "
+                "v_head_dim"
+            )
+            raise ModelError(
+                f"the checkpoint's config has {list(sizes)} as {told}; all must be positive"
+            )
 
     def scale(self, config: Mapping[str, Any]) -> float:
-        """Return the factor of q·k. YaRN with `mscale_all_dim` makes it larger (Peng et al. 2023; DeepSeek-V2)."""
+        """Return the factor of q·k. YaRN with `mscale_all_dim` makes it larger (Peng et al. 2023;
+        DeepSeek-V2)."""
         _, scaling = rope_parameters(config)
-        scale, all_dim = (self.nope_dim + self.rope_dim) ** -0.5, read(scaling, "mscale_all_dim", float)
+        scale = (self.nope_dim + self.rope_dim) ** -0.5
+        all_dim = read(scaling, "mscale_all_dim", float)
         factor = read(scaling, "factor", float) or 1.0
-        return scale * (0.1 * all_dim * math.log(factor) + 1.0) ** 2 if all_dim and factor > 1 else scale
+        return (
+            scale * (0.1 * all_dim * math.log(factor) + 1.0) ** 2
+            if all_dim and factor > 1
+            else scale
+        )
 
 
 def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Return which layers have experts."""
     if config.get("mlp_layer_types") is not None:
         return kinds(config, "mlp_layer_types", num_layers, "dense", "sparse")
-    first, every = read(config, "first_k_dense_replace", int) or 0, read(config, "moe_layer_freq", int) or 1
+    first = read(config, "first_k_dense_replace", int) or 0
+    every = read(config, "moe_layer_freq", int) or 1
     return [index >= first and index % every == 0 for index in range(num_layers)]
 
 
 def kinds(config: Mapping[str, Any], name: str, num_layers: int, no: str, yes: str) -> list[bool]:
-    """Return which layers are `yes` in the list `name` of the config, which has `no` or `yes` for each layer."""
+    """Return which layers are `yes` in the list `name` of the config, which has `no` or `yes` for
+    each layer."""
     found = read(config, name, list[str])
     if found is None or len(found) != num_layers or any(kind not in (no, yes) for kind in found):
         raise ModelError(
-            f"the checkpoint's config has {name}={found}; expected {no!r} or {yes!r} for each of {num_layers} layers"
+            f"the checkpoint's config has {name}={found}; expected {no!r} or {yes!r} for each of "
+            f"{num_layers} layers"
         )
     return [kind == yes for kind in found]

@@ -1,4 +1,5 @@
-"""What the package adds to transformers' definition: entries and errors. Parity is tested in tests/parity."""
+"""What the package adds to transformers' definition: entries and errors. Parity is tested in
+tests/parity."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ LONGCAT = {
     "q_lora_rank": 4,
 }
 KIMI = {
-    **{name: value for name, value in CONFIG.items() if name not in ("n_routed_experts", "num_experts_per_tok")},
+    **{
+        name: value
+        for name, value in CONFIG.items()
+        if name not in ("n_routed_experts", "num_experts_per_tok")
+    },
     "num_experts": 8,
     "num_experts_per_token": 2,
     "model_max_length": 64,
@@ -67,7 +72,14 @@ NAMES = [
     "MiniCPM3ForCausalLM",
     "PanguUltraMoEForCausalLM",
 ]
-MODELS = [DeepseekV3Model, DeepseekV32Model, KimiLinearModel, LongcatFlashModel, MiniCPM3Model, PanguUltraMoEModel]
+MODELS = [
+    DeepseekV3Model,
+    DeepseekV32Model,
+    KimiLinearModel,
+    LongcatFlashModel,
+    MiniCPM3Model,
+    PanguUltraMoEModel,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,9 +91,10 @@ def test_only_a_latent_is_stored() -> None:
     build = fake_build()
     DeepseekV3Model(CONFIG, build)
     layers = build.declared.attention.values()
-    assert [(layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.latent is not None) for layer in layers] == [
-        (1, 12, 8, True)
-    ] * 2
+    assert [
+        (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.latent is not None)
+        for layer in layers
+    ] == [(1, 12, 8, True)] * 2
 
 
 def test_the_scale_grows_with_yarns_mscale_of_all_channels() -> None:
@@ -106,7 +119,9 @@ def test_the_scale_grows_with_yarns_mscale_of_all_channels() -> None:
         ({"hidden_act": "relu2"}, "unknown activation"),
     ],
 )
-def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any], words: str) -> None:
+def test_configs_that_do_not_fit_together_are_model_errors(
+    values: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ModelError, match=words):
         DeepseekV3Model({**CONFIG, **values}, fake_build())
 
@@ -120,7 +135,9 @@ def test_configs_that_do_not_fit_together_are_model_errors(values: dict[str, Any
         ({"moe_topk": 13}, "moe_topk=13, but only 12 experts"),
     ],
 )
-def test_longcat_configs_that_do_not_fit_are_model_errors(values: dict[str, Any], words: str) -> None:
+def test_longcat_configs_that_do_not_fit_are_model_errors(
+    values: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ModelError, match=words):
         LongcatFlashModel({**LONGCAT, **values}, fake_build())
 
@@ -130,10 +147,19 @@ def test_longcat_configs_that_do_not_fit_are_model_errors(values: dict[str, Any]
     [
         ({"mla_use_nope": False}, "mla_use_nope=False"),
         ({"linear_attn_config": 3}, "linear_attn_config=3"),
-        ({"linear_attn_config": {**KIMI["linear_attn_config"], "kda_layers": [2]}}, "each of them once in kda_layers"),
-        ({"linear_attn_config": {**KIMI["linear_attn_config"], "short_conv_kernel_size": 1}}, "short_conv_kernel_size=1"),
+        (
+            {"linear_attn_config": {**KIMI["linear_attn_config"], "kda_layers": [2]}},
+            "each of them once in kda_layers",
+        ),
+        (
+            {"linear_attn_config": {**KIMI["linear_attn_config"], "short_conv_kernel_size": 1}},
+            "short_conv_kernel_size=1",
+        ),
         ({"linear_attn_config": None}, "layer_types=None"),
-        ({"mlp_layer_types": ["dense", "wide"]}, "expected 'dense' or 'sparse' for each of 2 layers"),
+        (
+            {"mlp_layer_types": ["dense", "wide"]},
+            "expected 'dense' or 'sparse' for each of 2 layers",
+        ),
         ({"num_expert_group": 3}, "do not form n_group=3"),
     ],
 )
@@ -145,7 +171,11 @@ def test_kimi_configs_that_do_not_fit_are_model_errors(values: dict[str, Any], w
 def test_kimi_has_states_and_latents_and_no_rotary_table() -> None:
     build = fake_build()
     model = KimiLinearModel(KIMI, build)
-    assert list(build.declared.states) == [0] and list(build.declared.attention) == [1] and model.rope is None
+    assert (
+        list(build.declared.states) == [0]
+        and list(build.declared.attention) == [1]
+        and model.rope is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +199,15 @@ def test_a_layer_of_longcat_has_two_caches() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [DeepseekV3Model, MiniCPM3Model, LongcatFlashModel, KimiLinearModel, DeepseekV32Model, PanguUltraMoEModel]
+    "model",
+    [
+        DeepseekV3Model,
+        MiniCPM3Model,
+        LongcatFlashModel,
+        KimiLinearModel,
+        DeepseekV32Model,
+        PanguUltraMoEModel,
+    ],
 )
 @pytest.mark.parametrize("value", [[1], {}, {"a": 1}, "text", True, 0.5, -1.5, 7], ids=repr)
 def test_an_odd_value_is_a_model_error_or_makes_no_difference(model: Any, value: Any) -> None:

@@ -1,1 +1,2 @@
-"""Decoder models described by data: names of tensors, norms, biases, scales, rotary embeddings, experts."""
+"""Decoder models described by data: names of tensors, norms, biases, scales, rotary embeddings,
+experts."""

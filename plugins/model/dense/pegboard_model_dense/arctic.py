@@ -1,4 +1,5 @@
-"""Snowflake Arctic (Snowflake 2024): a dense decoder, and beside it experts that read what its layers read."""
+"""Snowflake Arctic (Snowflake 2024): a dense decoder, and beside it experts that read what its
+layers read."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Arctic(Decoder):
         every = read(config, "moe_layer_frequency", int) or 2
         return with_experts(traits, own, lambda index: (index + 1) % every == 0)
 
-    def make_layer(self, build: Build, index: int, traits: Traits, taps: dict[int, Tensor]) -> nn.Module:
+    def make_layer(
+        self, build: Build, index: int, traits: Traits, taps: dict[int, Tensor]
+    ) -> nn.Module:
         experts = traits.layers[index].experts
         if experts is None or not self.is_parallel:
             return super().make_layer(build, index, traits, taps)
@@ -46,13 +49,16 @@ class Arctic(Decoder):
 
 
 class HybridLayer(nn.Module):
-    """y = x + attention(norm(x)), then y + feed_forward(norm(y)) + experts(norm(x)). The feed-forward block is as wide as the
-    model."""
+    """y = x + attention(norm(x)), then y + feed_forward(norm(y)) + experts(norm(x)). The
+    feed-forward block is as wide as the model."""
 
-    def __init__(self, build: Build, traits: Traits, attention: nn.Module, experts: ExpertsBlock) -> None:
+    def __init__(
+        self, build: Build, traits: Traits, attention: nn.Module, experts: ExpertsBlock
+    ) -> None:
         super().__init__()
         size = traits.hidden_size
-        self.attention, self.experts = attention, experts
+        self.attention = attention
+        self.experts = experts
         self.feed_forward = FeedForward(build.at("residual_mlp"), traits, size)
         self.before_attention, self.before_mlp, self.before_experts = (
             make_norm(build.at(name), size, traits)

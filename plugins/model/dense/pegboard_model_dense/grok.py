@@ -1,4 +1,5 @@
-"""Grok-1 (xAI 2024, github.com/xai-org/grok-1): experts with GELU, soft caps of scores, a norm before and after each block."""
+"""Grok-1 (xAI 2024, github.com/xai-org/grok-1): experts with GELU, soft caps of scores, a norm
+before and after each block."""
 
 from __future__ import annotations
 
@@ -12,17 +13,33 @@ from pegboard_model_dense.traits import ExpertTraits, LayerTraits, Names, Traits
 
 
 class Grok(Decoder):
-    """The weights of the chosen experts are their shares of all experts. The scale of scores is a value of the config."""
+    """The weights of the chosen experts are their shares of all experts. The scale of scores is a
+    value of the config."""
 
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
-        refuse(config, {"residual_moe": False, "router_logit_softcapping": 0.0})  # both are of Grok-2
-        names = Names(attention="attn", before_attention="pre_attn_norm", after_attention="post_attn_norm",
-                      before_mlp="pre_moe_norm", after_mlp="post_moe_norm")  # fmt: skip
-        own = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **config, "hidden_act": "gelu_pytorch_tanh"}
+        # both are of Grok-2
+        refuse(config, {"residual_moe": False, "router_logit_softcapping": 0.0})
+        names = Names(
+            attention="attn",
+            before_attention="pre_attn_norm",
+            after_attention="post_attn_norm",
+            before_mlp="pre_moe_norm",
+            after_mlp="post_moe_norm",
+        )
+        own = {
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+            **config,
+            "hidden_act": "gelu_pytorch_tanh",
+        }
         heads = size_of(config, "num_attention_heads")
         scale = read(config, "attn_output_multiplier", float) or 1.0
-        layer = LayerTraits(read(config, "num_key_value_heads", int) or heads, size_of(config, "intermediate_size"), scale=scale)
+        layer = LayerTraits(
+            read(config, "num_key_value_heads", int) or heads,
+            size_of(config, "intermediate_size"),
+            scale=scale,
+        )
         traits = common(
             own,
             names=names,

@@ -1,8 +1,9 @@
-"""Relatives of Llama whose code is in their checkpoints. They are described from their configs and papers.
+"""Relatives of Llama whose code is in their checkpoints. They are described from their configs and
+papers.
 
 Aquila, Xverse, InternLM 1 and 3, MiMo, Pangu Embedded, Fairseq2   other biases or names of tensors
-Baichuan         merged projections; the 13B models have position biases, version 2 a normalized head (Yang et al. 2023)
-InternLM 2       a merged projection in groups of heads (Cai et al. 2024)
+Baichuan         merged projections; the 13B models have position biases, version 2 a normalized
+head (Yang et al. 2023) InternLM 2       a merged projection in groups of heads (Cai et al. 2024)
 QWen             merged projections under GPT-2's names (Bai et al. 2023)
 TeleChat         keys and values are merged per head (Wang et al. 2024)
 TeleFLM, MiniCPM factors of µP (Li et al. 2024, Hu et al. 2024)
@@ -22,7 +23,15 @@ from pegboard.errors import ModelError
 from pegboard.layers import read, size_of
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.parts import alibi_slopes
-from pegboard_model_dense.traits import LayerTraits, Names, RopeTraits, Traits, common, refuse, renamed
+from pegboard_model_dense.traits import (
+    LayerTraits,
+    Names,
+    RopeTraits,
+    Traits,
+    common,
+    refuse,
+    renamed,
+)
 
 
 def is_on(config: Mapping[str, Any], *names: str) -> bool:
@@ -31,15 +40,24 @@ def is_on(config: Mapping[str, Any], *names: str) -> bool:
 
 
 class Biased(Decoder):
-    """Llama with the biases that the config names: Aquila, Xverse, InternLM 1 and 3, Pangu Embedded, MiMo."""
+    """Llama with the biases that the config names: Aquila, Xverse, InternLM 1 and 3, Pangu
+    Embedded, MiMo."""
 
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
         bias = is_on(config, "bias", "attention_bias")
         qkv_bias = bias if read(config, "qkv_bias", bool) is None else is_on(config, "qkv_bias")
         is_mimo = config.get("model_type") == "mimo"
-        mlp_bias = is_on(config, "mlp_bias") or (config.get("model_type") == "internlm3" and is_on(config, "bias"))
-        return common(config, qkv_bias=qkv_bias or is_mimo, out_bias=bias and not is_mimo, up_bias=mlp_bias, down_bias=mlp_bias)
+        mlp_bias = is_on(config, "mlp_bias") or (
+            config.get("model_type") == "internlm3" and is_on(config, "bias")
+        )
+        return common(
+            config,
+            qkv_bias=qkv_bias or is_mimo,
+            out_bias=bias and not is_mimo,
+            up_bias=mlp_bias,
+            down_bias=mlp_bias,
+        )
 
 
 class Fairseq2(Decoder):
@@ -65,9 +83,17 @@ class Fairseq2(Decoder):
 class Baichuan(Decoder):
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
-        traits = common(config, names=Names(qkv=("W_pack",)), normalized_head=size_of(config, "vocab_size") == 125696)
-        rotates = traits.hidden_size == 4096 or (traits.hidden_size != 5120 and "max_position_embeddings" in config)
-        return traits if rotates else replace(traits, ropes=(), alibi=alibi_slopes(traits.num_heads))
+        traits = common(
+            config,
+            names=Names(qkv=("W_pack",)),
+            normalized_head=size_of(config, "vocab_size") == 125696,
+        )
+        rotates = traits.hidden_size == 4096 or (
+            traits.hidden_size != 5120 and "max_position_embeddings" in config
+        )
+        return (
+            traits if rotates else replace(traits, ropes=(), alibi=alibi_slopes(traits.num_heads))
+        )
 
 
 class InternLM2(Decoder):
@@ -90,7 +116,8 @@ class InternLM2(Decoder):
 
 
 class QWen(Decoder):
-    """Scaling by the logarithm of the length and the dynamic base begin beyond `seq_length`, which core takes as the limit."""
+    """Scaling by the logarithm of the length and the dynamic base begin beyond `seq_length`, which
+    core takes as the limit."""
 
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
@@ -108,13 +135,21 @@ class QWen(Decoder):
         )
         width = size_of(config, "intermediate_size") // 2
         own = renamed(
-            config, rms_norm_eps="layer_norm_epsilon", head_dim="kv_channels", rope_theta="rotary_emb_base",
+            config,
+            rms_norm_eps="layer_norm_epsilon",
+            head_dim="kv_channels",
+            rope_theta="rotary_emb_base",
             partial_rotary_factor="rotary_pct",
-        )  # fmt: skip
+        )
         refuse(config, {"rotary_pct": 1.0})
         bias = read(config, "no_bias", bool) is False
         return common(
-            {**own, "intermediate_size": width}, names=names, qkv_bias=True, out_bias=bias, up_bias=bias, down_bias=bias
+            {**own, "intermediate_size": width},
+            names=names,
+            qkv_bias=True,
+            out_bias=bias,
+            up_bias=bias,
+            down_bias=bias,
         )
 
 
@@ -130,9 +165,13 @@ class TeleChat(Decoder):
             out="dense",
         )
         own = renamed(
-            config, num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size",
-            rms_norm_eps="layer_norm_epsilon", max_position_embeddings="seq_length",
-        )  # fmt: skip
+            config,
+            num_hidden_layers="n_layer",
+            num_attention_heads="n_head",
+            intermediate_size="ffn_hidden_size",
+            rms_norm_eps="layer_norm_epsilon",
+            max_position_embeddings="seq_length",
+        )
         return common(own, names=names, row_order="kv heads", out_bias=True, down_bias=True)
 
 
@@ -142,7 +181,10 @@ class TeleFLM(Decoder):
         traits = common(config)
         if not is_on(config, "use_mup"):
             return traits
-        factors = [read(config, name, float) or 1.0 for name in ("input_mult", "output_mult", "mup_scale_factor")]
+        factors = [
+            read(config, name, float) or 1.0
+            for name in ("input_mult", "output_mult", "mup_scale_factor")
+        ]
         return replace(traits, embedding_scale=factors[0], logits_scale=factors[1] / factors[2])
 
 
@@ -151,7 +193,8 @@ class MiniCPM(Decoder):
     def traits(config: Mapping[str, Any]) -> Traits:
         refuse(config, {"num_experts": 0})
         traits = common({"tie_word_embeddings": True, **config})
-        depth, base = read(config, "scale_depth", float), read(config, "dim_model_base", int)
+        depth = read(config, "scale_depth", float)
+        base = read(config, "dim_model_base", int)
         return replace(
             traits,
             embedding_scale=read(config, "scale_emb", float) or 1.0,
@@ -163,17 +206,28 @@ class MiniCPM(Decoder):
 class Solar(Decoder):
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
-        traits, skips = common(config), list[tuple[int, int, float]]()
+        traits = common(config)
+        skips = list[tuple[int, int, float]]()
         shares: Any = read(config, "bskcn_tv", list) or [1.0]
         if not isinstance(share := shares[-1], int | float):
-            raise ModelError(f"the checkpoint's config has bskcn_tv={config.get('bskcn_tv')!r}, expected a list of numbers")
+            raise ModelError(
+                f"the checkpoint's config has bskcn_tv={config.get('bskcn_tv')!r}, expected a "
+                "list of numbers"
+            )
         for start, end in (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4")):
             starts: Any = read(config, start, list) or []
             ends: Any = read(config, end, list) or []
             for to in ends:
-                before = [at for at in starts if isinstance(at, int) and isinstance(to, int) and 0 <= at <= to]
+                before = [
+                    at
+                    for at in starts
+                    if isinstance(at, int) and isinstance(to, int) and 0 <= at <= to
+                ]
                 if not before:
-                    raise ModelError(f"the checkpoint's config has {end}={config[end]!r}, but no earlier layer in {start}")
+                    raise ModelError(
+                        f"the checkpoint's config has {end}={config[end]!r}, but no earlier layer "
+                        f"in {start}"
+                    )
                 skips.append((max(before), to, float(share)))
         return replace(traits, skips=tuple(skips))
 
@@ -185,25 +239,37 @@ class Deci(Decoder):
         if not isinstance(blocks, list):
             counts: Any = read(config, "num_key_value_heads_per_layer", list)
             traits = common({**config, "num_key_value_heads": None})
-            if not counts or len(counts) != len(traits.layers) or not all(isinstance(count, int) for count in counts):
+            if (
+                not counts
+                or len(counts) != len(traits.layers)
+                or not all(isinstance(count, int) for count in counts)
+            ):
                 raise ModelError(
-                    "the checkpoint's config has neither block_configs nor num_key_value_heads_per_layer for each layer"
+                    "the checkpoint's config has neither block_configs nor "
+                    "num_key_value_heads_per_layer for each layer"
                 )
-            layers = tuple(replace(own, num_kv_heads=n) for own, n in zip(traits.layers, counts, strict=True))
+            layers = tuple(
+                replace(own, num_kv_heads=n) for own, n in zip(traits.layers, counts, strict=True)
+            )
             return replace(traits, layers=layers)
         traits = common({"intermediate_size": 0, "num_key_value_heads": None, **config})
         if len(blocks) != len(traits.layers):
-            raise ModelError(f"block_configs has {len(blocks)} entries for {len(traits.layers)} layers")
+            raise ModelError(
+                f"block_configs has {len(blocks)} entries for {len(traits.layers)} layers"
+            )
         return replace(traits, layers=tuple(deci_layer(block, traits) for block in blocks))
 
 
 def deci_layer(block: Any, traits: Traits) -> LayerTraits:
-    attention, mlp = (block.get(name) if isinstance(block, Mapping) else None for name in ("attention", "ffn"))
+    attention, mlp = (
+        block.get(name) if isinstance(block, Mapping) else None for name in ("attention", "ffn")
+    )
     if not isinstance(attention, Mapping) or not isinstance(mlp, Mapping):
         raise ModelError(f"block_configs has {block!r}; expected an object with attention and ffn")
     refuse(attention, {"replace_with_linear": False})
     refuse(mlp, {"replace_with_linear": False})
-    group, factor = read(attention, "n_heads_in_group", int), read(mlp, "ffn_mult", float)
+    group = read(attention, "n_heads_in_group", int)
+    factor = read(mlp, "ffn_mult", float)
     heads = 0 if is_on(attention, "no_op") else traits.num_heads // (group or 1)
     exact = int(2 * (factor or 0) * traits.hidden_size / 3)
     return LayerTraits(heads, 0 if is_on(mlp, "no_op") else -(-exact // 256) * 256)
@@ -215,8 +281,18 @@ class ChatGLM(Decoder):
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
         if "position_encoding_2d" in config:
-            raise ModelError("this is the first ChatGLM, which has other layers than its successors; it is not supported")
-        refuse(config, {"apply_residual_connection_post_layernorm": False, "rmsnorm": True, "post_layer_norm": True})
+            raise ModelError(
+                "this is the first ChatGLM, which has other layers than its successors; it is not "
+                "supported"
+            )
+        refuse(
+            config,
+            {
+                "apply_residual_connection_post_layernorm": False,
+                "rmsnorm": True,
+                "post_layer_norm": True,
+            },
+        )
         names = Names(
             embedding="transformer.embedding.word_embeddings",
             layers="transformer.encoder.layers",
@@ -229,14 +305,21 @@ class ChatGLM(Decoder):
             down="dense_4h_to_h",
         )
         own = renamed(
-            config, vocab_size="padded_vocab_size", num_hidden_layers="num_layers", intermediate_size="ffn_hidden_size",
-            head_dim="kv_channels", rms_norm_eps="layernorm_epsilon", max_position_embeddings="seq_length",
-        )  # fmt: skip
+            config,
+            vocab_size="padded_vocab_size",
+            num_hidden_layers="num_layers",
+            intermediate_size="ffn_hidden_size",
+            head_dim="kv_channels",
+            rms_norm_eps="layernorm_epsilon",
+            max_position_embeddings="seq_length",
+        )
         own["vocab_size"] = config.get("padded_vocab_size", own.get("vocab_size"))
         if is_on(config, "multi_query_attention"):
             own["num_key_value_heads"] = size_of(config, "multi_query_group_num")
         bias = is_on(config, "add_bias_linear")
-        traits = common(own, names=names, qkv_bias=bias or is_on(config, "add_qkv_bias"), out_bias=bias)
+        traits = common(
+            own, names=names, qkv_bias=bias or is_on(config, "add_qkv_bias"), out_bias=bias
+        )
         base = 10000.0 * (read(config, "rope_ratio", float) or 1.0)
         rope = RopeTraits(base, {}, traits.head_dim // 2, pairs=True)
         return replace(traits, ropes=(rope,), up_bias=bias, down_bias=bias)
@@ -257,6 +340,9 @@ class Exaone(Decoder):
             down="c_proj",
         )
         own = renamed(
-            config, num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon", hidden_act="activation_function"
-        )  # fmt: skip
+            config,
+            num_hidden_layers="num_layers",
+            rms_norm_eps="layer_norm_epsilon",
+            hidden_act="activation_function",
+        )
         return common({"rms_norm_eps": 1e-5, **own}, names=names)

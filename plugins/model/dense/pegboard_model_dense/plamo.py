@@ -14,44 +14,82 @@ from pegboard_model_dense.traits import Names, RopeTraits, Traits, common, refus
 
 
 class Plamo3(Decoder):
-    """Every so many layers attend to everything, with YaRN if the context was extended. The others have a window and a rotary
-    embedding of their own. The checkpoint stores the weights of norms minus 1, and those after a block minus 1/5 and 5^-1.5."""
+    """Every so many layers attend to everything, with YaRN if the context was extended. The others
+    have a window and a rotary embedding of their own. The checkpoint stores the weights of norms
+    minus 1, and those after a block minus 1/5 and 5^-1.5."""
 
     @staticmethod
     def traits(config: Mapping[str, Any]) -> Traits:
         refuse(config, {"scale_embedding": False, "linear_type": "normal"})
-        names = Names(layers="model.layers.layers", attention="mixer", qkv=("qkv_proj",), up=("gate_up_proj",),
-                      before_attention="pre_mixer_norm", after_attention="post_mixer_norm",
-                      before_mlp="pre_mlp_norm", after_mlp="post_mlp_norm")  # fmt: skip
-        plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
-        base = {"tie_word_embeddings": True, "head_dim": 128, "rms_norm_eps": 1e-6, **plain, "hidden_act": "silu"}
-        traits = common(base, names=names, norm="rms+1", qk_norm="heads", after_offsets=(1 / 5, 5**-1.5))
+        names = Names(
+            layers="model.layers.layers",
+            attention="mixer",
+            qkv=("qkv_proj",),
+            up=("gate_up_proj",),
+            before_attention="pre_mixer_norm",
+            after_attention="post_mixer_norm",
+            before_mlp="pre_mlp_norm",
+            after_mlp="post_mlp_norm",
+        )
+        plain = {
+            name: value
+            for name, value in config.items()
+            if name not in ("rope_parameters", "rope_scaling")
+        }
+        base = {
+            "tie_word_embeddings": True,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            **plain,
+            "hidden_act": "silu",
+        }
+        traits = common(
+            base, names=names, norm="rms+1", qk_norm="heads", after_offsets=(1 / 5, 5**-1.5)
+        )
         every = read(config, "sliding_window_pattern", int) or 8
-        default = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(len(traits.layers))]
+        default = [
+            "full_attention" if (i + 1) % every == 0 else "sliding_attention"
+            for i in range(len(traits.layers))
+        ]
         layers = windowed(traits, types_of_layers(config, default), _window(config))
         layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
         return replace(traits, layers=layers, ropes=_ropes(config, traits.head_dim))
 
 
 def _window(config: Mapping[str, Any]) -> int:
-    """Return the window of the layers that have one. Old configs have a list with one entry for each layer."""
+    """Return the window of the layers that have one. Old configs have a list with one entry for
+    each layer."""
     told = config.get("sliding_window")
     if isinstance(told, list):
         windows = {window for window in told if window is not None}
         if len(windows) > 1:
-            raise ModelError(f"the checkpoint's config has sliding_window={told}; this architecture has windows of one length")
+            raise ModelError(
+                f"the checkpoint's config has sliding_window={told}; this architecture has "
+                "windows of one length"
+            )
         config = {"window_size": next(iter(windows), None)}
     return read(config, "sliding_window", int) or read(config, "window_size", int) or 128
 
 
 def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeTraits, RopeTraits]:
     """Return the rotary embeddings of layers without and with a window."""
-    base = read(config, "rope_theta", float) or read(config, "rope_global_theta", float) or 150_000.0
-    factor, scaling = read(config, "rope_scaling_factor", float) or 1.0, {}
+    base = (
+        read(config, "rope_theta", float) or read(config, "rope_global_theta", float) or 150_000.0
+    )
+    factor = read(config, "rope_scaling_factor", float) or 1.0
+    scaling = {}
     if factor != 1.0:
         original = read(config, "initial_context_length", int)
         if not original:
-            raise ModelError(f"the checkpoint's config has rope_scaling_factor={factor} without initial_context_length")
-        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, "truncate": False}
+            raise ModelError(
+                f"the checkpoint's config has rope_scaling_factor={factor} without "
+                "initial_context_length"
+            )
+        scaling = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "truncate": False,
+        }
     local = read(config, "rope_local_theta", float) or 10_000.0
     return RopeTraits(base, scaling, head_dim), RopeTraits(local, {}, head_dim)

@@ -1,5 +1,5 @@
-"""Step-3 (StepFun 2025, arXiv 2507.19427): attention with one head of keys and values, whose queries come from a normalized
-vector of a few channels; experts with a shared one."""
+"""Step-3 (StepFun 2025, arXiv 2507.19427): attention with one head of keys and values, whose
+queries come from a normalized vector of a few channels; experts with a shared one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Step3(Decoder):
         own = ExpertTraits(
             count=size_of(config, "moe_num_experts"),
             width=size_of(config, "moe_intermediate_size"),
-            rule=RouterRule(size_of(config, "moe_top_k"), renormalize=bool(read(config, "norm_expert_weight", bool))),
+            rule=RouterRule(
+                size_of(config, "moe_top_k"),
+                renormalize=bool(read(config, "norm_expert_weight", bool)),
+            ),
             router="moe.gate",
             modules="moe",
             shared="share_expert",
@@ -48,32 +51,42 @@ class Step3(Decoder):
 
 
 def _layers_with_experts(config: Mapping[str, Any], count: int) -> set[int]:
-    """Return the layers that `moe_layers_enum` lists, as text with commas or as a list; all but the first if it is missing."""
+    """Return the layers that `moe_layers_enum` lists, as text with commas or as a list; all but the
+    first if it is missing."""
     told = config.get("moe_layers_enum")
     if told is None:
         return set(range(1, count))
     try:
         return {int(index) for index in (told.split(",") if isinstance(told, str) else told)}
     except (TypeError, ValueError) as error:
-        raise ModelError(f"the checkpoint's config has moe_layers_enum={told!r}; expected numbers of layers") from error
+        raise ModelError(
+            f"the checkpoint's config has moe_layers_enum={told!r}; expected numbers of layers"
+        ) from error
 
 
 class FactorizedAttention(nn.Module):
-    """Multi-matrix factorization attention: q = wq(norm(q_proj(x))), one key and one value for all heads."""
+    """Multi-matrix factorization attention: q = wq(norm(q_proj(x))), one key and one value for all
+    heads."""
 
     def __init__(self, build: Build, index: int, traits: Traits, rank: int, rope: Any) -> None:
         super().__init__()
-        hidden, dim, heads = traits.hidden_size, traits.head_dim, traits.num_heads
-        self.heads, self.dim = heads, dim
+        hidden = traits.hidden_size
+        dim = traits.head_dim
+        heads = traits.num_heads
+        self.heads = heads
+        self.dim = dim
         self.q_proj = Linear(build.at("q_proj"), hidden, rank)
-        self.k_proj, self.v_proj = Linear(build.at("k_proj"), hidden, dim), Linear(build.at("v_proj"), hidden, dim)
+        self.k_proj = Linear(build.at("k_proj"), hidden, dim)
+        self.v_proj = Linear(build.at("v_proj"), hidden, dim)
         self.norm = make_norm(build.at("inter_norm"), rank, traits)
         self.wq = Linear(build.at("wq"), rank, heads * dim)
         self.out = Linear(build.at("o_proj"), heads * dim, hidden)
         self.attention = Attention(build, index, heads, 1, dim, rope=rope)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        k, v = (project(hidden).view(len(hidden), 1, self.dim) for project in (self.k_proj, self.v_proj))
+        k, v = (
+            project(hidden).view(len(hidden), 1, self.dim) for project in (self.k_proj, self.v_proj)
+        )
         q = self.wq(self.norm(self.q_proj(hidden))).view(len(hidden), self.heads, self.dim)
         out: Tensor = self.out(self.attention(q, k, v, step[0]))
         return out

@@ -1,4 +1,5 @@
-"""Contracts of the dense decoders, and what they refuse. That they compute the right thing is tested in tests/parity."""
+"""Contracts of the dense decoders, and what they refuse. That they compute the right thing is
+tested in tests/parity."""
 
 from __future__ import annotations
 
@@ -20,17 +21,36 @@ from pegboard.layers.build import LoRALimits
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build, load_layers
 
-NAMES = sorted(entry.name for entry in entry_points(group="pegboard.model.v1") if "pegboard_model_dense" in entry.value)
+NAMES = sorted(
+    entry.name
+    for entry in entry_points(group="pegboard.model.v1")
+    if "pegboard_model_dense" in entry.value
+)
 SIZES = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 29, "max_position_embeddings": 64,
-}  # fmt: skip
-GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 8,
-          "first_k_dense_replace": 1}  # fmt: skip
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 29,
+    "max_position_embeddings": 64,
+}
+GROUPS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+}
 OLD_SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 4, "hidden_size": 16, "vocab_size": 29}
 MODELS: dict[type[Decoder], dict[str, Any]] = {
     current.Gemma: {"head_dim": 4},
-    current.Gemma2: {"head_dim": 4, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    current.Gemma2: {
+        "head_dim": 4,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     current.Gemma3: {"head_dim": 4, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
     current.Phi3: {"sliding_window": 5},
     current.Granite: {"residual_multiplier": 0.5, "attention_multiplier": 0.1},
@@ -45,7 +65,11 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     current.Apertus: {"attention_bias": True},
     current.Ouro: {"total_ut_steps": 2, "early_exit_threshold": 1.0},
     current.HunYuan: {"head_dim": 4, "use_qk_norm": True},
-    arctic.Arctic: {"num_local_experts": 4, "num_experts_per_tok": 2, "parallel_attn_mlp_res": True},
+    arctic.Arctic: {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "parallel_attn_mlp_res": True,
+    },
     grok.Grok: {"num_experts": 4, "num_experts_per_tok": 2, "attn_output_multiplier": 0.5},
     plamo.Plamo3: {"head_dim": 4, "window_size": 5, "sliding_window_pattern": 2},
     step.Step3: {
@@ -66,21 +90,61 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     older.MiniCPM: {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 8},
     older.Solar: {"bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]},
     older.Deci: {"num_key_value_heads_per_layer": [4, 2]},
-    older.ChatGLM: {"kv_channels": 4, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 29},
+    older.ChatGLM: {
+        "kv_channels": 4,
+        "multi_query_attention": True,
+        "multi_query_group_num": 2,
+        "padded_vocab_size": 29,
+    },
     older.Exaone: {"activation_function": "silu"},
-    experts.GraniteMoe: {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 8},
+    experts.GraniteMoe: {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 8,
+    },
     experts.Glm4Moe: {**GROUPS, "use_qk_norm": True, "head_dim": 8},
-    experts.MiniMaxM2: {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4},
-    experts.ErnieMoe: {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 1},
-    experts.Afmoe: {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4, "sliding_window": 5},
+    experts.MiniMaxM2: {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "rotary_dim": 4,
+    },
+    experts.ErnieMoe: {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 8,
+        "moe_layer_start_index": 1,
+    },
+    experts.Afmoe: {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "head_dim": 4,
+        "sliding_window": 5,
+    },
     experts.PhiMoe: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
     experts.FlexOlmo: {"num_experts": 4, "num_experts_per_tok": 2},
-    experts.HunYuanMoe: {"num_experts": 4, "moe_topk": [2, 1], "num_shared_expert": [1, 1], "moe_intermediate_size": [8, 8]},
-    experts.Bailing: {**GROUPS, "num_experts": 8, "score_function": "sigmoid", "num_shared_experts": 1},
+    experts.HunYuanMoe: {
+        "num_experts": 4,
+        "moe_topk": [2, 1],
+        "num_shared_expert": [1, 1],
+        "moe_intermediate_size": [8, 8],
+    },
+    experts.Bailing: {
+        **GROUPS,
+        "num_experts": 8,
+        "score_function": "sigmoid",
+        "num_shared_experts": 1,
+    },
     experts.DeepSeekMoe: {**GROUPS, "n_shared_experts": 1},
     experts.Dbrx: {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8},
-        "ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2, "moe_normalize_expert_weights": None},
+        "ffn_config": {
+            "ffn_hidden_size": 8,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "moe_normalize_expert_weights": None,
+        },
     },
     gpt.Orion: {},
     gpt.StableLM: {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
@@ -102,11 +166,15 @@ def test_contract(name: str) -> None:
     check_entry(installed_entry("model", name))
 
 
-def wanted(model: type[Decoder], config: dict[str, Any], **more: Any) -> tuple[Decoder, dict[str, tuple[int, ...]]]:
+def wanted(
+    model: type[Decoder], config: dict[str, Any], **more: Any
+) -> tuple[Decoder, dict[str, tuple[int, ...]]]:
     """Build a model, and return the shapes of the tensors that it needs."""
     build = fake_build(**more)
     made = model(config, build)
-    return made, {weight.name: weight.shape for layer in build.declared.layers for weight in layer.declare({})}
+    return made, {
+        weight.name: weight.shape for layer in build.declared.layers for weight in layer.declare({})
+    }
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
@@ -124,12 +192,20 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
 @pytest.mark.parametrize(
     ("model", "values", "words"),
     [
-        (current.Gemma2, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        (
+            current.Gemma2,
+            {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries for 2 layers",
+        ),
         (current.Gemma3, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (current.Phi3, {"num_key_value_heads": 3}, "cannot share 3"),
         (current.Granite, {"residual_multiplier": -1.0}, "scales residuals by -1.0"),
         (current.Phi3, {"hidden_act": "relu2"}, "unknown activation"),
-        (current.Apertus, {"xielu": [[1.0, 2.0, 0.5]]}, "three finite numbers for each of 2 layers"),
+        (
+            current.Apertus,
+            {"xielu": [[1.0, 2.0, 0.5]]},
+            "three finite numbers for each of 2 layers",
+        ),
         (current.Ouro, {"early_exit_threshold": 0.5}, "early_exit_threshold=0.5"),
         (current.Ouro, {"total_ut_steps": 0}, "expected 1 to 64"),
         (grok.Grok, {"residual_moe": True}, "residual_moe=True"),
@@ -140,10 +216,18 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (older.MiniCPM, {"num_experts": 8}, "num_experts=8"),
         (older.Solar, {"bskcn_3": [0], "bskcn_1": [1]}, "no earlier layer in bskcn_1"),
         (older.Deci, {"num_key_value_heads_per_layer": [1]}, "neither block_configs"),
-        (older.Deci, {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2}, "replace_with_linear"),
+        (
+            older.Deci,
+            {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2},
+            "replace_with_linear",
+        ),
         (older.ChatGLM, {"position_encoding_2d": True}, "the first ChatGLM"),
         (experts.Glm4Moe, {"topk_group": 5}, "2 of 8 experts cannot be chosen from 5 of 4 groups"),
-        (experts.Glm4Moe, {"num_experts_per_tok": 7, "topk_group": 1}, "7 of 8 experts cannot be chosen from 1 of 4 groups"),
+        (
+            experts.Glm4Moe,
+            {"num_experts_per_tok": 7, "topk_group": 1},
+            "7 of 8 experts cannot be chosen from 1 of 4 groups",
+        ),
         (experts.Glm4Moe, {"n_routed_experts": None}, "n_routed_experts=None"),
         (experts.MiniMaxM2, {"num_experts_per_tok": 9}, "does not fit 4 experts"),
         (experts.Afmoe, {"score_func": "softmax"}, "score_func='softmax'"),
@@ -153,7 +237,11 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (experts.HunYuanMoe, {"use_cla": True}, "use_cla=True"),
         (experts.Bailing, {"score_function": "tanh"}, "score_function='tanh'"),
         (experts.Bailing, {"norm_head": True}, "norm_head=True"),
-        (experts.Dbrx, {"ffn_config": {"moe_normalize_expert_weights": 2}}, "moe_normalize_expert_weights=2"),
+        (
+            experts.Dbrx,
+            {"ffn_config": {"moe_normalize_expert_weights": 2}},
+            "moe_normalize_expert_weights=2",
+        ),
         (experts.Dbrx, {"ffn_config": [1]}, "expected an object"),
         (gpt.StableLM, {"qk_layernorm": True}, "qk_layernorm=True"),
         (gpt.MPT, {"attn_config": {"qk_ln": True}}, "qk_ln=True"),
@@ -162,7 +250,9 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
         (gpt.GPTJ, {"activation_function": "mish"}, "known without a gate: gelu"),
     ],
 )
-def test_what_is_not_supported_is_named(model: type[Decoder], values: dict[str, Any], words: str) -> None:
+def test_what_is_not_supported_is_named(
+    model: type[Decoder], values: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ModelError, match=words):
         model({**SIZES, **MODELS[model], **values}, fake_build())
 
@@ -176,7 +266,9 @@ def test_rows_that_are_merged_in_groups_take_no_adapters_and_transposed_ones_no_
     layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attn"))
     layer.declare({})
     with pytest.raises(ModelError, match="is stored as Q4_0"):
-        layer.accept(WeightPiece("transformer.h.0.attn.c_attn.weight", "Q4_0", (16, 48), memoryview(b"")))
+        layer.accept(
+            WeightPiece("transformer.h.0.attn.c_attn.weight", "Q4_0", (16, 48), memoryview(b""))
+        )
 
 
 def test_a_normalized_head_divides_rows_by_their_lengths() -> None:
@@ -186,7 +278,9 @@ def test_a_normalized_head_divides_rows_by_their_lengths() -> None:
     load_layers([head], {"lm_head.weight": weight})
     x = torch.randn(2, 4)
     torch.testing.assert_close(head(x), x @ (weight / weight.norm(dim=1, keepdim=True)).T)
-    assert older.Baichuan.traits({**SIZES, "num_key_value_heads": 4, "vocab_size": 125696}).normalized_head
+    assert older.Baichuan.traits(
+        {**SIZES, "num_key_value_heads": 4, "vocab_size": 125696}
+    ).normalized_head
     assert not older.Baichuan.traits({**SIZES, "num_key_value_heads": 4}).normalized_head
 
 
@@ -194,13 +288,16 @@ def test_a_scaled_residual_needs_no_product() -> None:
     """The stream is divided by the scale, so the norms' epsilon is divided by its square."""
     build = fake_build()
     current.Granite({**SIZES, **MODELS[current.Granite], "rms_norm_eps": 1e-4}, build)
-    norms = {layer.build.path: layer.eps for layer in build.declared.layers if hasattr(layer, "eps")}
+    norms = {
+        layer.build.path: layer.eps for layer in build.declared.layers if hasattr(layer, "eps")
+    }
     assert norms["model.norm"] == norms["model.layers.0.input_layernorm"] == pytest.approx(4e-4)
 
 
 @pytest.mark.parametrize("heads", [4, 6, 12])
 def test_slopes_are_those_of_the_paper(heads: int) -> None:
-    """Equal to the rule of its authors: powers of two as they are; others take every second slope of twice the number."""
+    """Equal to the rule of its authors: powers of two as they are; others take every second slope
+    of twice the number."""
     power = 2 ** (heads.bit_length() - 1)
     own = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     double = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(2 * power)]
@@ -208,12 +305,14 @@ def test_slopes_are_those_of_the_paper(heads: int) -> None:
 
 
 def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
-    """Scores between distant positions in bfloat16 differ by slope · distance and not by what a rounded position would add."""
+    """Scores between distant positions in bfloat16 differ by slope · distance and not by what a
+    rounded position would add."""
     build = fake_build()
     build = replace(build, dtype="bfloat16", max_positions=40002)
     gpt.Bloom({**SIZES, **MODELS[gpt.Bloom]}, build)
     layer, places = (
-        next(layer for layer in build.declared.layers if type(layer).__name__ == name) for name in ("AlibiAttention", "Places")
+        next(layer for layer in build.declared.layers if type(layer).__name__ == name)
+        for name in ("AlibiAttention", "Places")
     )
     held: dict[str, Tensor] = {}
 
@@ -227,6 +326,10 @@ def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
     zeros = torch.zeros(3, 4, layer.head_dim, dtype=torch.bfloat16)
     keys = zeros[:, : layer.spec.num_kv_heads]
     layer(zeros, keys, keys, places(torch.tensor([0, 257, 40001])))
-    scores = torch.einsum("hd,td->ht", held["q"][0].double(), held["k"][:, 0].double()) * layer.scale
+    scores = (
+        torch.einsum("hd,td->ht", held["q"][0].double(), held["k"][:, 0].double()) * layer.scale
+    )
     slopes = torch.tensor(alibi_slopes(4)).double()
-    torch.testing.assert_close(scores, slopes[:, None] * torch.tensor([0.0, 257.0, 40001.0]).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        scores, slopes[:, None] * torch.tensor([0.0, 257.0, 40001.0]).double(), rtol=1e-6, atol=0
+    )

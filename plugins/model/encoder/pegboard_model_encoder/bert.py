@@ -1,11 +1,11 @@
 """Encoders with learned positions, and norms after their blocks.
 
 Bert          two kinds of token types (Devlin et al. 2019)
-Roberta       its positions begin after the id of padding (Liu et al. 2019); also XLM-Roberta (Conneau et al. 2020)
-DistilBert    other names, no token types (Sanh et al. 2019)
+Roberta       its positions begin after the id of padding (Liu et al. 2019); also XLM-Roberta
+(Conneau et al. 2020) DistilBert    other names, no token types (Sanh et al. 2019)
 
-The tokens of the second of two texts have token type 1. Their ids come with the size of the vocabulary added, so that a step
-needs no other input.
+The tokens of the second of two texts have token type 1. Their ids come with the size of the
+vocabulary added, so that a step needs no other input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the config says. first_position: the row of the table that position 0 has. num_types: 0 = no token types."""
+    """What the config says. first_position: the row of the table that position 0 has. num_types: 0
+    = no token types."""
 
     vocab_size: int
     hidden_size: int
@@ -51,7 +52,10 @@ class Sizes:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Sizes:
         if read(config, "position_embedding_type", str) not in (None, "absolute"):
-            raise ModelError(f"position_embedding_type is {config['position_embedding_type']!r}; only absolute is supported")
+            raise ModelError(
+                f"position_embedding_type is {config['position_embedding_type']!r}; only absolute "
+                "is supported"
+            )
         eps = read(config, "layer_norm_eps", float)
         types = read(config, "type_vocab_size", int)
         return cls(
@@ -69,12 +73,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Names:
-    """Where the tensors of an architecture are. root: before all of them in the checkpoint of a model with a head; that of a
-    model without one has nothing there. qkv, out, norm: of attention. up, down, last_norm: of the feed-forward block."""
+    """Where the tensors of an architecture are. root: before all of them in the checkpoint of a
+    model with a head; that of a model without one has nothing there. qkv, out, norm: of attention.
+    up, down, last_norm: of the feed-forward block."""
 
     root: str = "bert"
     layers: str = "encoder.layer"
-    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    qkv: tuple[str, str, str] = (
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+    )
     out: str = "attention.output.dense"
     norm: str = "attention.output.LayerNorm"
     up: str = "intermediate.dense"
@@ -83,7 +92,8 @@ class Names:
 
 
 class Bert(nn.Module):
-    """[T] token ids → [T, hidden], the states after the last layer. It has no head: `logits` returns its input."""
+    """[T] token ids → [T, hidden], the states after the last layer. It has no head: `logits`
+    returns its input."""
 
     names = Names()
     has_root = False
@@ -92,17 +102,25 @@ class Bert(nn.Module):
         super().__init__()
         sizes = self.sizes(config)
         if sizes.hidden_size % sizes.num_heads:
-            raise ModelError(f"hidden_size={sizes.hidden_size} is not a multiple of num_attention_heads={sizes.num_heads}")
+            raise ModelError(
+                f"hidden_size={sizes.hidden_size} is not a multiple of "
+                f"num_attention_heads={sizes.num_heads}"
+            )
         longest = sizes.num_positions - sizes.first_position
         if (build.max_positions or 0) > longest:
-            raise ModelError(f"the model has positions for {longest} tokens; set max_model_len to at most {longest}")
+            raise ModelError(
+                f"the model has positions for {longest} tokens; set max_model_len to at most "
+                f"{longest}"
+            )
         root = build.at(self.names.root) if self.has_root else build
         tables = root.at("embeddings")
         self.words = Embedding(tables.at("word_embeddings"), sizes.vocab_size, sizes.hidden_size)
         self.places = Places(tables, sizes)
         self.norm = LayerNorm(tables.at("LayerNorm"), sizes.hidden_size, sizes.eps)
         layers = root.at(self.names.layers)
-        self.layers = nn.ModuleList(BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers))
+        self.layers = nn.ModuleList(
+            BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers)
+        )
         self.vocab_size = sizes.vocab_size
 
     @staticmethod
@@ -124,21 +142,28 @@ class Bert(nn.Module):
 
 
 class Places(Layer):
-    """(positions [T]) → [T, hidden], the vector of each position plus that of token type 0. They are added when weights are
-    loaded."""
+    """(positions [T]) → [T, hidden], the vector of each position plus that of token type 0. They
+    are added when weights are loaded."""
 
     def __init__(self, build: Build, sizes: Sizes) -> None:
         super().__init__(build)
-        self.shape, self.types_shape = (sizes.num_positions, sizes.hidden_size), (sizes.num_types, sizes.hidden_size)
+        self.shape = (sizes.num_positions, sizes.hidden_size)
+        self.types_shape = (sizes.num_types, sizes.hidden_size)
         self.first = sizes.first_position
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        names = (f"{self.build.path}.position_embeddings.weight", f"{self.build.path}.token_type_embeddings.weight")
+        names = (
+            f"{self.build.path}.position_embeddings.weight",
+            f"{self.build.path}.token_type_embeddings.weight",
+        )
         shapes = (self.shape, self.types_shape)
         self.table, self.types = (
-            PlainTensor({name: (0, shape[0])}, shape, self.build) for name, shape in zip(names, shapes, strict=True)
+            PlainTensor({name: (0, shape[0])}, shape, self.build)
+            for name, shape in zip(names, shapes, strict=True)
         )
-        return [WantedWeight(name, shape) for name, shape in zip(names, shapes, strict=True) if shape[0]]
+        return [
+            WantedWeight(name, shape) for name, shape in zip(names, shapes, strict=True) if shape[0]
+        ]
 
     def accept(self, piece: WeightPiece) -> None:
         (self.types if piece.name in self.types.names else self.table).accept(piece)
@@ -152,7 +177,8 @@ class Places(Layer):
         self.forward = lambda positions: table[positions]
 
     def change(self, types: Tensor) -> Tensor:
-        """Return what the second token type adds to the first: types [T] of 0 or 1 → [T, hidden]."""
+        """Return what the second token type adds to the first: types [T] of 0 or 1 → [T,
+        hidden]."""
         return types.unsqueeze(1) * (self.types.data[1] - self.types.data[0])
 
 
@@ -162,12 +188,17 @@ class BertLayer(nn.Module):
     def __init__(self, build: Build, index: int, sizes: Sizes, names: Names) -> None:
         super().__init__()
         if sizes.activation not in ACTIVATIONS:
-            raise ModelError(f"unknown activation {sizes.activation!r}; known: {', '.join(ACTIVATIONS)}")
+            raise ModelError(
+                f"unknown activation {sizes.activation!r}; known: {', '.join(ACTIVATIONS)}"
+            )
         self.activation = ACTIVATIONS[sizes.activation]
-        size, self.num_heads = sizes.hidden_size, sizes.num_heads
+        size = sizes.hidden_size
+        self.num_heads = sizes.num_heads
         self.head_dim = size // sizes.num_heads
         self.qkv = Linear(build, size, 3 * size, parts=dict.fromkeys(names.qkv, size), bias=True)
-        self.attention = Attention(build, index, sizes.num_heads, sizes.num_heads, self.head_dim, encoder=True)
+        self.attention = Attention(
+            build, index, sizes.num_heads, sizes.num_heads, self.head_dim, encoder=True
+        )
         self.out = Linear(build.at(names.out), size, size, bias=True)
         self.attention_norm = LayerNorm(build.at(names.norm), size, sizes.eps)
         self.up = Linear(build.at(names.up), size, sizes.intermediate_size, bias=True)
@@ -175,7 +206,8 @@ class BertLayer(nn.Module):
         self.last_norm = LayerNorm(build.at(names.last_norm), size, sizes.eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        heads, count = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim), self.num_heads
+        heads = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
+        count = self.num_heads
         mixed = self.attention(heads[:, :count], heads[:, count : 2 * count], heads[:, 2 * count :])
         hidden, _ = self.attention_norm(self.out(mixed), hidden)
         result, _ = self.last_norm(self.down(self.activation(self.up(hidden))), hidden)
@@ -206,23 +238,31 @@ class DistilBert(Bert):
 
     @staticmethod
     def sizes(config: Mapping[str, Any]) -> Sizes:
-        own = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
-               "intermediate_size": "hidden_dim", "hidden_act": "activation"}  # fmt: skip
+        own = {
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        }
         named = {name: config[theirs] for name, theirs in own.items() if theirs in config}
         return Sizes.of({**config, **named, "type_vocab_size": 0, "layer_norm_eps": 1e-12})
 
 
 class Classifier(Bert):
-    """A head of two layers on the state of the first token: last(activation(first(x))). It also reads pairs. If the config has
-    token types, the steps are not recorded, because their ids must be told apart."""
+    """A head of two layers on the state of the first token: last(activation(first(x))). It also
+    reads pairs. If the config has token types, the steps are not recorded, because their ids must
+    be told apart."""
 
     has_root = True
-    first_name, last_name = "classifier.dense", "classifier.out_proj"
+    first_name = "classifier.dense"
+    last_name = "classifier.out_proj"
     between: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
-        size, labels = self.sizes(config).hidden_size, num_labels(config)
+        size = self.sizes(config).hidden_size
+        labels = num_labels(config)
         self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
         self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
         self.has_types = (read(config, "type_vocab_size", int) or 0) > 1
@@ -240,7 +280,8 @@ class Classifier(Bert):
 
 
 class BertClasses(Classifier):
-    first_name, last_name = "bert.pooler.dense", "classifier"
+    first_name = "bert.pooler.dense"
+    last_name = "classifier"
 
 
 class RobertaClasses(Classifier, Roberta):
@@ -248,11 +289,16 @@ class RobertaClasses(Classifier, Roberta):
 
 
 class DistilBertClasses(Classifier, DistilBert):
-    first_name, last_name = "pre_classifier", "classifier"
+    first_name = "pre_classifier"
+    last_name = "classifier"
     between = staticmethod(functional.relu)
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
     """Return the number of classes: that of the config's labels, or 2, as in transformers."""
     labels = config.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) and labels else read(config, "num_labels", int) or 2
+    return (
+        len(labels)
+        if isinstance(labels, Mapping) and labels
+        else read(config, "num_labels", int) or 2
+    )

@@ -4,7 +4,11 @@ from pegboard.interfaces.model import ModelSpec
 
 
 def _spec(name: str, *flags: str) -> ModelSpec:
-    return ModelSpec(api="1.0", implementation=f"pegboard_model_encoder.bert:{name}", flags=frozenset({"encoder", *flags}))
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_encoder.bert:{name}",
+        flags=frozenset({"encoder", *flags}),
+    )
 
 
 BERT = _spec("Bert")

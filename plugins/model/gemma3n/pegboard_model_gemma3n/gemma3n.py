@@ -1,10 +1,11 @@
 """The text model of Gemma 3n (Google 2025, E2B and E4B):
 
-streams        a token has four vectors between layers, of which a layer computes one (see streams.py)
-layer inputs   each layer gets a small vector for each token, from a table of its own and from the token's embedding
-attention      most layers have a window; the last layers read the keys and values of an earlier layer
-feed-forward   in the first layers, most gates are closed: those below a quantile of a normal distribution
-Laurel         a product of two small matrices beside attention (Menghani et al. 2024, "Learned Augmented Residual Layer")
+streams        a token has four vectors between layers, of which a layer computes one (see
+streams.py) layer inputs   each layer gets a small vector for each token, from a table of its own
+and from the token's embedding attention      most layers have a window; the last layers read the
+keys and values of an earlier layer feed-forward   in the first layers, most gates are closed: those
+below a quantile of a normal distribution Laurel         a product of two small matrices beside
+attention (Menghani et al. 2024, "Learned Augmented Residual Layer")
 """
 
 from __future__ import annotations
@@ -34,31 +35,41 @@ from pegboard_model_gemma3n.streams import AltUp, Projections
 
 
 class Gemma3nModel(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits. What `embed` returns has the
-    embedding of a token and, after it, the vectors of the layers' tables. Of a checkpoint with images or sound, only the text
-    model is loaded."""
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
+    What `embed` returns has the embedding of a token and, after it, the vectors of the layers'
+    tables. Of a checkpoint with images or sound, only the text model is loaded."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
-        inner, text = build.at("model"), config.get("text_config")
+        inner = build.at("model")
+        text = config.get("text_config")
         if isinstance(text, Mapping):
-            config, inner = text, inner.at("language_model")
+            config = text
+            inner = inner.at("language_model")
         shape = self.shape = Shape(config)
-        hidden, inputs = shape.hidden_size, shape.num_layers * shape.layer_size
+        hidden = shape.hidden_size
+        inputs = shape.num_layers * shape.layer_size
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
-        self.layer_tables = Embedding(inner.at("embed_tokens_per_layer"), shape.layer_vocab_size, inputs)
+        self.layer_tables = Embedding(
+            inner.at("embed_tokens_per_layer"), shape.layer_vocab_size, inputs
+        )
         self.layer_projection = Linear(inner.at("per_layer_model_projection"), hidden, inputs)
         self.layer_norm = Norm(inner.at("per_layer_projection_norm"), shape.layer_size, shape.eps)
-        self.ropes = {kind: make_rope(inner, shape, config, kind) for kind in TYPES if kind in shape.types}
+        self.ropes = {
+            kind: make_rope(inner, shape, config, kind) for kind in TYPES if kind in shape.types
+        }
         self.enter = Projections(inner.at("altup_projections"), shape)
-        self.layers = LayerStack(inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.ropes))
+        self.layers = LayerStack(
+            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.ropes)
+        )
         self.leave = Projections(inner.at("altup_unembed_projections"), shape)
         self.norm = Norm(inner.at("norm"), hidden, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[T] → [T, hidden_size + num_layers · layer_size]. Tokens that the tables do not have get the vectors of token 0."""
+        """[T] → [T, hidden_size + num_layers · layer_size]. Tokens that the tables do not have get
+        the vectors of token 0."""
         known = torch.where(input_ids < self.shape.layer_vocab_size, input_ids, 0)
         tables = self.layer_tables(known) * self.shape.layer_size**0.5
         return torch.cat((self.embed_tokens(input_ids) * self.shape.hidden_size**0.5, tables), 1)
@@ -67,7 +78,9 @@ class Gemma3nModel(nn.Module):
         shape = self.shape
         embedded, tables = hidden.split((shape.hidden_size, hidden.shape[1] - shape.hidden_size), 1)
         embedded = embedded.contiguous()
-        projected = (self.layer_projection(embedded) * shape.hidden_size**-0.5).view(-1, shape.num_layers, shape.layer_size)
+        projected = (self.layer_projection(embedded) * shape.hidden_size**-0.5).view(
+            -1, shape.num_layers, shape.layer_size
+        )
         inputs = (self.layer_norm(projected) + tables.view(projected.shape)) * 0.5**0.5
         rotations = {kind: rope(positions) for kind, rope in self.ropes.items()}
         streams = self.enter.forward(embedded.unsqueeze(1).expand(-1, shape.num_streams, -1))
@@ -83,7 +96,9 @@ class Gemma3nModel(nn.Module):
 
 def make_rope(build: Build, shape: Shape, config: Mapping[str, Any], kind: str) -> Rope:
     base, scaling = rope_of(config, kind)
-    return Rope(build, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+    return Rope(
+        build, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+    )
 
 
 class DecoderLayer(nn.Module):
@@ -91,13 +106,17 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, index: int, shape: Shape, ropes: Mapping[str, Rope]) -> None:
         super().__init__()
-        hidden, self.index, self.active, self.kind = shape.hidden_size, index, shape.active, shape.types[index]
+        hidden = shape.hidden_size
+        self.index = index
+        self.active = shape.active
+        self.kind = shape.types[index]
 
         def norm(name: str) -> Norm:
             return Norm(build.at(name), hidden, shape.eps)
 
         self.altup = AltUp(build.at("altup"), shape)
-        self.input_layernorm, self.post_attention_layernorm = norm("input_layernorm"), norm("post_attention_layernorm")
+        self.input_layernorm = norm("input_layernorm")
+        self.post_attention_layernorm = norm("post_attention_layernorm")
         self.self_attn = SelfAttention(build.at("self_attn"), index, shape, ropes[self.kind])
         laurel = build.at("laurel")
         self.laurel_left = Linear(laurel.at("linear_left"), hidden, shape.laurel_rank)
@@ -111,12 +130,16 @@ class DecoderLayer(nn.Module):
         self.input_projection = Linear(build.at("per_layer_projection"), shape.layer_size, hidden)
         self.post_input_norm = norm("post_per_layer_input_norm")
 
-    def forward(self, streams: Tensor, residual: None, inputs: Tensor, rotations: Mapping[str, Rotation]) -> tuple[Tensor, None]:
+    def forward(
+        self, streams: Tensor, residual: None, inputs: Tensor, rotations: Mapping[str, Rotation]
+    ) -> tuple[Tensor, None]:
         predicted = self.altup.predict(streams)
         active = predicted[:, self.active].contiguous()
         normalized = self.input_layernorm(active)
         laurel = normalized + self.laurel_norm(self.laurel_right(self.laurel_left(normalized)))
-        attended = self.post_attention_layernorm(self.self_attn.forward(normalized, rotations[self.kind]))
+        attended = self.post_attention_layernorm(
+            self.self_attn.forward(normalized, rotations[self.kind])
+        )
         hidden = (active + attended + laurel) * 0.5**0.5
         mixed = self.mlp.forward(self.pre_feedforward_layernorm(hidden))
         corrected = self.altup.correct(predicted, hidden + self.post_feedforward_layernorm(mixed))
@@ -127,14 +150,17 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. Queries, keys and values are normalized, and scores are not scaled. A layer that reads the keys
-    and values of another one has only queries."""
+    """Grouped-query attention. Queries, keys and values are normalized, and scores are not scaled.
+    A layer that reads the keys and values of another one has only queries."""
 
     def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
         super().__init__()
-        heads, hidden, source = (shape.num_heads, shape.num_kv_heads, shape.head_dim), shape.hidden_size, shape.sources[index]
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        hidden = shape.hidden_size
+        source = shape.sources[index]
         inner = shape.num_heads * shape.head_dim
-        self.head_dim, self.is_owner = shape.head_dim, source is None
+        self.head_dim = shape.head_dim
+        self.is_owner = source is None
         if self.is_owner:
             self.qkv_proj = QKVLinear(build, hidden, *heads, bias=shape.bias)
             self.k_norm = Norm(build.at("k_norm"), shape.head_dim, shape.eps)
@@ -143,7 +169,9 @@ class SelfAttention(nn.Module):
             self.q_proj = Linear(build.at("q_proj"), hidden, inner, bias=shape.bias)
         self.q_norm = Norm(build.at("q_norm"), shape.head_dim, shape.eps)
         window = shape.window if shape.types[index] == "sliding_attention" else None
-        self.attention = Attention(build, index, *heads, scale=1.0, window=window, rope=rope, shares_kv_with=source)
+        self.attention = Attention(
+            build, index, *heads, scale=1.0, window=window, rope=rope, shares_kv_with=source
+        )
         self.o_proj = Linear(build.at("o_proj"), inner, hidden, bias=shape.bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
@@ -161,21 +189,26 @@ class PlainNorm(Layer):
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__(build)
-        self.size, self.eps = size, eps
+        self.size = size
+        self.eps = eps
 
     def bind(self) -> None:
-        ones = torch.ones(self.size, dtype=getattr(torch, self.build.dtype), device=self.build.device)
-        norm, eps = self.build.kernels["rms_norm"], self.eps
+        ones = torch.ones(
+            self.size, dtype=getattr(torch, self.build.dtype), device=self.build.device
+        )
+        norm = self.build.kernels["rms_norm"]
+        eps = self.eps
         self.forward = lambda x: norm(x, ones, eps)
 
 
 class FeedForward(nn.Module):
-    """down(gelu(gate(x)) · up(x)). cutoff: a gate counts only as far as it is this many standard deviations above the mean of the
-    token's gates; None = as it is."""
+    """down(gelu(gate(x)) · up(x)). cutoff: a gate counts only as far as it is this many standard
+    deviations above the mean of the token's gates; None = as it is."""
 
     def __init__(self, build: Build, shape: Shape, width: int, cutoff: float | None) -> None:
         super().__init__()
-        self.width, self.cutoff = width, cutoff
+        self.width = width
+        self.cutoff = cutoff
         parts = {"gate_proj": width, "up_proj": width}
         self.gate_up_proj = Linear(build, shape.hidden_size, 2 * width, parts=parts)
         self.activation = Activation(build, shape.activation)
@@ -185,6 +218,8 @@ class FeedForward(nn.Module):
         both = self.gate_up_proj(hidden)
         if self.cutoff is not None:
             gate = both[:, : self.width]
-            least = gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, correction=0) * self.cutoff
+            least = (
+                gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, correction=0) * self.cutoff
+            )
             gate.sub_(least).relu_()
         return self.down_proj(self.activation(both))

@@ -1,5 +1,5 @@
-"""Gemma 3n: its contract, what its layers share, and what it refuses. That it computes the right thing is tested in
-tests/parity."""
+"""Gemma 3n: its contract, what its layers share, and what it refuses. That it computes the right
+thing is tested in tests/parity."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build
 
 CONFIG: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "vocab_size": 29, "max_position_embeddings": 64, "num_kv_shared_layers": 2, "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"] * 3, "hidden_size_per_layer_input": 8,
-}  # fmt: skip
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 29,
+    "max_position_embeddings": 64,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "hidden_size_per_layer_input": 8,
+}
 
 
 @pytest.mark.parametrize("name", ["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"])
@@ -31,7 +40,10 @@ def test_the_last_layers_read_the_keys_of_the_last_own_layer_of_their_type() -> 
     assert [layer.shares_kv_with for layer in layers] == [None, None, None, None, 2, 3]
     assert [layer.window for layer in layers] == [5, None] * 3
     wanted = {each.name for layer in build.declared.layers for each in layer.declare({})}
-    assert "model.layers.4.self_attn.q_proj.weight" in wanted and "model.layers.4.self_attn.k_proj.weight" not in wanted
+    assert (
+        "model.layers.4.self_attn.q_proj.weight" in wanted
+        and "model.layers.4.self_attn.k_proj.weight" not in wanted
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,8 +51,14 @@ def test_the_last_layers_read_the_keys_of_the_last_own_layer_of_their_type() -> 
     [
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"layer_types": ["full_attention"]}, "for each of 6 layers"),
-        ({"layer_types": ["chunked_attention"] * 6}, "expected full_attention or sliding_attention"),
-        ({"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "layer 5 shares .* but no layer has its own"),
+        (
+            {"layer_types": ["chunked_attention"] * 6},
+            "expected full_attention or sliding_attention",
+        ),
+        (
+            {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]},
+            "layer 5 shares .* but no layer has its own",
+        ),
         ({"num_kv_shared_layers": 6}, "leaves no layer of 6"),
         ({"num_kv_shared_layers": -1}, "leaves no layer of 6"),
         ({"intermediate_size": [24] * 5}, "intermediate_size has 5 entries for 6"),

@@ -1,7 +1,8 @@
 """gpt-oss (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"):
 
 attention      biases, a learned sink for every head, a sliding window on every second layer, YaRN
-feed-forward   experts with biases and a clamped SwiGLU; the softmax of the router is over the chosen experts
+feed-forward   experts with biases and a clamped SwiGLU; the softmax of the router is over the
+chosen experts
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from pegboard.layers import (
 )
 from pegboard.layers.rope import rope_parameters
 
-ALPHA, LIMIT = 1.702, 7.0
+ALPHA = 1.702
+LIMIT = 7.0
 """Of the activation. Configs contain the limit, but no config contains another alpha."""
 
 
@@ -50,18 +52,33 @@ class Shape:
         self.bias = read(config, "attention_bias", bool) is not False
         self.is_tied = bool(read(config, "tie_word_embeddings", bool))
         self.num_experts = size_of(config, "num_local_experts")
-        self.top_k = read(config, "num_experts_per_tok", int) or size_of(config, "experts_per_token")
-        self.clamped = read(config, "swiglu_alpha", float) or ALPHA, read(config, "swiglu_limit", float) or LIMIT
+        self.top_k = read(config, "num_experts_per_tok", int) or size_of(
+            config, "experts_per_token"
+        )
+        self.clamped = (
+            read(config, "swiglu_alpha", float) or ALPHA,
+            read(config, "swiglu_limit", float) or LIMIT,
+        )
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys and values equally"
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys "
+                "and values equally"
             )
-        window, types = read(config, "sliding_window", int), read(config, "layer_types", list[str])
-        types = types or [("sliding_attention", "full_attention")[i % 2] for i in range(self.num_layers)]
-        if len(types) < self.num_layers or not {"sliding_attention", "full_attention"}.issuperset(types):
+        window = read(config, "sliding_window", int)
+        types = read(config, "layer_types", list[str])
+        types = types or [
+            ("sliding_attention", "full_attention")[i % 2] for i in range(self.num_layers)
+        ]
+        if len(types) < self.num_layers or not {"sliding_attention", "full_attention"}.issuperset(
+            types
+        ):
             told = "sliding_attention or full_attention for each layer"
-            raise ModelError(f"layer_types is {types} for {self.num_layers} layers; expected {told}")
-        self.windows = [window if kind == "sliding_attention" else None for kind in types[: self.num_layers]]
+            raise ModelError(
+                f"layer_types is {types} for {self.num_layers} layers; expected {told}"
+            )
+        self.windows = [
+            window if kind == "sliding_attention" else None for kind in types[: self.num_layers]
+        ]
 
 
 class GptOssModel(nn.Module):
@@ -73,8 +90,12 @@ class GptOssModel(nn.Module):
         base, scaling = rope_parameters(config)
         inner = build.at("model")
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope = Rope(inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
-        self.layers = LayerStack(inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope))
+        self.rope = Rope(
+            inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+        )
+        self.layers = LayerStack(
+            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope)
+        )
         self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
@@ -98,12 +119,17 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
         self.self_attn = SelfAttention(build.at("self_attn"), index, shape, rope)
-        self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
+        self.post_attention_layernorm = Norm(
+            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
+        )
         self.mlp = ExpertsBlock(build.at("mlp"), shape)
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.input_layernorm(hidden)
+            residual = hidden
+            hidden = self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn.forward(hidden, rotation)
@@ -112,14 +138,19 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. A head's sink takes a part of its softmax and adds nothing to the result."""
+    """Grouped-query attention. A head's sink takes a part of its softmax and adds nothing to the
+    result."""
 
     def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
         super().__init__()
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.qkv_proj = QKVLinear(build, shape.hidden_size, *heads, bias=shape.bias)
-        self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.head_dim, shape.hidden_size, bias=shape.bias)
-        self.attention = Attention(build, index, *heads, window=shape.windows[index], rope=rope, has_sinks=True)
+        self.o_proj = Linear(
+            build.at("o_proj"), shape.num_heads * shape.head_dim, shape.hidden_size, bias=shape.bias
+        )
+        self.attention = Attention(
+            build, index, *heads, window=shape.windows[index], rope=rope, has_sinks=True
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
@@ -131,7 +162,9 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, shape: Shape) -> None:
         super().__init__()
-        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts, bias=True, is_router=True)
+        self.router = Linear(
+            build.at("router"), shape.hidden_size, shape.num_experts, bias=True, is_router=True
+        )
         self.experts = Experts(
             build.at("experts"),
             shape.num_experts,

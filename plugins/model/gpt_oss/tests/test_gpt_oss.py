@@ -1,4 +1,5 @@
-"""gpt-oss: its contract, its tensors, and what it refuses. That it computes the right thing is tested in tests/parity."""
+"""gpt-oss: its contract, its tensors, and what it refuses. That it computes the right thing is
+tested in tests/parity."""
 
 from __future__ import annotations
 
@@ -13,10 +14,18 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build
 
 CONFIG: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "vocab_size": 29, "max_position_embeddings": 64, "num_local_experts": 4, "experts_per_token": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 29,
+    "max_position_embeddings": 64,
+    "num_local_experts": 4,
+    "experts_per_token": 2,
     "sliding_window": 5,
-}  # fmt: skip
+}
 
 
 def test_contract() -> None:
@@ -27,8 +36,12 @@ def test_layers_alternate_and_have_sinks() -> None:
     build = fake_build()
     GptOssModel(CONFIG, build)
     assert [layer.window for layer in build.declared.attention.values()] == [5, None, 5]
-    wanted = {each.name: each.shape for layer in build.declared.layers for each in layer.declare({})}
-    assert wanted["model.layers.1.self_attn.sinks"] == (4,) and wanted["model.layers.1.mlp.router.bias"] == (4,)
+    wanted = {
+        each.name: each.shape for layer in build.declared.layers for each in layer.declare({})
+    }
+    assert wanted["model.layers.1.self_attn.sinks"] == (4,) and wanted[
+        "model.layers.1.mlp.router.bias"
+    ] == (4,)
     assert all(wanted.values())
 
 
@@ -37,7 +50,10 @@ def test_layers_alternate_and_have_sinks() -> None:
     [
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"layer_types": ["full_attention"]}, "layer_types is .* for 3 layers"),
-        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "expected sliding_attention or full"),
+        (
+            {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+            "expected sliding_attention or full",
+        ),
         ({"experts_per_token": None}, "experts_per_token=None"),
         ({"experts_per_token": 5}, "does not fit 4 experts"),
     ],

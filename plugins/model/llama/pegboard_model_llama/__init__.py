@@ -1,1 +1,2 @@
-"""Llama-shaped decoder models: Llama, Mistral, Qwen2, Qwen3 and SmolLM, and Mixtral, Qwen MoE and OLMoE with experts."""
+"""Llama-shaped decoder models: Llama, Mistral, Qwen2, Qwen3 and SmolLM, and Mixtral, Qwen MoE and
+OLMoE with experts."""

@@ -1,9 +1,10 @@
-"""The Llama architecture (Touvron et al. 2023) and similar ones, which are distinguished by their configs:
+"""The Llama architecture (Touvron et al. 2023) and similar ones, which are distinguished by their
+configs:
 
 Llama, SmolLM   grouped-query attention, SwiGLU, RMSNorm before each block, rotary embedding
 Mistral         the same with an optional sliding window (Jiang et al. 2023)
-Qwen2           biases on the query, key and value projections, windows on some layers (Yang et al. 2024)
-Qwen3           RMSNorm on every query and key head instead of biases (Yang et al. 2025)
+Qwen2           biases on the query, key and value projections, windows on some layers (Yang et al.
+2024) Qwen3           RMSNorm on every query and key head instead of biases (Yang et al. 2025)
 
 Models with experts that are otherwise like these are in `experts`.
 """
@@ -49,8 +50,12 @@ class Shape:
         self.eps = read(config, "rms_norm_eps", float) or 1e-6
         self.activation = read(config, "hidden_act", str) or "silu"
         kind = config.get("model_type")
-        self.norms_heads, self.norms_all, is_qwen2 = kind in ("qwen3", "qwen3_moe"), kind == "olmoe", kind == "qwen2"
-        self.qkv_bias = bool(read(config, "attention_bias", bool) if "attention_bias" in config else is_qwen2)
+        self.norms_heads = kind in ("qwen3", "qwen3_moe")
+        self.norms_all = kind == "olmoe"
+        is_qwen2 = kind == "qwen2"
+        self.qkv_bias = bool(
+            read(config, "attention_bias", bool) if "attention_bias" in config else is_qwen2
+        )
         if kind == "qwen2_moe":
             self.qkv_bias = read(config, "qkv_bias", bool) is not False
         self.output_bias = bool(read(config, "attention_bias", bool)) and not is_qwen2
@@ -58,7 +63,8 @@ class Shape:
         self.is_tied = bool(read(config, "tie_word_embeddings", bool))
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys and values equally"
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys "
+                "and values equally"
             )
         types = read(config, "layer_types", list[str])
         if types and len(types) < self.num_layers:
@@ -67,8 +73,8 @@ class Shape:
 
     @staticmethod
     def _window(config: Mapping[str, Any], index: int) -> int | None:
-        """Return the sliding window of a layer, in tokens. It applies to all layers (Mistral) or to those that `layer_types`
-        names (Qwen)."""
+        """Return the sliding window of a layer, in tokens. It applies to all layers (Mistral) or to
+        those that `layer_types` names (Qwen)."""
         window = read(config, "sliding_window", int)
         if not window or read(config, "use_sliding_window", bool) is False:
             return None
@@ -86,18 +92,25 @@ class LlamaModel(nn.Module):
         base, scaling = rope_parameters(config)
         inner = build.at("model")
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope = Rope(inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+        self.rope = Rope(
+            inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+        )
         self.layers = LayerStack(
             inner.at("layers"),
             shape.num_layers,
-            lambda b, i: DecoderLayer(b, i, shape, self.rope, self.feed_forward(b, i, shape, config)),
+            lambda b, i: DecoderLayer(
+                b, i, shape, self.rope, self.feed_forward(b, i, shape, config)
+            ),
         )
         self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
-    def feed_forward(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
-        """Return the feed-forward block of a layer. build: of the layer. A model with experts overrides this."""
+    def feed_forward(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        """Return the feed-forward block of a layer. build: of the layer. A model with experts
+        overrides this."""
         return FeedForward(build.at("mlp"), shape)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -113,18 +126,26 @@ class LlamaModel(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so far."""
+    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so
+    far."""
 
-    def __init__(self, build: Build, index: int, shape: Shape, rope: Rope, feed_forward: nn.Module) -> None:
+    def __init__(
+        self, build: Build, index: int, shape: Shape, rope: Rope, feed_forward: nn.Module
+    ) -> None:
         super().__init__()
         self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
         self.self_attn = SelfAttention(build.at("self_attn"), index, shape, rope)
-        self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
+        self.post_attention_layernorm = Norm(
+            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
+        )
         self.mlp = feed_forward
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.input_layernorm(hidden)
+            residual = hidden
+            hidden = self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn.forward(hidden, rotation)
@@ -133,7 +154,8 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. Qwen3 first normalizes each query and key head, OLMoE all of them together."""
+    """Grouped-query attention. Qwen3 first normalizes each query and key head, OLMoE all of them
+    together."""
 
     def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
         super().__init__()
@@ -146,7 +168,8 @@ class SelfAttention(nn.Module):
         if shape.norms_heads or shape.norms_all:
             sizes = [shape.head_dim * (count if shape.norms_all else 1) for count in heads[:2]]
             self.q_norm, self.k_norm = (
-                Norm(build.at(name), size, shape.eps) for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)
+                Norm(build.at(name), size, shape.eps)
+                for name, size in zip(("q_norm", "k_norm"), sizes, strict=True)
             )
         self.norms_all = shape.norms_all
 
@@ -154,9 +177,11 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv_proj(hidden)
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_all:
-                q, k = self.q_norm(q.flatten(1)).view(q.shape), self.k_norm(k.flatten(1)).view(k.shape)
+                q = self.q_norm(q.flatten(1)).view(q.shape)
+                k = self.k_norm(k.flatten(1)).view(k.shape)
             else:
-                q, k = self.q_norm(q), self.k_norm(k)
+                q = self.q_norm(q)
+                k = self.k_norm(k)
         return self.o_proj(self.attention(q, k, v, rotation))
 
 
@@ -165,7 +190,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, build: Build, shape: Shape, width: int | None = None) -> None:
         super().__init__()
-        hidden, inner = shape.hidden_size, shape.intermediate_size if width is None else width
+        hidden = shape.hidden_size
+        inner = shape.intermediate_size if width is None else width
         parts = {"gate_proj": inner, "up_proj": inner}
         self.gate_up_proj = Linear(build, hidden, 2 * inner, parts=parts, bias=shape.mlp_bias)
         self.down_proj = Linear(build.at("down_proj"), inner, hidden, bias=shape.mlp_bias)

@@ -1,8 +1,11 @@
 """The text model of Llama 4 (Meta 2025, Scout and Maverick):
 
-attention      most layers attend within chunks and rotate queries and keys, which may be normalized; the others attend to all
-               tokens, do not rotate, and scale the queries of late tokens (Nakanishi 2025, "Scalable-Softmax")
-feed-forward   in some layers or all, experts whose inputs are scaled, and one that computes every token
+attention      most layers attend within chunks and rotate queries and keys, which may be
+normalized; the others attend to all
+               tokens, do not rotate, and scale the queries of late tokens (Nakanishi 2025,
+               "Scalable-Softmax")
+feed-forward   in some layers or all, experts whose inputs are scaled, and one that computes every
+token
 """
 
 from __future__ import annotations
@@ -38,29 +41,42 @@ from pegboard_model_llama.llama import FeedForward, Shape
 
 
 class Llama4Shape(Shape):
-    """The values from a checkpoint's config. rotates, has_experts: of each layer. chunk: in tokens. tuning: (positions per step,
-    strength) of the factors of late queries, or None."""
+    """The values from a checkpoint's config. rotates, has_experts: of each layer. chunk: in tokens.
+    tuning: (positions per step, strength) of the factors of late queries, or None."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__({"rms_norm_eps": 1e-5, **config})
         every = read(config, "no_rope_layer_interval", int) or 4
-        rotates: Any = read(config, "no_rope_layers", list) or [(i + 1) % every for i in range(self.num_layers)]
+        rotates: Any = read(config, "no_rope_layers", list) or [
+            (i + 1) % every for i in range(self.num_layers)
+        ]
         if len(rotates) < self.num_layers:
-            raise ModelError(f"no_rope_layers has {len(rotates)} entries for {self.num_layers} layers")
+            raise ModelError(
+                f"no_rope_layers has {len(rotates)} entries for {self.num_layers} layers"
+            )
         self.rotates = [bool(each) for each in rotates]
         types = read(config, "layer_types", list[str])
-        types = types or ["chunked_attention" if each else "full_attention" for each in self.rotates]
+        types = types or [
+            "chunked_attention" if each else "full_attention" for each in self.rotates
+        ]
         if not {"chunked_attention", "full_attention"}.issuperset(types):
-            raise ModelError(f"layer_types is {types}; expected chunked_attention or full_attention for each layer")
+            raise ModelError(
+                f"layer_types is {types}; expected chunked_attention or full_attention for each "
+                "layer"
+            )
         chunk = read(config, "attention_chunk_size", int)
         if chunk is not None and chunk < 1:
-            raise ModelError(f"the checkpoint's config has attention_chunk_size={chunk}; expected a positive number of tokens")
+            raise ModelError(
+                f"the checkpoint's config has attention_chunk_size={chunk}; expected a positive "
+                "number of tokens"
+            )
         self.chunks = [chunk if kind == "chunked_attention" else None for kind in types]
         step = read(config, "interleave_moe_layer_step", int) or 1
         chosen: Any = read(config, "moe_layers", list)
         self.with_experts = range(step - 1, self.num_layers, step) if chosen is None else chosen
         self.dense_size = size_of(config, "intermediate_size_mlp")
-        self.num_experts, self.top_k = number_of_experts(config), size_of(config, "num_experts_per_tok")
+        self.num_experts = number_of_experts(config)
+        self.top_k = size_of(config, "num_experts_per_tok")
         self.normalizes = read(config, "use_qk_norm", bool) is not False
         self.tuning: tuple[int, float] | None = None
         if read(config, "attn_temperature_tuning", bool) is not False:
@@ -69,24 +85,34 @@ class Llama4Shape(Shape):
 
 
 class Llama4Model(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits. Of a checkpoint with images, only
-    the text model is loaded."""
+    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits. Of
+    a checkpoint with images, only the text model is loaded."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
         text = config.get("text_config")
         if isinstance(text, Mapping):
-            config, build = text, build.at("language_model")
+            config = text
+            build = build.at("language_model")
         shape = Llama4Shape(config)
         base, scaling = rope_parameters({"rope_theta": 500_000.0, **config})
         inner = build.at("model")
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
         in_pairs = replace(inner, rope_style="pairs")
-        self.rope = Rope(in_pairs, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling)
+        self.rope = Rope(
+            in_pairs, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+        )
         if shape.normalizes and self.rope.magnitude != 1.0:
-            raise ModelError("the checkpoint normalizes rotated queries and keys, which its rotary scaling makes longer")
-        self.lateness = Lateness(build, shape.tuning) if shape.tuning and not all(shape.rotates) else None
-        self.layers = LayerStack(inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope))
+            raise ModelError(
+                "the checkpoint normalizes rotated queries and keys, which its rotary scaling "
+                "makes longer"
+            )
+        self.lateness = (
+            Lateness(build, shape.tuning) if shape.tuning and not all(shape.rotates) else None
+        )
+        self.layers = LayerStack(
+            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope)
+        )
         self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
@@ -105,22 +131,28 @@ class Llama4Model(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so far."""
+    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so
+    far."""
 
     def __init__(self, build: Build, index: int, shape: Llama4Shape, rope: Rope) -> None:
         super().__init__()
         self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
         self.self_attn = SelfAttention(build.at("self_attn"), index, shape, rope)
-        self.post_attention_layernorm = Norm(build.at("post_attention_layernorm"), shape.hidden_size, shape.eps)
+        self.post_attention_layernorm = Norm(
+            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
+        )
         block = build.at("feed_forward")
         is_dense = index not in shape.with_experts
-        self.feed_forward = FeedForward(block, shape, shape.dense_size) if is_dense else ExpertsBlock(block, shape)
+        self.feed_forward = (
+            FeedForward(block, shape, shape.dense_size) if is_dense else ExpertsBlock(block, shape)
+        )
 
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, factors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            residual, hidden = hidden, self.input_layernorm(hidden)
+            residual = hidden
+            hidden = self.input_layernorm(hidden)
         else:
             hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn.forward(hidden, rotation, factors)
@@ -129,23 +161,33 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. The model normalizes queries and keys after their rotation, which does not change their length, so
-    they are normalized before it."""
+    """Grouped-query attention. The model normalizes queries and keys after their rotation, which
+    does not change their length, so they are normalized before it."""
 
     def __init__(self, build: Build, index: int, shape: Llama4Shape, rope: Rope) -> None:
         super().__init__()
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         self.qkv_proj = QKVLinear(build, shape.hidden_size, *heads, bias=shape.qkv_bias)
-        self.o_proj = Linear(build.at("o_proj"), shape.num_heads * shape.head_dim, shape.hidden_size, bias=shape.output_bias)
+        self.o_proj = Linear(
+            build.at("o_proj"),
+            shape.num_heads * shape.head_dim,
+            shape.hidden_size,
+            bias=shape.output_bias,
+        )
         self.rotates = shape.rotates[index]
         own = rope if self.rotates else None
         self.attention = Attention(build, index, *heads, chunk=shape.chunks[index], rope=own)
-        self.unit = UnitNorm(build, shape.head_dim, shape.eps) if shape.normalizes and self.rotates else None
+        self.unit = (
+            UnitNorm(build, shape.head_dim, shape.eps)
+            if shape.normalizes and self.rotates
+            else None
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation, factors: Tensor | None) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
         if self.unit is not None:
-            q, k = self.unit(q), self.unit(k)
+            q = self.unit(q)
+            k = self.unit(k)
         elif factors is not None and not self.rotates:
             q = (q * factors).to(q.dtype)
         return self.o_proj(self.attention(q, k, v, rotation))
@@ -156,27 +198,34 @@ class UnitNorm(Layer):
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__(build)
-        self.size, self.eps = size, eps
+        self.size = size
+        self.eps = eps
 
     def bind(self) -> None:
-        ones, norm, eps = torch.ones(self.size, device=self.build.device), self.build.kernels["rms_norm"], self.eps
+        ones = torch.ones(self.size, device=self.build.device)
+        norm = self.build.kernels["rms_norm"]
+        eps = self.eps
         self.forward = lambda x: norm(x, ones, eps)
 
 
 class Lateness(Layer):
-    """positions [T] → the factors of queries, float32 [T, 1, 1], or None if no position of this engine needs one. The factor of
-    position p is 1 + strength · log(1 + floor((p + 1) / step))."""
+    """positions [T] → the factors of queries, float32 [T, 1, 1], or None if no position of this
+    engine needs one. The factor of position p is 1 + strength · log(1 + floor((p + 1) / step))."""
 
     def __init__(self, build: Build, tuning: tuple[int, float]) -> None:
         super().__init__(build)
         self.step, self.strength = tuning
 
     def bind(self) -> None:
-        step, strength, last = self.step, self.strength, self.build.max_positions
+        step = self.step
+        strength = self.strength
+        last = self.build.max_positions
         if last is not None and last < step:
             self.forward = lambda positions: None
         else:
-            self.forward = lambda positions: (1 + strength * torch.log1p((positions + 1) // step)).view(-1, 1, 1)
+            self.forward = lambda positions: (
+                1 + strength * torch.log1p((positions + 1) // step)
+            ).view(-1, 1, 1)
 
 
 class ExpertsBlock(nn.Module):
@@ -184,7 +233,9 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, build: Build, shape: Llama4Shape) -> None:
         super().__init__()
-        self.router = Linear(build.at("router"), shape.hidden_size, shape.num_experts, is_router=True)
+        self.router = Linear(
+            build.at("router"), shape.hidden_size, shape.num_experts, is_router=True
+        )
         self.experts = Experts(
             build.at("experts"),
             shape.num_experts,

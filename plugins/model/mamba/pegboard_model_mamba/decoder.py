@@ -1,4 +1,5 @@
-"""The decoder that all models of this package are: blocks that each add the results of their parts to a residual stream."""
+"""The decoder that all models of this package are: blocks that each add the results of their parts
+to a residual stream."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class Names:
 class StateDecoder(nn.Module):
     """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
 
-    make(build, index) builds a layer, which is called like a `Block`. rotary_dim: channels of a head that are rotated; 0 = none.
-    embed_scale, logits_scale: factors. is_tied: whether the head has the embedding's weights if the config does not say it. norm:
-    of the layers' results.
+    make(build, index) builds a layer, which is called like a `Block`. rotary_dim: channels of a
+    head that are rotated; 0 = none. embed_scale, logits_scale: factors. is_tied: whether the head
+    has the embedding's weights if the config does not say it. norm: of the layers' results.
     """
 
     def __init__(
@@ -63,22 +64,32 @@ class StateDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if (act := read(config, "hidden_act", str) or "silu") != "silu":
-            raise ModelError(f"the checkpoint's config has hidden_act={act!r}; this architecture is served with silu")
-        names, vocab_size, hidden = names or Names(), size_of(config, "vocab_size"), size_of(config, "hidden_size")
+            raise ModelError(
+                f"the checkpoint's config has hidden_act={act!r}; this architecture is served "
+                "with silu"
+            )
+        names = names or Names()
+        vocab_size = size_of(config, "vocab_size")
+        hidden = size_of(config, "hidden_size")
         inner = build.at(names.root)
-        self.embed_scale, self.logits_scale = embed_scale, logits_scale
+        self.embed_scale = embed_scale
+        self.logits_scale = logits_scale
         self.embed_tokens = Embedding(inner.at(names.embedding), vocab_size, hidden)
         self.rope: Rope | None = None
         if rotary_dim:
             base, scaling = rope_parameters(config)
-            scaling = {name: value for name, value in scaling.items() if name != "partial_rotary_factor"}
+            scaling = {
+                name: value for name, value in scaling.items() if name != "partial_rotary_factor"
+            }
             positions = read(config, "max_position_embeddings", int) or 2048
             self.rope = Rope(inner, rotary_dim, max_positions=positions, base=base, scaling=scaling)
         self.layers = LayerStack(inner.at(names.layers), size_of(config, "num_hidden_layers"), make)
         self.norm = norm(inner.at(names.norm), hidden, eps)
         tied = read(config, "tie_word_embeddings", bool)
         is_tied = is_tied if tied is None else tied
-        self.lm_head = Head(build.at("lm_head"), vocab_size, hidden, tied=self.embed_tokens if is_tied else None)
+        self.lm_head = Head(
+            build.at("lm_head"), vocab_size, hidden, tied=self.embed_tokens if is_tied else None
+        )
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return scaled(self.embed_tokens(input_ids), self.embed_scale)
@@ -95,8 +106,8 @@ class StateDecoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Parts that each follow a norm: (name of the norm, part). factor: of what each part adds to the residual. norm: the
-    kind of norm."""
+    """Parts that each follow a norm: (name of the norm, part). factor: of what each part adds to
+    the residual. norm: the kind of norm."""
 
     def __init__(
         self,
@@ -111,10 +122,13 @@ class Block(nn.Module):
         self.factor = factor
         self.parts = [(norm(build.at(name), hidden, eps), part.forward) for name, part in parts]
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
         for norm, part in self.parts:
             if residual is None:
-                residual, hidden = hidden, norm(hidden)
+                residual = hidden
+                hidden = norm(hidden)
             else:
                 hidden, residual = norm(hidden, residual)
             hidden = scaled(part(hidden, rotation), self.factor)
@@ -123,8 +137,8 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention. scale: factor of q·k. window: in tokens. norms: names of the norms of each head's query and key.
-    output: name of the last projection."""
+    """Grouped-query attention. scale: factor of q·k. window: in tokens. norms: names of the norms
+    of each head's query and key. output: name of the last projection."""
 
     def __init__(
         self,
@@ -140,26 +154,35 @@ class SelfAttention(nn.Module):
         output: str = "o_proj",
     ) -> None:
         super().__init__()
-        hidden, heads, head_dim = size_of(config, "hidden_size"), size_of(config, "num_attention_heads"), head_size(config)
-        kv_heads, bias = read(config, "num_key_value_heads", int) or heads, bool(read(config, "attention_bias", bool))
+        hidden = size_of(config, "hidden_size")
+        heads = size_of(config, "num_attention_heads")
+        head_dim = head_size(config)
+        kv_heads = read(config, "num_key_value_heads", int) or heads
+        bias = bool(read(config, "attention_bias", bool))
         if heads % kv_heads:
-            raise ModelError(f"the checkpoint's config has {heads} attention heads, not a multiple of {kv_heads} key-value heads")
+            raise ModelError(
+                f"the checkpoint's config has {heads} attention heads, not a multiple of "
+                f"{kv_heads} key-value heads"
+            )
         self.qkv_proj = QKVLinear(build, hidden, heads, kv_heads, head_dim, bias=bias)
         self.norms = [Norm(build.at(name), head_dim, eps) for name in norms or ()]
-        self.attention = Attention(build, index, heads, kv_heads, head_dim, scale=scale, window=window, rope=rope())
+        self.attention = Attention(
+            build, index, heads, kv_heads, head_dim, scale=scale, window=window, rope=rope()
+        )
         self.o_proj = Linear(build.at(output), heads * head_dim, hidden, bias=bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
         if self.norms:
-            q, k = self.norms[0](q), self.norms[1](k)
+            q = self.norms[0](q)
+            k = self.norms[1](k)
         out: Tensor = self.o_proj(self.attention(q, k, v, rotation))
         return out
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)). names: of gate, up and down, or of the merged first matrix and down. factors: of gate
-    and of the result."""
+    """SwiGLU: down(silu(gate(x)) * up(x)). names: of gate, up and down, or of the merged first
+    matrix and down. factors: of gate and of the result."""
 
     def __init__(
         self,
@@ -173,12 +196,17 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         *first, down = names
-        self.gate_factor, self.factor = None, factors[1]
+        self.gate_factor = None
+        self.factor = factors[1]
         if factors[0] != 1.0:
-            self.gate_factor = torch.tensor((factors[0], 1.0), dtype=getattr(torch, build.dtype), device=build.device)
+            self.gate_factor = torch.tensor(
+                (factors[0], 1.0), dtype=getattr(torch, build.dtype), device=build.device
+            )
             self.gate_factor = self.gate_factor.repeat_interleave(width)
         parts = dict.fromkeys(first, width) if len(first) == 2 else None
-        self.gate_up_proj = Linear(build if parts else build.at(first[0]), hidden, 2 * width, parts=parts, bias=bias)
+        self.gate_up_proj = Linear(
+            build if parts else build.at(first[0]), hidden, 2 * width, parts=parts, bias=bias
+        )
         self.activation = Activation(build, "silu")
         self.down_proj = Linear(build.at(down), width, hidden, bias=bias)
 
@@ -190,12 +218,14 @@ class FeedForward(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]. router: the path of the matrix that chooses experts. shared: computes every token."""
+    """[T, hidden] → [T, hidden]. router: the path of the matrix that chooses experts. shared:
+    computes every token."""
 
     def __init__(self, router: Build, experts: Experts, shared: FeedForward | None = None) -> None:
         super().__init__()
         self.router = Linear(router, experts.hidden_size, experts.num_experts, is_router=True)
-        self.experts, self.shared = experts, shared
+        self.experts = experts
+        self.shared = shared
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         shared = None if self.shared is None else self.shared.forward(hidden)
@@ -205,7 +235,9 @@ class ExpertsBlock(nn.Module):
 
 def head_size(config: Mapping[str, Any]) -> int:
     """Return the channels of an attention head."""
-    return read(config, "head_dim", int) or size_of(config, "hidden_size") // size_of(config, "num_attention_heads")
+    return read(config, "head_dim", int) or size_of(config, "hidden_size") // size_of(
+        config, "num_attention_heads"
+    )
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

@@ -1,9 +1,9 @@
 """Models that mix state layers with attention in one stack.
 
 Bamba      Mamba-2, attention in some layers, half of each head's channels rotated (IBM et al. 2024)
-Granite 4  Mamba-2, attention without positions in some layers, experts and a shared expert (IBM 2025)
-Jamba      Mamba, attention without positions in every eighth layer, experts in every second (Lieber et al. 2024)
-Falcon-H1  Mamba-2 and attention side by side in every layer (Zuo et al. 2025)
+Granite 4  Mamba-2, attention without positions in some layers, experts and a shared expert (IBM
+2025) Jamba      Mamba, attention without positions in every eighth layer, experts in every second
+(Lieber et al. 2024) Falcon-H1  Mamba-2 and attention side by side in every layer (Zuo et al. 2025)
 """
 
 from __future__ import annotations
@@ -28,17 +28,28 @@ from pegboard_model_mamba.decoder import (
 from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
 from pegboard_model_mamba.pure import step_limits, step_rank
 
-IS_ATTENTION = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False, "conv": False}
+IS_ATTENTION = {
+    "attention": True,
+    "full_attention": True,
+    "mamba": False,
+    "linear_attention": False,
+    "conv": False,
+}
 
 
 class HybridModel(StateDecoder):
-    """A model whose layers have one token mixer and one feed-forward block each, both after a norm. A subclass says how they are
-    built. factor: of what each of them adds to the residual."""
+    """A model whose layers have one token mixer and one feed-forward block each, both after a norm.
+    A subclass says how they are built. factor: of what each of them adds to the residual."""
 
-    state_name, second_norm, final_norm, rotary_share, factor = "mamba", "pre_ff_layernorm", "final_layernorm", 0.0, 1.0
+    state_name = "mamba"
+    second_norm = "pre_ff_layernorm"
+    final_norm = "final_layernorm"
+    rotary_share = 0.0
+    factor = 1.0
 
     def __init__(self, config: Mapping[str, Any], build: Build, **options: Any) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-5
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "rms_norm_eps", float) or 1e-5
         kinds = self.attention_layers(config)
 
         def make(build: Build, index: int) -> nn.Module:
@@ -47,11 +58,22 @@ class HybridModel(StateDecoder):
                 mixer = self.attention(build.at("self_attn"), index, config)
             else:
                 mixer = self.state(build.at(self.state_name), index, config)
-            parts = [("input_layernorm", mixer), (self.second_norm, self.feed_forward(build, index, config))]
+            parts = [
+                ("input_layernorm", mixer),
+                (self.second_norm, self.feed_forward(build, index, config)),
+            ]
             return Block(build, hidden, eps, parts, self.factor)
 
         rotary = int(head_size(config) * self.rotary_share)
-        super().__init__(config, build, make, eps=eps, names=Names(norm=self.final_norm), rotary_dim=rotary, **options)
+        super().__init__(
+            config,
+            build,
+            make,
+            eps=eps,
+            names=Names(norm=self.final_norm),
+            rotary_dim=rotary,
+            **options,
+        )
 
     def attention_layers(self, config: Mapping[str, Any]) -> list[bool]:
         """Return for each layer whether it has attention."""
@@ -64,8 +86,11 @@ class HybridModel(StateDecoder):
         return Mamba2(build, index, mamba2_shape(config))
 
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
-        width, bias = size_of(config, "intermediate_size"), bool(read(config, "mlp_bias", bool))
-        return FeedForward(build.at("feed_forward"), size_of(config, "hidden_size"), width, bias=bias)
+        width = size_of(config, "intermediate_size")
+        bias = bool(read(config, "mlp_bias", bool))
+        return FeedForward(
+            build.at("feed_forward"), size_of(config, "hidden_size"), width, bias=bias
+        )
 
 
 class BambaModel(HybridModel):
@@ -77,12 +102,14 @@ class BambaModel(HybridModel):
 
 
 class GraniteHybridModel(HybridModel):
-    second_norm, final_norm = "post_attention_layernorm", "norm"
+    second_norm = "post_attention_layernorm"
+    final_norm = "norm"
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         self.factor = read(config, "residual_multiplier", float) or 1.0
         self.rotary_share = float(read(config, "position_embedding_type", str) == "rope")
-        embed, logits = read(config, "embedding_multiplier", float) or 1.0, read(config, "logits_scaling", float) or 1.0
+        embed = read(config, "embedding_multiplier", float) or 1.0
+        logits = read(config, "logits_scaling", float) or 1.0
         super().__init__(config, build, embed_scale=embed, logits_scale=1 / logits)
 
     def attention(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
@@ -90,21 +117,28 @@ class GraniteHybridModel(HybridModel):
         return SelfAttention(build, index, config, rope=lambda: self.rope, scale=scale)
 
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
-        hidden, width = size_of(config, "hidden_size"), size_of(config, "shared_intermediate_size")
-        shared = FeedForward(build.at("shared_mlp"), hidden, width, names=("input_linear", "output_linear"))
-        num_experts, block = read(config, "num_local_experts", int), build.at("block_sparse_moe")
+        hidden = size_of(config, "hidden_size")
+        width = size_of(config, "shared_intermediate_size")
+        shared = FeedForward(
+            build.at("shared_mlp"), hidden, width, names=("input_linear", "output_linear")
+        )
+        num_experts = read(config, "num_local_experts", int)
+        block = build.at("block_sparse_moe")
         if not num_experts:
             return shared
         rule = RouterRule(size_of(config, "num_experts_per_tok"), renormalize=True)
         names = ("gate_linear", "up_linear", "output_linear")
         width = size_of(config, "intermediate_size")
-        experts = Experts(block, num_experts, hidden, width, rule=rule, names=names, merged="input_linear")
+        experts = Experts(
+            block, num_experts, hidden, width, rule=rule, names=names, merged="input_linear"
+        )
         return ExpertsBlock(block.at("router.layer"), experts, shared)
 
 
 class JambaModel(HybridModel):
     def attention_layers(self, config: Mapping[str, Any]) -> list[bool]:
-        period, offset = read(config, "attn_layer_period", int) or 8, read(config, "attn_layer_offset", int)
+        period = read(config, "attn_layer_period", int) or 8
+        offset = read(config, "attn_layer_offset", int)
         offset = 4 if offset is None else offset
         return [index % period == offset for index in range(size_of(config, "num_hidden_layers"))]
 
@@ -124,25 +158,35 @@ class JambaModel(HybridModel):
         return Mamba(build, index, shape)
 
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
-        period, offset = read(config, "expert_layer_period", int) or 2, read(config, "expert_layer_offset", int)
-        num_experts = read(config, "num_experts", int) or read(config, "num_local_experts", int) or 16
+        period = read(config, "expert_layer_period", int) or 2
+        offset = read(config, "expert_layer_offset", int)
+        num_experts = (
+            read(config, "num_experts", int) or read(config, "num_local_experts", int) or 16
+        )
         if num_experts == 1 or index % period != (1 if offset is None else offset):
             return super().feed_forward(build, index, config)
-        block, rule = build.at("feed_forward"), RouterRule(read(config, "num_experts_per_tok", int) or 2)
+        block = build.at("feed_forward")
+        rule = RouterRule(read(config, "num_experts_per_tok", int) or 2)
         sizes = size_of(config, "hidden_size"), size_of(config, "intermediate_size")
-        return ExpertsBlock(block.at("router"), Experts(block.at("experts"), num_experts, *sizes, rule=rule))
+        return ExpertsBlock(
+            block.at("router"), Experts(block.at("experts"), num_experts, *sizes, rule=rule)
+        )
 
 
 class FalconH1Model(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-5
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "rms_norm_eps", float) or 1e-5
         factors = config.get("mlp_multipliers") or (1.0, 1.0)
-        width, bias = size_of(config, "intermediate_size"), bool(read(config, "mlp_bias", bool))
+        width = size_of(config, "intermediate_size")
+        bias = bool(read(config, "mlp_bias", bool))
 
         def make(build: Build, index: int) -> nn.Module:
             block = FeedForward(build.at("feed_forward"), hidden, width, bias=bias, factors=factors)
             both = SideBySide(build, index, config, self)
-            return Block(build, hidden, eps, [("input_layernorm", both), ("pre_ff_layernorm", block)])
+            return Block(
+                build, hidden, eps, [("input_layernorm", both), ("pre_ff_layernorm", block)]
+            )
 
         super().__init__(
             config,
@@ -157,31 +201,43 @@ class FalconH1Model(StateDecoder):
 
 
 class SideBySide(nn.Module):
-    """[T, hidden] → [T, hidden]: the sum of Mamba-2 and attention. The states are named by indices after those of all layers."""
+    """[T, hidden] → [T, hidden]: the sum of Mamba-2 and attention. The states are named by indices
+    after those of all layers."""
 
-    def __init__(self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder) -> None:
+    def __init__(
+        self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder
+    ) -> None:
         super().__init__()
 
         def factor(name: str) -> float:
             value = read(config, name, float)
             return 1.0 if value is None else value
 
-        self.ssm_in, self.ssm_out = factor("ssm_in_multiplier"), factor("ssm_out_multiplier")
-        self.attention_in, self.attention_out = factor("attention_in_multiplier"), factor("attention_out_multiplier")
-        num_layers, scale = size_of(config, "num_hidden_layers"), head_size(config) ** -0.5 * factor("key_multiplier")
+        self.ssm_in = factor("ssm_in_multiplier")
+        self.ssm_out = factor("ssm_out_multiplier")
+        self.attention_in = factor("attention_in_multiplier")
+        self.attention_out = factor("attention_out_multiplier")
+        num_layers = size_of(config, "num_hidden_layers")
+        scale = head_size(config) ** -0.5 * factor("key_multiplier")
         self.mamba = Mamba2(build.at("mamba"), num_layers + index, mamba2_shape(config))
-        self.self_attn = SelfAttention(build.at("self_attn"), index, config, rope=lambda: model.rope, scale=scale)
+        self.self_attn = SelfAttention(
+            build.at("self_attn"), index, config, rope=lambda: model.rope, scale=scale
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         mixed = scaled(self.mamba.forward(scaled(hidden, self.ssm_in)), self.ssm_out)
-        return mixed + scaled(self.self_attn.forward(scaled(hidden, self.attention_in), rotation), self.attention_out)
+        return mixed + scaled(
+            self.self_attn.forward(scaled(hidden, self.attention_in), rotation), self.attention_out
+        )
 
 
 def mamba2_shape(config: Mapping[str, Any]) -> Mamba2Shape:
-    """Return the shape of the Mamba-2 layers of Bamba, Granite and Falcon-H1. Only Falcon-H1's configs have mamba_d_ssm,
-    mamba_rms_norm and ssm_multipliers."""
-    hidden, heads = size_of(config, "hidden_size"), size_of(config, "mamba_n_heads")
-    inner, bias = read(config, "mamba_d_ssm", int), bool(read(config, "mamba_proj_bias", bool))
+    """Return the shape of the Mamba-2 layers of Bamba, Granite and Falcon-H1. Only Falcon-H1's
+    configs have mamba_d_ssm, mamba_rms_norm and ssm_multipliers."""
+    hidden = size_of(config, "hidden_size")
+    heads = size_of(config, "mamba_n_heads")
+    inner = read(config, "mamba_d_ssm", int)
+    bias = bool(read(config, "mamba_proj_bias", bool))
     is_falcon = "ssm_multipliers" in config or "mamba_rms_norm" in config
     norm = "before" if read(config, "mamba_norm_before_gate", bool) is not False else "after"
     return Mamba2Shape(
@@ -202,9 +258,14 @@ def mamba2_shape(config: Mapping[str, Any]) -> Mamba2Shape:
 
 
 def layer_kinds(config: Mapping[str, Any], name: str) -> list[bool]:
-    """Return for each layer whether it has attention. Raises ModelError if the config does not say it."""
+    """Return for each layer whether it has attention. Raises ModelError if the config does not say
+    it."""
     kinds = read(config, name, list[str])
-    if kinds is None or len(kinds) != size_of(config, "num_hidden_layers") or not set(kinds) <= IS_ATTENTION.keys():
+    if (
+        kinds is None
+        or len(kinds) != size_of(config, "num_hidden_layers")
+        or not set(kinds) <= IS_ATTENTION.keys()
+    ):
         told = f"expected one of {', '.join(IS_ATTENTION)} for each of num_hidden_layers"
         raise ModelError(f"the checkpoint's config has {name}={kinds!r}; {told}")
     return [IS_ATTENTION[kind] for kind in kinds]

@@ -1,7 +1,9 @@
-"""MiniMax-Text-01 and MiniMax-M1 (MiniMax 2025): lightning attention, softmax attention in every eighth layer, and experts.
+"""MiniMax-Text-01 and MiniMax-M1 (MiniMax 2025): lightning attention, softmax attention in every
+eighth layer, and experts.
 
-Lightning attention is linear attention in which the past fades by the same factor in every step: S ← exp(-s) S + v kᵀ, y = S q,
-with a fixed rate s per head (Qin et al. 2024). This is the scan of Mamba-2 with steps of length 1 and no skip.
+Lightning attention is linear attention in which the past fades by the same factor in every step: S
+← exp(-s) S + v kᵀ, y = S q, with a fixed rate s per head (Qin et al. 2024). This is the scan of
+Mamba-2 with steps of length 1 and no skip.
 """
 
 from __future__ import annotations
@@ -15,8 +17,24 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
-from pegboard.layers import Build, Experts, Linear, Norm, Rotation, RouterRule, StateLayer, read, size_of
-from pegboard_model_mamba.decoder import ExpertsBlock, SelfAttention, StateDecoder, head_size, scaled
+from pegboard.layers import (
+    Build,
+    Experts,
+    Linear,
+    Norm,
+    Rotation,
+    RouterRule,
+    StateLayer,
+    read,
+    size_of,
+)
+from pegboard_model_mamba.decoder import (
+    ExpertsBlock,
+    SelfAttention,
+    StateDecoder,
+    head_size,
+    scaled,
+)
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.qwen_next import in_groups
 
@@ -26,73 +44,111 @@ OLDER_KINDS = {0: "linear_attention", 1: "full_attention"}
 class MiniMaxModel(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         if read(config, "postnorm", bool) is False or read(config, "shared_intermediate_size", int):
-            told = f"postnorm={config.get('postnorm')}, shared_intermediate_size={config.get('shared_intermediate_size')}"
-            raise ModelError(f"the checkpoint's config has {told}; served are postnorm=true and no shared experts")
-        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-5
+            told = (
+                f"postnorm={config.get('postnorm')}, "
+                f"shared_intermediate_size={config.get('shared_intermediate_size')}"
+            )
+            raise ModelError(
+                f"the checkpoint's config has {told}; served are postnorm=true and no shared "
+                "experts"
+            )
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "rms_norm_eps", float) or 1e-5
         older = read(config, "attn_type_list", list[int])
-        named = config if older is None else {**config, "layer_types": [OLDER_KINDS.get(kind, str(kind)) for kind in older]}
+        named = (
+            config
+            if older is None
+            else {**config, "layer_types": [OLDER_KINDS.get(kind, str(kind)) for kind in older]}
+        )
         kinds = layer_kinds(named, "layer_types")
         rule = RouterRule(size_of(config, "num_experts_per_tok"), renormalize=True)
         window = read(config, "sliding_window", int) or None
-        num_experts, width = size_of(config, "num_local_experts"), size_of(config, "intermediate_size")
+        num_experts = size_of(config, "num_local_experts")
+        width = size_of(config, "intermediate_size")
 
         def make(build: Build, index: int) -> nn.Module:
-            own, block = build.at("self_attn"), build.at("block_sparse_moe")
+            own = build.at("self_attn")
+            block = build.at("block_sparse_moe")
             mixer: nn.Module
             if kinds[index]:
                 plain = {**config, "attention_bias": False}
                 mixer = SelfAttention(own, index, plain, rope=lambda: self.rope, window=window)
             else:
                 mixer = LightningAttention(own, index, config)
-            experts = Experts(block.at("experts"), num_experts, hidden, width, rule=rule, names=("w1", "w3", "w2"))
-            parts = {"input_layernorm": mixer, "post_attention_layernorm": ExpertsBlock(block.at("gate"), experts)}
+            experts = Experts(
+                block.at("experts"), num_experts, hidden, width, rule=rule, names=("w1", "w3", "w2")
+            )
+            parts = {
+                "input_layernorm": mixer,
+                "post_attention_layernorm": ExpertsBlock(block.at("gate"), experts),
+            }
             attention = factors(config, "full" if kinds[index] else "linear", "_attention", "_attn")
             return PostNormBlock(build, hidden, eps, parts, (attention, factors(config, "mlp")))
 
         rotary = read(config, "rotary_dim", int) or head_size(config)
-        super().__init__({"rope_theta": 1_000_000.0, **config}, build, make, eps=eps, rotary_dim=rotary)
+        super().__init__(
+            {"rope_theta": 1_000_000.0, **config}, build, make, eps=eps, rotary_dim=rotary
+        )
 
 
 class LightningAttention(nn.Module):
-    """[T, hidden] → [T, hidden]: linear attention whose results are normalized and have a gate. qkv_proj has a head's query, key
-    and value below each other."""
+    """[T, hidden] → [T, hidden]: linear attention whose results are normalized and have a gate.
+    qkv_proj has a head's query, key and value below each other."""
 
     def __init__(self, build: Build, index: int, config: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, self.heads, self.size = size_of(config, "hidden_size"), size_of(config, "num_attention_heads"), head_size(config)
+        hidden = size_of(config, "hidden_size")
+        self.heads = size_of(config, "num_attention_heads")
+        self.size = head_size(config)
         self.inner = self.heads * self.size
         self.qkv_proj = Linear(build.at("qkv_proj"), hidden, 3 * self.inner)
         self.order = in_groups(build, self.heads, self.size, self.size, self.size)
         self.norm = Norm(build.at("norm"), self.inner, 1e-6)
         self.output_gate = Linear(build.at("output_gate"), hidden, self.inner)
         self.out_proj = Linear(build.at("out_proj"), self.inner, hidden)
-        rates = decay_rates(self.heads, index, size_of(config, "num_hidden_layers")).to(build.device)
-        self.log_rates, self.none = rates.log(), torch.zeros_like(rates)
+        rates = decay_rates(self.heads, index, size_of(config, "num_hidden_layers")).to(
+            build.device
+        )
+        self.log_rates = rates.log()
+        self.none = torch.zeros_like(rates)
         self.scan = build.kernels["chunked_scan"]
-        self.states = StateLayer(build, index, KVTensor("state", (self.heads, self.size, self.size), "float32"))
+        self.states = StateLayer(
+            build, index, KVTensor("state", (self.heads, self.size, self.size), "float32")
+        )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
         mixed = nn.functional.silu(self.qkv_proj(hidden)).index_select(1, self.order)
         q, k, v = (x.unflatten(1, (self.heads, -1)) for x in mixed.split(self.inner, 1))
         steps = hidden[:, : self.heads]  # any numbers: the limits make 1 of them
-        y = self.scan(v, steps, self.none, (1.0, 1.0), self.log_rates, k, q, self.none, states["state"], rows).flatten(1)
+        y = self.scan(
+            v, steps, self.none, (1.0, 1.0), self.log_rates, k, q, self.none, states["state"], rows
+        ).flatten(1)
         out: Tensor = self.out_proj(self.norm(y) * self.output_gate(hidden).sigmoid())
         return out
 
 
 class PostNormBlock(nn.Module):
-    """Parts that each follow a norm. The residual is the result of that norm: x ← a h + b part(h), h = norm(x). parts: by the
-    names of their norms. factors: (a, b) of each."""
+    """Parts that each follow a norm. The residual is the result of that norm: x ← a h + b part(h),
+    h = norm(x). parts: by the names of their norms. factors: (a, b) of each."""
 
     def __init__(
-        self, build: Build, hidden: int, eps: float, parts: Mapping[str, nn.Module], factors: tuple[tuple[float, float], ...]
+        self,
+        build: Build,
+        hidden: int,
+        eps: float,
+        parts: Mapping[str, nn.Module],
+        factors: tuple[tuple[float, float], ...],
     ) -> None:
         super().__init__()
         norms = (Norm(build.at(name), hidden, eps) for name in parts)
-        self.parts = list(zip(norms, (part.forward for part in parts.values()), factors, strict=True))
+        self.parts = list(
+            zip(norms, (part.forward for part in parts.values()), factors, strict=True)
+        )
 
-    def forward(self, hidden: Tensor, residual: None, rotation: Rotation | None) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden: Tensor, residual: None, rotation: Rotation | None
+    ) -> tuple[Tensor, None]:
         for norm, part, (kept, added) in self.parts:
             hidden = norm(hidden)
             hidden = scaled(hidden, kept) + scaled(part(hidden, rotation), added)
@@ -100,14 +156,17 @@ class PostNormBlock(nn.Module):
 
 
 def decay_rates(heads: int, index: int, num_layers: int) -> Tensor:
-    """Return the decay rates of the heads of a layer, float32 [heads]: those of ALiBi (Press et al. 2022), smaller in later
-    layers."""
+    """Return the decay rates of the heads of a layer, float32 [heads]: those of ALiBi (Press et al.
+    2022), smaller in later layers."""
     powers = torch.arange(1, heads + 1, dtype=torch.float32) * (-8 / heads * math.log(2))
     return powers.exp() * (1 - index / (num_layers - 1 + 1e-5) + 1e-5)
 
 
-def factors(config: Mapping[str, Any], kind: str, older: str = "", newer: str = "") -> tuple[float, float]:
-    """Return the factors of the residual and of what is added to it. MiniMax and transformers named them differently."""
+def factors(
+    config: Mapping[str, Any], kind: str, older: str = "", newer: str = ""
+) -> tuple[float, float]:
+    """Return the factors of the residual and of what is added to it. MiniMax and transformers named
+    them differently."""
 
     def factor(name: str) -> float:
         value = read(config, f"layernorm_{kind}{older}_{name}", float)

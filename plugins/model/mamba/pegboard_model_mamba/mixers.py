@@ -1,4 +1,5 @@
-"""Layers that mix the tokens of a request through a state: Mamba, Mamba-2 and the gated short convolution of LFM2."""
+"""Layers that mix the tokens of a request through a state: Mamba, Mamba-2 and the gated short
+convolution of LFM2."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ Normalize = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class MambaShape:
-    """inner: channels of the scan. state: numbers per channel. rank: of the step sizes. width: of the convolution. norms: what is
-    applied to step sizes, inputs and outputs of the scan; "plain" norms have no weights (Falcon-Mamba), "weights" do (Jamba)."""
+    """inner: channels of the scan. state: numbers per channel. rank: of the step sizes. width: of
+    the convolution. norms: what is applied to step sizes, inputs and outputs of the scan; "plain"
+    norms have no weights (Falcon-Mamba), "weights" do (Jamba)."""
 
     hidden: int
     inner: int
@@ -33,14 +35,20 @@ class MambaShape:
 
 
 class Mamba(nn.Module):
-    """[T, hidden] → [T, hidden]: a selective scan over convolved inputs, with a gate (Gu & Dao 2023, figure 3)."""
+    """[T, hidden] → [T, hidden]: a selective scan over convolved inputs, with a gate (Gu & Dao
+    2023, figure 3)."""
 
     def __init__(self, build: Build, index: int, shape: MambaShape) -> None:
         super().__init__()
-        inner, state = shape.inner, shape.state
-        self.shape, self.scan, self.gated = shape, build.kernels["selective_scan"], build.kernels["gated_norm"]
+        inner = shape.inner
+        state = shape.state
+        self.shape = shape
+        self.scan = build.kernels["selective_scan"]
+        self.gated = build.kernels["gated_norm"]
         self.in_proj = Linear(build.at("in_proj"), shape.hidden, 2 * inner, bias=shape.bias)
-        self.conv = ShortConv(build.at("conv1d"), inner, shape.width, bias=shape.conv_bias, activates=True)
+        self.conv = ShortConv(
+            build.at("conv1d"), inner, shape.width, bias=shape.conv_bias, activates=True
+        )
         self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state)
         self.dt_proj = Linear(build.at("dt_proj"), shape.rank, inner, bias=True)
         self.own = Parameters(build, {"A_log": (inner, state), "D": (inner,)}, "float32")
@@ -48,10 +56,15 @@ class Mamba(nn.Module):
         self.norms: list[Normalize] = []
         if shape.norms == "weights":
             sizes = (("dt", shape.rank), ("b", state), ("c", state))
-            self.norms = [Norm(build.at(f"{name}_layernorm"), size, shape.eps) for name, size in sizes]
+            self.norms = [
+                Norm(build.at(f"{name}_layernorm"), size, shape.eps) for name, size in sizes
+            ]
         elif shape.norms == "plain":
             rms_norm = build.kernels["rms_norm"]
-            self.norms = [partial(rms_norm, weight=ones(build, size), eps=shape.eps) for size in (shape.rank, state, state)]
+            self.norms = [
+                partial(rms_norm, weight=ones(build, size), eps=shape.eps)
+                for size in (shape.rank, state, state)
+            ]
         conv = KVTensor("conv", (inner, shape.width - 1), build.dtype)
         self.states = StateLayer(build, index, KVTensor("state", (inner, state), "float32"), conv)
 
@@ -63,16 +76,19 @@ class Mamba(nn.Module):
         if self.norms:
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
         steps = self.dt_proj(parts[0])
-        y = self.scan(x, steps, self.own["A_log"], parts[1], parts[2], self.own["D"], states["state"], rows)
+        y = self.scan(
+            x, steps, self.own["A_log"], parts[1], parts[2], self.own["D"], states["state"], rows
+        )
         out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.shape.inner, True))
         return out
 
 
 @dataclass(frozen=True)
 class Mamba2Shape:
-    """heads: of head_dim channels each. groups: heads of a group share b and c of the scan. state: numbers per channel. width: of
-    the convolution. limits: of the step sizes. norm: the result is normalized after it was gated ("after") or before ("before"),
-    or not at all (""). factors: of the parts of the first projection (gate, x, b, c, step sizes)."""
+    """heads: of head_dim channels each. groups: heads of a group share b and c of the scan. state:
+    numbers per channel. width: of the convolution. limits: of the step sizes. norm: the result is
+    normalized after it was gated ("after") or before ("before"), or not at all (""). factors: of
+    the parts of the first projection (gate, x, b, c, step sizes)."""
 
     hidden: int
     heads: int
@@ -89,32 +105,52 @@ class Mamba2Shape:
     factors: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.head_dim, self.groups, self.state) < 1 or self.heads % self.groups or self.width < 2:
-            raise ModelError(f"the checkpoint's config describes no Mamba-2 layer: {self}; heads must be a multiple of groups")
+        if (
+            min(self.heads, self.head_dim, self.groups, self.state) < 1
+            or self.heads % self.groups
+            or self.width < 2
+        ):
+            raise ModelError(
+                f"the checkpoint's config describes no Mamba-2 layer: {self}; heads must be a "
+                "multiple of groups"
+            )
 
 
 class Mamba2(nn.Module):
-    """[T, hidden] → [T, hidden]: a scan whose heads have one decay each (Dao & Gu 2024, figure 6)."""
+    """[T, hidden] → [T, hidden]: a scan whose heads have one decay each (Dao & Gu 2024, figure
+    6)."""
 
     def __init__(self, build: Build, index: int, shape: Mamba2Shape) -> None:
         super().__init__()
-        inner, shared = shape.heads * shape.head_dim, shape.groups * shape.state
-        self.shape, self.scan, self.gated = shape, build.kernels["chunked_scan"], build.kernels["gated_norm"]
+        inner = shape.heads * shape.head_dim
+        shared = shape.groups * shape.state
+        self.shape = shape
+        self.scan = build.kernels["chunked_scan"]
+        self.gated = build.kernels["gated_norm"]
         self.sizes = (inner, inner + 2 * shared, shape.heads)
         self.in_proj = Linear(build.at("in_proj"), shape.hidden, sum(self.sizes), bias=shape.bias)
-        self.conv = ShortConv(build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True)
-        self.own = Parameters(build, dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)), "float32")
+        self.conv = ShortConv(
+            build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True
+        )
+        self.own = Parameters(
+            build, dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)), "float32"
+        )
         self.norm = Parameters(build.at("norm"), {"weight": (inner,)}) if shape.norm else None
         self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.out_bias)
         repeats = torch.tensor([inner, inner, shared, shared, shape.heads])
         factors = torch.tensor(shape.factors).repeat_interleave(repeats) if shape.factors else None
-        self.factors = None if factors is None else factors.to(build.device, getattr(torch, build.dtype))
+        self.factors = (
+            None if factors is None else factors.to(build.device, getattr(torch, build.dtype))
+        )
         tensors = KVTensor("state", (shape.heads, shape.head_dim, shape.state), "float32")
-        self.states = StateLayer(build, index, tensors, KVTensor("conv", (self.sizes[1], shape.width - 1), build.dtype))
+        self.states = StateLayer(
+            build, index, tensors, KVTensor("conv", (self.sizes[1], shape.width - 1), build.dtype)
+        )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
-        shape, (inner, _, _) = self.shape, self.sizes
+        shape = self.shape
+        (inner, _, _) = self.sizes
         projected = self.in_proj(hidden)
         if self.factors is not None:
             projected = projected * self.factors
@@ -122,8 +158,12 @@ class Mamba2(nn.Module):
         mixed = self.conv(mixed, states["conv"], rows)
         x = mixed[:, :inner].unflatten(-1, (shape.heads, shape.head_dim))
         b, c = mixed[:, inner:].unflatten(-1, (2, shape.groups, shape.state)).unbind(1)
-        own, limits, weight = self.own, shape.limits, None if self.norm is None else self.norm["weight"]
-        y = self.scan(x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows).flatten(1)
+        own = self.own
+        limits = shape.limits
+        weight = None if self.norm is None else self.norm["weight"]
+        y = self.scan(
+            x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows
+        ).flatten(1)
         y = self.gated(y, gate, weight, shape.eps, inner // shape.groups, shape.norm != "before")
         out: Tensor = self.out_proj(y)
         return out

@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3 (NVIDIA 2025). A layer is either Mamba-2, attention without positions, a feed-forward block with
-squared ReLU, or experts of the same form."""
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025). A layer is either Mamba-2, attention without positions,
+a feed-forward block with squared ReLU, or experts of the same form."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 class NemotronHModel(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "layer_norm_epsilon", float) or 1e-5
-        kinds, bias = layer_kinds(config), bool(read(config, "mlp_bias", bool))
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "layer_norm_epsilon", float) or 1e-5
+        kinds = layer_kinds(config)
+        bias = bool(read(config, "mlp_bias", bool))
         if (act := read(config, "mlp_hidden_act", str) or "relu2") != "relu2":
-            raise ModelError(f"the checkpoint's config has mlp_hidden_act={act!r}; this architecture is served with relu2")
+            raise ModelError(
+                f"the checkpoint's config has mlp_hidden_act={act!r}; this architecture is served "
+                "with relu2"
+            )
         shape = Mamba2Shape(
             hidden=hidden,
             heads=size_of(config, "mamba_num_heads"),
@@ -43,7 +48,8 @@ class NemotronHModel(StateDecoder):
         attention = {**config, "head_dim": head_dim, "attention_bias": False}
 
         def make(build: Build, index: int) -> nn.Module:
-            own, part = build.at("mixer"), nn.Module()
+            own = build.at("mixer")
+            part = nn.Module()
             if kinds[index] == "linear_attention":
                 part = Mamba2(own, index, shape)
             elif kinds[index] == "full_attention":
@@ -55,7 +61,9 @@ class NemotronHModel(StateDecoder):
             return Block(build, hidden, eps, [("norm", part)])
 
         names = Names("backbone", "embeddings", norm="norm_f")
-        super().__init__({**config, "num_hidden_layers": len(kinds)}, build, make, eps=eps, names=names)
+        super().__init__(
+            {**config, "num_hidden_layers": len(kinds)}, build, make, eps=eps, names=names
+        )
 
 
 class SquaredReLU(nn.Module):
@@ -73,13 +81,15 @@ class SquaredReLU(nn.Module):
 
 
 class LatentExperts(nn.Module):
-    """[T, hidden] → [T, hidden]: experts and a shared expert. The chosen experts may compute fewer channels, between two
-    projections that they share."""
+    """[T, hidden] → [T, hidden]: experts and a shared expert. The chosen experts may compute fewer
+    channels, between two projections that they share."""
 
     def __init__(self, build: Build, config: Mapping[str, Any], bias: bool) -> None:
         super().__init__()
-        hidden, latent = size_of(config, "hidden_size"), read(config, "moe_latent_size", int)
-        num_experts, width = size_of(config, "n_routed_experts"), size_of(config, "moe_intermediate_size")
+        hidden = size_of(config, "hidden_size")
+        latent = read(config, "moe_latent_size", int)
+        num_experts = size_of(config, "n_routed_experts")
+        width = size_of(config, "moe_intermediate_size")
         rule = RouterRule(
             size_of(config, "num_experts_per_tok"),
             score="sigmoid",
@@ -94,26 +104,40 @@ class LatentExperts(nn.Module):
         if latent:
             self.before = Linear(build.at("fc1_latent_proj"), hidden, latent, bias=bias)
             self.after = Linear(build.at("fc2_latent_proj"), latent, hidden, bias=bias)
-        correction, names = f"{build.path}.gate.e_score_correction_bias", ("up_proj", "down_proj")
-        self.experts = Experts(build.at("experts"), num_experts, latent or hidden, width, rule=rule, activation="relu2",
-                               names=names, correction=correction)  # fmt: skip
+        correction = f"{build.path}.gate.e_score_correction_bias"
+        names = ("up_proj", "down_proj")
+        self.experts = Experts(
+            build.at("experts"),
+            num_experts,
+            latent or hidden,
+            width,
+            rule=rule,
+            activation="relu2",
+            names=names,
+            correction=correction,
+        )
         shared = size_of(config, "moe_shared_expert_intermediate_size")
         self.shared = SquaredReLU(build.at("shared_experts"), hidden, shared, bias)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        logits, shared = self.gate(hidden), self.shared.forward(hidden)
+        logits = self.gate(hidden)
+        shared = self.shared.forward(hidden)
         if self.before is None or self.after is None:
             return self.experts(hidden, logits, shared)
         return self.after(self.experts(self.before(hidden), logits)) + shared
 
 
 def layer_kinds(config: Mapping[str, Any]) -> list[str]:
-    """Return the kind of each layer. The config has a list, or a text with a letter for each. Raises ModelError if a kind is not
-    served."""
+    """Return the kind of each layer. The config has a list, or a text with a letter for each.
+    Raises ModelError if a kind is not served."""
     pattern = read(config, "hybrid_override_pattern", str) or ""
-    named = read(config, "layers_block_type", list[str]) or [PATTERN.get(letter, letter) for letter in pattern]
+    named = read(config, "layers_block_type", list[str]) or [
+        PATTERN.get(letter, letter) for letter in pattern
+    ]
     kinds = [OLDER.get(kind, kind) for kind in named]
     if not kinds or not set(kinds) <= set(PATTERN.values()):
         told = f"served are {', '.join(PATTERN.values())}"
-        raise ModelError(f"the checkpoint's config has layers of the kinds {sorted(set(kinds))}; {told}")
+        raise ModelError(
+            f"the checkpoint's config has layers of the kinds {sorted(set(kinds))}; {told}"
+        )
     return kinds

@@ -1,5 +1,6 @@
-"""PLaMo 2 (Preferred Networks 2025): Mamba-2 whose steps, inputs and outputs are read from the convolved channels and normalized,
-attention in some layers, and a norm before and after each block."""
+"""PLaMo 2 (Preferred Networks 2025): Mamba-2 whose steps, inputs and outputs are read from the
+convolved channels and normalized, attention in some layers, and a norm before and after each
+block."""
 
 from __future__ import annotations
 
@@ -10,31 +11,61 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
-from pegboard.layers import Attention, Build, Linear, Parameters, Rope, Rotation, ShortConv, StateLayer, read, size_of
+from pegboard.layers import (
+    Attention,
+    Build,
+    Linear,
+    Parameters,
+    Rope,
+    Rotation,
+    ShortConv,
+    StateLayer,
+    read,
+    size_of,
+)
 from pegboard_model_mamba.decoder import FeedForward, Names, StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import OffsetNorm, in_groups
 
-NORMS = {"pre_mixer_norm": 1.0, "post_mixer_norm": 1 / 5, "pre_mlp_norm": 1.0, "post_mlp_norm": 5**-1.5}
+NORMS = {
+    "pre_mixer_norm": 1.0,
+    "post_mixer_norm": 1 / 5,
+    "pre_mlp_norm": 1.0,
+    "post_mlp_norm": 5**-1.5,
+}
 """The norms of a layer, and what the checkpoint subtracts from their weights."""
 
 
 class Plamo2Model(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        eps, head_dim = read(config, "rms_norm_eps", float) or 1e-6, read(config, "hidden_size_per_head", int) or 128
+        eps = read(config, "rms_norm_eps", float) or 1e-6
+        head_dim = read(config, "hidden_size_per_head", int) or 128
 
         def make(build: Build, index: int) -> nn.Module:
             own = (build.at("mixer"), index, config, head_dim, eps)
-            mixer: nn.Module = PlamoMamba(*own) if has_state(config, index) else PlamoAttention(*own, self.rope)
+            mixer: nn.Module = (
+                PlamoMamba(*own) if has_state(config, index) else PlamoAttention(*own, self.rope)
+            )
             return PlamoBlock(build, config, eps, mixer)
 
         names = Names(layers="layers.layers")
-        super().__init__(config, build, make, eps=eps, names=names, rotary_dim=head_dim, is_tied=True, norm=OffsetNorm)
+        super().__init__(
+            config,
+            build,
+            make,
+            eps=eps,
+            names=names,
+            rotary_dim=head_dim,
+            is_tied=True,
+            norm=OffsetNorm,
+        )
 
 
 def has_state(config: Mapping[str, Any], index: int) -> bool:
-    """Return whether a layer has a state. One of every mamba_step layers has attention, or the last one if there are few."""
-    step, num_layers = read(config, "mamba_step", int) or 2, size_of(config, "num_hidden_layers")
+    """Return whether a layer has a state. One of every mamba_step layers has attention, or the last
+    one if there are few."""
+    step = read(config, "mamba_step", int) or 2
+    num_layers = size_of(config, "num_hidden_layers")
     if read(config, "mamba_enabled", bool) is False:
         return False
     if step < 2:
@@ -45,18 +76,28 @@ def has_state(config: Mapping[str, Any], index: int) -> bool:
 
 
 class PlamoBlock(nn.Module):
-    """y = x + norm(mixer(norm(x))), then y + norm(feed_forward(norm(y))). `residual` is the sum so far."""
+    """y = x + norm(mixer(norm(x))), then y + norm(feed_forward(norm(y))). `residual` is the sum so
+    far."""
 
-    def __init__(self, build: Build, config: Mapping[str, Any], eps: float, mixer: nn.Module) -> None:
+    def __init__(
+        self, build: Build, config: Mapping[str, Any], eps: float, mixer: nn.Module
+    ) -> None:
         super().__init__()
-        hidden, width = size_of(config, "hidden_size"), size_of(config, "intermediate_size")
-        self.norms = [OffsetNorm(build.at(name), hidden, eps, offset) for name, offset in NORMS.items()]
-        self.mixer, self.mlp = mixer, FeedForward(build.at("mlp"), hidden, width, names=("gate_up_proj", "down_proj"))
+        hidden = size_of(config, "hidden_size")
+        width = size_of(config, "intermediate_size")
+        self.norms = [
+            OffsetNorm(build.at(name), hidden, eps, offset) for name, offset in NORMS.items()
+        ]
+        self.mixer = mixer
+        self.mlp = FeedForward(build.at("mlp"), hidden, width, names=("gate_up_proj", "down_proj"))
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
         before_mixer, after_mixer, before_mlp, after_mlp = self.norms
         if residual is None:
-            residual, hidden = hidden, before_mixer(hidden)
+            residual = hidden
+            hidden = before_mixer(hidden)
         else:
             hidden, residual = before_mixer(hidden, residual)
         hidden, residual = before_mlp(after_mixer(self.mixer(hidden, rotation)), residual)
@@ -66,14 +107,25 @@ class PlamoBlock(nn.Module):
 class PlamoMamba(nn.Module):
     """[T, hidden] → [T, hidden]. The first projection has each head's gate, then its channels."""
 
-    def __init__(self, build: Build, index: int, config: Mapping[str, Any], head_dim: int, eps: float) -> None:
+    def __init__(
+        self, build: Build, index: int, config: Mapping[str, Any], head_dim: int, eps: float
+    ) -> None:
         super().__init__()
-        hidden, heads, state = (size_of(config, name) for name in ("hidden_size", "mamba_num_heads", "mamba_d_state"))
-        width, rank, inner = read(config, "mamba_d_conv", int) or 4, max(64, hidden // 16), heads * head_dim
+        hidden, heads, state = (
+            size_of(config, name) for name in ("hidden_size", "mamba_num_heads", "mamba_d_state")
+        )
+        width = read(config, "mamba_d_conv", int) or 4
+        rank = max(64, hidden // 16)
+        inner = heads * head_dim
         if min(heads, state) < 1 or width < 2:
             told = f"mamba_num_heads={heads}, mamba_d_state={state} and mamba_d_conv={width}"
-            raise ModelError(f"the checkpoint's config has {told}; expected positive numbers, and a convolution of at least 2")
-        self.heads, self.inner, self.eps = heads, inner, eps
+            raise ModelError(
+                f"the checkpoint's config has {told}; expected positive numbers, and a "
+                "convolution of at least 2"
+            )
+        self.heads = heads
+        self.inner = inner
+        self.eps = eps
         self.in_proj = Linear(build.at("in_proj"), hidden, 2 * inner)
         self.order = in_groups(build, heads, head_dim, head_dim)
         self.conv = ShortConv(build.at("conv1d"), inner, width, bias=False, activates=True)
@@ -83,45 +135,79 @@ class PlamoMamba(nn.Module):
         self.dt_proj = Linear(build.at("dt_proj"), rank, heads)
         self.own = Parameters(build, dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)), "float32")
         self.out_proj = Linear(build.at("out_proj"), inner, hidden)
-        self.scan, self.gated, self.rms_norm = (build.kernels[op] for op in ("chunked_scan", "gated_norm", "rms_norm"))
+        self.scan, self.gated, self.rms_norm = (
+            build.kernels[op] for op in ("chunked_scan", "gated_norm", "rms_norm")
+        )
         tensor = KVTensor("state", (heads, head_dim, state), "float32")
-        self.states = StateLayer(build, index, tensor, KVTensor("conv", (inner, width - 1), build.dtype))
+        self.states = StateLayer(
+            build, index, tensor, KVTensor("conv", (inner, width - 1), build.dtype)
+        )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
         gate, x = self.in_proj(hidden).index_select(1, self.order).chunk(2, 1)
-        x, own = self.conv(x, states["conv"], rows), self.own
+        x = self.conv(x, states["conv"], rows)
+        own = self.own
         parts = self.read_proj(x).split(tuple(self.sizes.values()), 1)
-        b, c, steps = (self.rms_norm(part, self.norms[name], self.eps) for name, part in zip(self.sizes, parts, strict=True))
-        steps, limits = self.dt_proj(steps), (0.0, float("inf"))
-        x, b, c = x.unflatten(1, (self.heads, -1)), b.unflatten(1, (1, -1)), c.unflatten(1, (1, -1))
-        y = self.scan(x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows).flatten(1)
+        b, c, steps = (
+            self.rms_norm(part, self.norms[name], self.eps)
+            for name, part in zip(self.sizes, parts, strict=True)
+        )
+        steps = self.dt_proj(steps)
+        limits = (0.0, float("inf"))
+        x = x.unflatten(1, (self.heads, -1))
+        b = b.unflatten(1, (1, -1))
+        c = c.unflatten(1, (1, -1))
+        y = self.scan(
+            x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows
+        ).flatten(1)
         out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
         return out
 
 
 class PlamoAttention(nn.Module):
-    """Grouped-query attention. Each head of queries and keys is normalized, with a weight of its own."""
+    """Grouped-query attention. Each head of queries and keys is normalized, with a weight of its
+    own."""
 
-    def __init__(self, build: Build, index: int, config: Mapping[str, Any], head_dim: int, eps: float, rope: Rope | None) -> None:
+    def __init__(
+        self,
+        build: Build,
+        index: int,
+        config: Mapping[str, Any],
+        head_dim: int,
+        eps: float,
+        rope: Rope | None,
+    ) -> None:
         super().__init__()
-        hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
+        hidden = size_of(config, "hidden_size")
+        heads = size_of(config, "num_attention_heads")
         kv_heads = read(config, "num_key_value_heads", int) or heads
         if heads % kv_heads:
-            raise ModelError(f"the checkpoint's config has {heads} attention heads, not a multiple of {kv_heads} key-value heads")
-        self.head_dim, self.eps, self.counts = head_dim, eps, (heads, kv_heads, kv_heads)
+            raise ModelError(
+                f"the checkpoint's config has {heads} attention heads, not a multiple of "
+                f"{kv_heads} key-value heads"
+            )
+        self.head_dim = head_dim
+        self.eps = eps
+        self.counts = (heads, kv_heads, kv_heads)
         self.qkv_proj = Linear(build.at("qkv_proj"), hidden, sum(self.counts) * head_dim)
-        self.own = Parameters(build, {"q_weight": (heads, head_dim), "k_weight": (kv_heads, head_dim)})
-        self.rms_norm, self.plain = build.kernels["rms_norm"], ones(build, head_dim)
+        self.own = Parameters(
+            build, {"q_weight": (heads, head_dim), "k_weight": (kv_heads, head_dim)}
+        )
+        self.rms_norm = build.kernels["rms_norm"]
+        self.plain = ones(build, head_dim)
         self.attention = Attention(build, index, heads, kv_heads, head_dim, rope=rope)
         self.o_proj = Linear(build.at("o_proj"), heads * head_dim, hidden)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         q, k, v = self.qkv_proj(hidden).unflatten(1, (-1, self.head_dim)).split(self.counts, 1)
-        q, k = self._normalized(q, "q_weight"), self._normalized(k, "k_weight")
+        q = self._normalized(q, "q_weight")
+        k = self._normalized(k, "k_weight")
         out: Tensor = self.o_proj(self.attention(q, k, v, rotation))
         return out
 
     def _normalized(self, heads: Tensor, name: str) -> Tensor:
-        normalized = self.rms_norm(heads, self.plain, self.eps).flatten(1) * self.own[name].flatten()
+        normalized = (
+            self.rms_norm(heads, self.plain, self.eps).flatten(1) * self.own[name].flatten()
+        )
         return normalized.view(heads.shape)

@@ -1,10 +1,15 @@
-"""Specs of this package. The layers are computed with the ops of core, which run on every platform; only CPUs were tried."""
+"""Specs of this package. The layers are computed with the ops of core, which run on every platform;
+only CPUs were tried."""
 
 from pegboard.interfaces.model import ModelSpec
 
 
 def _on_cpu(implementation: str) -> ModelSpec:
-    return ModelSpec(api="1.0", implementation=f"pegboard_model_mamba.{implementation}", platforms=frozenset({"cpu"}))
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_mamba.{implementation}",
+        platforms=frozenset({"cpu"}),
+    )
 
 
 MAMBA = _on_cpu("pure:MambaModel")

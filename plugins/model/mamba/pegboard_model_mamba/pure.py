@@ -1,4 +1,5 @@
-"""Models without attention: Mamba (Gu & Dao 2023), Mamba-2 (Dao & Gu 2024) and Falcon-Mamba (Zuo et al. 2024)."""
+"""Models without attention: Mamba (Gu & Dao 2023), Mamba-2 (Dao & Gu 2024) and Falcon-Mamba (Zuo et
+al. 2024)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ class MambaModel(StateDecoder):
     norms = ""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "layer_norm_epsilon", float) or 1e-5
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "layer_norm_epsilon", float) or 1e-5
         shape = MambaShape(
             hidden=hidden,
-            inner=read(config, "intermediate_size", int) or hidden * (read(config, "expand", int) or 2),
+            inner=read(config, "intermediate_size", int)
+            or hidden * (read(config, "expand", int) or 2),
             state=size_of(config, "state_size"),
             rank=step_rank(config, "time_step_rank"),
             width=read(config, "conv_kernel", int) or 4,
@@ -47,7 +50,8 @@ class FalconMambaModel(MambaModel):
 
 class Mamba2Model(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "layer_norm_epsilon", float) or 1e-5
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "layer_norm_epsilon", float) or 1e-5
         shape = Mamba2Shape(
             hidden=hidden,
             heads=size_of(config, "num_heads"),
@@ -76,11 +80,15 @@ def step_rank(config: Mapping[str, Any], name: str) -> int:
 
 
 def step_limits(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest step size. JSON has no infinity, so transformers writes {"__float__": "Infinity"}.
-    Raises ModelError if the config has something else."""
+    """Return the smallest and the largest step size. JSON has no infinity, so transformers writes
+    {"__float__": "Infinity"}. Raises ModelError if the config has something else."""
     limits = config.get("time_step_limit") or (0.0, math.inf)
     try:
-        low, high = (float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits)
+        low, high = (
+            float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"the checkpoint's config has time_step_limit={limits!r}; expected two numbers") from error
+        raise ModelError(
+            f"the checkpoint's config has time_step_limit={limits!r}; expected two numbers"
+        ) from error
     return low, high

@@ -1,4 +1,5 @@
-"""Qwen3-Next (Qwen Team 2025): gated delta networks, gated attention in every fourth layer, and experts."""
+"""Qwen3-Next (Qwen Team 2025): gated delta networks, gated attention in every fourth layer, and
+experts."""
 
 from __future__ import annotations
 
@@ -33,14 +34,20 @@ from pegboard_model_mamba.hybrids import layer_kinds
 
 class Qwen3NextModel(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        hidden, eps = size_of(config, "hidden_size"), read(config, "rms_norm_eps", float) or 1e-6
-        num_layers, every = size_of(config, "num_hidden_layers"), read(config, "full_attention_interval", int) or 4
+        hidden = size_of(config, "hidden_size")
+        eps = read(config, "rms_norm_eps", float) or 1e-6
+        num_layers = size_of(config, "num_hidden_layers")
+        every = read(config, "full_attention_interval", int) or 4
         if config.get("layer_types") is None:
             kinds = [(index + 1) % every == 0 for index in range(num_layers)]
         else:
             kinds = layer_kinds(config, "layer_types")
         rope: Any = config.get("rope_parameters") or {}
-        share = rope.get("partial_rotary_factor") or read(config, "partial_rotary_factor", float) or 0.25
+        share = (
+            rope.get("partial_rotary_factor")
+            or read(config, "partial_rotary_factor", float)
+            or 0.25
+        )
 
         def make(build: Build, index: int) -> nn.Module:
             mixer: nn.Module
@@ -48,10 +55,15 @@ class Qwen3NextModel(StateDecoder):
                 mixer = GatedAttention(build.at("self_attn"), index, config, self)
             else:
                 mixer = GatedDeltaNet(build.at("linear_attn"), index, config)
-            parts = [("input_layernorm", mixer), ("post_attention_layernorm", feed_forward(build.at("mlp"), index, config))]
+            parts = [
+                ("input_layernorm", mixer),
+                ("post_attention_layernorm", feed_forward(build.at("mlp"), index, config)),
+            ]
             return Block(build, hidden, eps, parts, norm=OffsetNorm)
 
-        super().__init__(config, build, make, eps=eps, rotary_dim=int(head_size(config) * share), norm=OffsetNorm)
+        super().__init__(
+            config, build, make, eps=eps, rotary_dim=int(head_size(config) * share), norm=OffsetNorm
+        )
 
 
 class OffsetNorm(Norm):
@@ -62,36 +74,51 @@ class OffsetNorm(Norm):
         self.offset = offset
 
     def accept(self, piece: WeightPiece) -> None:
-        super().accept(replace(piece, data=piece.data.float() + self.offset) if isinstance(piece.data, Tensor) else piece)
+        super().accept(
+            replace(piece, data=piece.data.float() + self.offset)
+            if isinstance(piece.data, Tensor)
+            else piece
+        )
 
 
 class GatedDeltaNet(nn.Module):
-    """[T, hidden] → [T, hidden]: the gated delta rule over convolved queries, keys and values, with a gate (Yang et al. 2024).
-    The checkpoint's projections have all channels of the first key head first, then those of the second."""
+    """[T, hidden] → [T, hidden]: the gated delta rule over convolved queries, keys and values, with
+    a gate (Yang et al. 2024). The checkpoint's projections have all channels of the first key head
+    first, then those of the second."""
 
     def __init__(self, build: Build, index: int, config: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, width = size_of(config, "hidden_size"), size_of(config, "linear_conv_kernel_dim")
-        self.groups, self.heads = size_of(config, "linear_num_key_heads"), size_of(config, "linear_num_value_heads")
-        self.size, self.head_dim = size_of(config, "linear_key_head_dim"), size_of(config, "linear_value_head_dim")
+        hidden = size_of(config, "hidden_size")
+        width = size_of(config, "linear_conv_kernel_dim")
+        self.groups = size_of(config, "linear_num_key_heads")
+        self.heads = size_of(config, "linear_num_value_heads")
+        self.size = size_of(config, "linear_key_head_dim")
+        self.head_dim = size_of(config, "linear_value_head_dim")
         self.eps = read(config, "rms_norm_eps", float) or 1e-6
         if self.heads % self.groups:
             told = f"the checkpoint's config has linear_num_value_heads={self.heads}"
             raise ModelError(f"{told}; expected a multiple of linear_num_key_heads={self.groups}")
-        keys, self.inner, repeats = self.groups * self.size, self.heads * self.head_dim, self.heads // self.groups
+        keys = self.groups * self.size
+        self.inner = self.heads * self.head_dim
+        repeats = self.heads // self.groups
         self.sizes = keys, keys, self.inner
         self.in_proj = Linear(build.at("in_proj_qkvz"), hidden, 2 * keys + 2 * self.inner)
         self.steps_proj = Linear(build.at("in_proj_ba"), hidden, 2 * self.heads)
         shared = repeats * self.head_dim
         self.order = in_groups(build, self.groups, self.size, self.size, shared, shared)
         self.steps_order = in_groups(build, self.groups, repeats, repeats)
-        self.conv = ShortConv(build.at("conv1d"), sum(self.sizes), width, bias=False, activates=True)
+        self.conv = ShortConv(
+            build.at("conv1d"), sum(self.sizes), width, bias=False, activates=True
+        )
         self.own = Parameters(build, dict.fromkeys(("A_log", "dt_bias"), (self.heads,)), "float32")
         self.norm = Parameters(build.at("norm"), {"weight": (self.head_dim,)})
         self.out_proj = Linear(build.at("out_proj"), self.inner, hidden)
-        self.rule, self.gated = build.kernels["gated_delta_rule"], build.kernels["gated_norm"]
+        self.rule = build.kernels["gated_delta_rule"]
+        self.gated = build.kernels["gated_norm"]
         state = KVTensor("state", (self.heads, self.head_dim, self.size), "float32")
-        self.states = StateLayer(build, index, state, KVTensor("conv", (sum(self.sizes), width - 1), build.dtype))
+        self.states = StateLayer(
+            build, index, state, KVTensor("conv", (sum(self.sizes), width - 1), build.dtype)
+        )
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
         states, rows = self.states()
@@ -99,30 +126,51 @@ class GatedDeltaNet(nn.Module):
         beta, steps = self.steps_proj(hidden).index_select(1, self.steps_order).chunk(2, 1)
         mixed, gate = projected.split((sum(self.sizes), self.inner), 1)
         q, k, v = self.conv(mixed, states["conv"], rows).split(self.sizes, 1)
-        q, k = q.unflatten(1, (self.groups, -1)), k.unflatten(1, (self.groups, -1))
-        v, own = v.unflatten(1, (self.heads, -1)), self.own
-        y = self.rule(q, k, v, steps, own["dt_bias"], own["A_log"], beta, states["state"], rows).flatten(1)
-        out: Tensor = self.out_proj(self.gated(y, gate, self.norm["weight"], self.eps, self.head_dim, False))
+        q = q.unflatten(1, (self.groups, -1))
+        k = k.unflatten(1, (self.groups, -1))
+        v = v.unflatten(1, (self.heads, -1))
+        own = self.own
+        y = self.rule(
+            q, k, v, steps, own["dt_bias"], own["A_log"], beta, states["state"], rows
+        ).flatten(1)
+        out: Tensor = self.out_proj(
+            self.gated(y, gate, self.norm["weight"], self.eps, self.head_dim, False)
+        )
         return out
 
 
 class GatedAttention(nn.Module):
-    """Attention whose results are multiplied by the sigmoid of a gate. q_proj has a head's query, then its gate."""
+    """Attention whose results are multiplied by the sigmoid of a gate. q_proj has a head's query,
+    then its gate."""
 
-    def __init__(self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder) -> None:
+    def __init__(
+        self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder
+    ) -> None:
         super().__init__()
-        hidden, heads, head_dim = size_of(config, "hidden_size"), size_of(config, "num_attention_heads"), head_size(config)
-        kv_heads, bias = read(config, "num_key_value_heads", int) or heads, bool(read(config, "attention_bias", bool))
+        hidden = size_of(config, "hidden_size")
+        heads = size_of(config, "num_attention_heads")
+        head_dim = head_size(config)
+        kv_heads = read(config, "num_key_value_heads", int) or heads
+        bias = bool(read(config, "attention_bias", bool))
         if heads % kv_heads:
-            raise ModelError(f"the checkpoint's config has {heads} attention heads, not a multiple of {kv_heads} key-value heads")
-        self.heads, inner, shared = heads, heads * head_dim, kv_heads * head_dim
+            raise ModelError(
+                f"the checkpoint's config has {heads} attention heads, not a multiple of "
+                f"{kv_heads} key-value heads"
+            )
+        self.heads = heads
+        inner = heads * head_dim
+        shared = kv_heads * head_dim
         parts = {"q_proj": 2 * inner, "k_proj": shared, "v_proj": shared}
         self.qkv_proj = Linear(build, hidden, sum(parts.values()), parts=parts, bias=bias)
         first = in_groups(build, heads, head_dim, head_dim)
-        self.order = torch.cat((first, torch.arange(2 * inner, sum(parts.values()), device=first.device)))
+        self.order = torch.cat(
+            (first, torch.arange(2 * inner, sum(parts.values()), device=first.device))
+        )
         self.sizes = inner, inner, shared, shared
         eps = read(config, "rms_norm_eps", float) or 1e-6
-        self.q_norm, self.k_norm = (OffsetNorm(build.at(name), head_dim, eps) for name in ("q_norm", "k_norm"))
+        self.q_norm, self.k_norm = (
+            OffsetNorm(build.at(name), head_dim, eps) for name in ("q_norm", "k_norm")
+        )
         rope: Rope | None = model.rope
         self.attention = Attention(build, index, heads, kv_heads, head_dim, rope=rope)
         self.o_proj = Linear(build.at("o_proj"), inner, hidden, bias=bias)
@@ -137,32 +185,52 @@ class GatedAttention(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """[T, hidden] → [T, hidden]. The shared expert computes every token. Its results have a gate, a number for each token."""
+    """[T, hidden] → [T, hidden]. The shared expert computes every token. Its results have a gate, a
+    number for each token."""
 
     def __init__(self, build: Build, experts: Experts, width: int) -> None:
         super().__init__()
-        self.gate = Linear(build.at("gate"), experts.hidden_size, experts.num_experts, is_router=True)
-        self.experts, self.shared = experts, FeedForward(build.at("shared_expert"), experts.hidden_size, width)
+        self.gate = Linear(
+            build.at("gate"), experts.hidden_size, experts.num_experts, is_router=True
+        )
+        self.experts = experts
+        self.shared = FeedForward(build.at("shared_expert"), experts.hidden_size, width)
         self.shared_gate = Linear(build.at("shared_expert_gate"), experts.hidden_size, 1)
 
     def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        out: Tensor = self.experts(hidden, self.gate(hidden), self.shared.forward(hidden), self.shared_gate(hidden))
+        out: Tensor = self.experts(
+            hidden, self.gate(hidden), self.shared.forward(hidden), self.shared_gate(hidden)
+        )
         return out
 
 
 def feed_forward(build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
     """Return the feed-forward block of a layer: experts, or a dense one if the config says so."""
-    hidden, num_experts = size_of(config, "hidden_size"), read(config, "num_experts", int) or 0
+    hidden = size_of(config, "hidden_size")
+    num_experts = read(config, "num_experts", int) or 0
     dense: Any = read(config, "mlp_only_layers", list) or []
-    if index in dense or not num_experts or (index + 1) % (read(config, "decoder_sparse_step", int) or 1):
+    if (
+        index in dense
+        or not num_experts
+        or (index + 1) % (read(config, "decoder_sparse_step", int) or 1)
+    ):
         return FeedForward(build, hidden, size_of(config, "intermediate_size"))
-    rule = RouterRule(size_of(config, "num_experts_per_tok"), renormalize=read(config, "norm_topk_prob", bool) is not False)
-    experts = Experts(build.at("experts"), num_experts, hidden, size_of(config, "moe_intermediate_size"), rule=rule)
+    rule = RouterRule(
+        size_of(config, "num_experts_per_tok"),
+        renormalize=read(config, "norm_topk_prob", bool) is not False,
+    )
+    experts = Experts(
+        build.at("experts"),
+        num_experts,
+        hidden,
+        size_of(config, "moe_intermediate_size"),
+        rule=rule,
+    )
     return SharedExperts(build, experts, size_of(config, "shared_expert_intermediate_size"))
 
 
 def in_groups(build: Build, groups: int, *sizes: int) -> Tensor:
-    """Return the order that puts the channels of all groups' first parts first, then those of the second parts, and so on. Each
-    of the groups has parts of these sizes."""
+    """Return the order that puts the channels of all groups' first parts first, then those of the
+    second parts, and so on. Each of the groups has parts of these sizes."""
     channels = torch.arange(groups * sum(sizes), device=build.device).view(groups, -1)
     return torch.cat([part.flatten() for part in channels.split(sizes, 1)])

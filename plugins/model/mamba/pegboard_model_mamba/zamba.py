@@ -1,5 +1,6 @@
-"""Zamba2 (Glorioso et al. 2024). All layers have Mamba-2. Some of them first call one of a few attention blocks, which also
-see the embedding of the token. The calls of a block share its weights, but for low-rank additions.
+"""Zamba2 (Glorioso et al. 2024). All layers have Mamba-2. Some of them first call one of a few
+attention blocks, which also see the embedding of the token. The calls of a block share its weights,
+but for low-rank additions.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 class Zamba2Model(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         if (act := read(config, "hidden_act", str) or "gelu") != "gelu":
-            raise ModelError(f"the checkpoint's config has hidden_act={act!r}; this architecture is served with gelu")
-        hidden, num_layers = size_of(config, "hidden_size"), size_of(config, "num_hidden_layers")
-        eps, callers = read(config, "rms_norm_eps", float) or 1e-5, calling_layers(config)
+            raise ModelError(
+                f"the checkpoint's config has hidden_act={act!r}; this architecture is served "
+                "with gelu"
+            )
+        hidden = size_of(config, "hidden_size")
+        num_layers = size_of(config, "num_hidden_layers")
+        eps = read(config, "rms_norm_eps", float) or 1e-5
+        callers = calling_layers(config)
         blocks: list[SharedBlock] = []
 
         def make(build: Build, index: int) -> nn.Module:
@@ -35,11 +41,25 @@ class Zamba2Model(StateDecoder):
                 blocks.append(SharedBlock(build.at("shared_transformer"), config, eps))
             block = blocks[turn % len(blocks)]
             mamba = MambaLayer(build.at("mamba_decoder"), num_layers + index, config, eps)
-            return CallingLayer(build, index, block, Additions(block.build, turn, config), mamba, self.rope)
+            return CallingLayer(
+                build, index, block, Additions(block.build, turn, config), mamba, self.rope
+            )
 
-        rotary = 2 * hidden // size_of(config, "num_attention_heads") if read(config, "use_mem_rope", bool) else 0
+        rotary = (
+            2 * hidden // size_of(config, "num_attention_heads")
+            if read(config, "use_mem_rope", bool)
+            else 0
+        )
         common = {**config, "hidden_act": "silu"}
-        super().__init__(common, build, make, eps=eps, names=Names(norm="final_layernorm"), rotary_dim=rotary, is_tied=True)
+        super().__init__(
+            common,
+            build,
+            make,
+            eps=eps,
+            names=Names(norm="final_layernorm"),
+            rotary_dim=rotary,
+            is_tied=True,
+        )
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         rotation = None if self.rope is None else self.rope(positions)
@@ -48,13 +68,15 @@ class Zamba2Model(StateDecoder):
 
 
 class MambaLayer(nn.Module):
-    """x + Mamba-2(norm(x + t)). t: the result of the attention block; None = no block was called."""
+    """x + Mamba-2(norm(x + t)). t: the result of the attention block; None = no block was
+    called."""
 
     def __init__(self, build: Build, index: int, config: Mapping[str, Any], eps: float) -> None:
         super().__init__()
         hidden = size_of(config, "hidden_size")
         self.norm = Norm(build.at("input_layernorm"), hidden, eps)
-        heads, bias = read(config, "n_mamba_heads", int) or 8, bool(read(config, "add_bias_linear", bool))
+        heads = read(config, "n_mamba_heads", int) or 8
+        bias = bool(read(config, "add_bias_linear", bool))
         least = read(config, "time_step_min", float)
         shape = Mamba2Shape(
             hidden=hidden,
@@ -72,30 +94,39 @@ class MambaLayer(nn.Module):
         self.mamba = Mamba2(build.at("mamba"), index, shape)
 
     def forward(
-        self, x: Tensor, residual: None, rotation: Rotation | None, embedding: Tensor, t: Tensor | None = None
+        self,
+        x: Tensor,
+        residual: None,
+        rotation: Rotation | None,
+        embedding: Tensor,
+        t: Tensor | None = None,
     ) -> tuple[Tensor, None]:
         return x + self.mamba.forward(self.norm(x if t is None else x + t)), None
 
 
 class SharedBlock(nn.Module):
-    """The weights of an attention block: attention over the stream and the embedding [T, 2 hidden], then a gated feed-forward
-    block. build: at the layer that calls it first."""
+    """The weights of an attention block: attention over the stream and the embedding [T, 2 hidden],
+    then a gated feed-forward block. build: at the layer that calls it first."""
 
     def __init__(self, build: Build, config: Mapping[str, Any], eps: float) -> None:
         super().__init__()
-        self.build, hidden, self.heads = build, size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
+        self.build = build
+        hidden = size_of(config, "hidden_size")
+        self.heads = size_of(config, "num_attention_heads")
         self.kv_heads = read(config, "num_key_value_heads", int) or self.heads
-        self.head_dim, width = 2 * hidden // self.heads, read(config, "intermediate_size", int) or 4 * hidden
+        self.head_dim = 2 * hidden // self.heads
+        width = read(config, "intermediate_size", int) or 4 * hidden
         if self.heads % self.kv_heads:
-            told = f"{self.heads} attention heads, not a multiple of {self.kv_heads} key-value heads"
+            told = (
+                f"{self.heads} attention heads, not a multiple of {self.kv_heads} key-value heads"
+            )
             raise ModelError(f"the checkpoint's config has {told}")
-        inner, shared, bias = (
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-            bool(read(config, "add_bias_linear", bool)),
-        )
+        inner = self.heads * self.head_dim
+        shared = self.kv_heads * self.head_dim
+        bias = bool(read(config, "add_bias_linear", bool))
         self.sizes = {"q": inner, "k": shared, "v": shared}
-        own, block = build.at("self_attn"), build.at("feed_forward")
+        own = build.at("self_attn")
+        block = build.at("feed_forward")
         self.input_norm = Norm(build.at("input_layernorm"), 2 * hidden, eps)
         parts = {f"{name}_proj": size for name, size in self.sizes.items()}
         self.qkv_proj = Linear(own, 2 * hidden, inner + 2 * shared, parts=parts)
@@ -106,19 +137,23 @@ class SharedBlock(nn.Module):
 
 
 class Additions(nn.Module):
-    """What a calling layer adds to projections of the shared block: products of two low-rank matrices. build: of the shared
-    block. turn: the number of calls of any block before it."""
+    """What a calling layer adds to projections of the shared block: products of two low-rank
+    matrices. build: of the shared block. turn: the number of calls of any block before it."""
 
     def __init__(self, build: Build, turn: int, config: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, rank = size_of(config, "hidden_size"), read(config, "adapter_rank", int) or 128
+        hidden = size_of(config, "hidden_size")
+        rank = read(config, "adapter_rank", int) or 128
         width = read(config, "intermediate_size", int) or 4 * hidden
-        own, block = build.at("self_attn"), build.at(f"feed_forward.gate_up_proj_adapter_list.{turn}")
+        own = build.at("self_attn")
+        block = build.at(f"feed_forward.gate_up_proj_adapter_list.{turn}")
         self.first: Linear | None = None
         self.second: list[Linear] = []
         if read(config, "use_shared_attention_adapter", bool):
             names = [f"linear_{name}_adapter_list.{turn}" for name in "qkv"]
-            self.first = Linear(own, 2 * hidden, 3 * rank, parts={f"{name}.0": rank for name in names})
+            self.first = Linear(
+                own, 2 * hidden, 3 * rank, parts={f"{name}.0": rank for name in names}
+            )
             self.second = [Linear(own.at(f"{name}.1"), rank, 2 * hidden) for name in names]
         self.gate_up = Linear(block.at("0"), hidden, rank), Linear(block.at("1"), rank, 2 * width)
 
@@ -126,7 +161,9 @@ class Additions(nn.Module):
         if self.first is None:
             return qkv
         small: Sequence[Tensor] = self.first(x).chunk(3, 1)
-        return qkv + torch.cat([second(part) for second, part in zip(self.second, small, strict=True)], 1)
+        return qkv + torch.cat(
+            [second(part) for second, part in zip(self.second, small, strict=True)], 1
+        )
 
     def to_gate_up(self, both: Tensor, x: Tensor) -> Tensor:
         first, second = self.gate_up
@@ -138,20 +175,36 @@ class CallingLayer(nn.Module):
     """A layer that calls a shared attention block before Mamba-2."""
 
     def __init__(
-        self, build: Build, index: int, block: SharedBlock, additions: Additions, mamba: MambaLayer, rope: Rope | None
+        self,
+        build: Build,
+        index: int,
+        block: SharedBlock,
+        additions: Additions,
+        mamba: MambaLayer,
+        rope: Rope | None,
     ) -> None:
         super().__init__()
-        self.block, self.additions, self.mamba = block, additions, mamba
-        own, hidden = build.at("shared_transformer.self_attn"), block.o_proj.out_features
+        self.block = block
+        self.additions = additions
+        self.mamba = mamba
+        own = build.at("shared_transformer.self_attn")
+        hidden = block.o_proj.out_features
         scale = (block.head_dim / 2) ** -0.5
-        self.attention = Attention(own, index, block.heads, block.kv_heads, block.head_dim, scale=scale, rope=rope)
+        self.attention = Attention(
+            own, index, block.heads, block.kv_heads, block.head_dim, scale=scale, rope=rope
+        )
         self.linear = Linear(build.at("linear"), hidden, hidden)
 
-    def forward(self, x: Tensor, residual: None, rotation: Rotation | None, embedding: Tensor) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, residual: None, rotation: Rotation | None, embedding: Tensor
+    ) -> tuple[Tensor, None]:
         block = self.block
         seen = block.input_norm(torch.cat((x, embedding), 1))
         qkv = self.additions.to_heads(block.qkv_proj(seen), seen)
-        q, k, v = (part.unflatten(1, (-1, block.head_dim)) for part in qkv.split(list(block.sizes.values()), 1))
+        q, k, v = (
+            part.unflatten(1, (-1, block.head_dim))
+            for part in qkv.split(list(block.sizes.values()), 1)
+        )
         mixed = block.norm(block.o_proj(self.attention(q, k, v, rotation)))
         gate, up = self.additions.to_gate_up(block.gate_up_proj(mixed), mixed).chunk(2, 1)
         t = self.linear(block.down_proj(nn.functional.gelu(gate) * up))
@@ -159,8 +212,11 @@ class CallingLayer(nn.Module):
 
 
 def calling_layers(config: Mapping[str, Any]) -> list[int]:
-    """Return the layers that call a block. Raises ModelError if the config does not say what each layer is."""
-    kinds = read(config, "layers_block_type", list[str]) or read(config, "layer_types", list[str]) or []
+    """Return the layers that call a block. Raises ModelError if the config does not say what each
+    layer is."""
+    kinds = (
+        read(config, "layers_block_type", list[str]) or read(config, "layer_types", list[str]) or []
+    )
     if len(kinds) != size_of(config, "num_hidden_layers") or not set(kinds) <= KINDS.keys():
         told = f"expected one of {', '.join(KINDS)} for each of num_hidden_layers"
         raise ModelError(f"the checkpoint's config has layers_block_type={kinds!r}; {told}")

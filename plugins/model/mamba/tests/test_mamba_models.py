@@ -1,4 +1,5 @@
-"""What the package adds to transformers' definition: entries, what is stored, and errors. Parity is tested in tests/parity."""
+"""What the package adds to transformers' definition: entries, what is stored, and errors. Parity is
+tested in tests/parity."""
 
 from __future__ import annotations
 
@@ -30,8 +31,19 @@ COMMON: dict[str, Any] = {
     "vocab_size": 29,
 }
 PURE: dict[str, Any] = {**COMMON, "state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 2}
-HYBRID: dict[str, Any] = {**COMMON, "mamba_n_heads": 4, "mamba_d_state": 4, "layer_types": ["mamba", "attention"]}
-NEMOTRON: dict[str, Any] = {**COMMON, "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 2}
+HYBRID: dict[str, Any] = {
+    **COMMON,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 4,
+    "layer_types": ["mamba", "attention"],
+}
+NEMOTRON: dict[str, Any] = {
+    **COMMON,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 4,
+    "n_groups": 2,
+}
 QWEN: dict[str, Any] = {
     **COMMON,
     "num_hidden_layers": 4,
@@ -41,10 +53,30 @@ QWEN: dict[str, Any] = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-MINIMAX: dict[str, Any] = {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]}
-NAMES = ("Mamba", "Mamba2", "FalconMamba", "Bamba", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "FalconH1", "NemotronH",
-         "Qwen3Next", "Zamba2", "MiniMax", "MiniMaxText01", "MiniMaxM1",
-         "Plamo2")  # fmt: skip
+MINIMAX: dict[str, Any] = {
+    **COMMON,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attn_type_list": [0, 1],
+}
+NAMES = (
+    "Mamba",
+    "Mamba2",
+    "FalconMamba",
+    "Bamba",
+    "GraniteMoeHybrid",
+    "Jamba",
+    "Lfm2",
+    "Lfm2Moe",
+    "FalconH1",
+    "NemotronH",
+    "Qwen3Next",
+    "Zamba2",
+    "MiniMax",
+    "MiniMaxText01",
+    "MiniMaxM1",
+    "Plamo2",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +87,10 @@ def test_contract(name: str) -> None:
 def test_states_are_float32_and_inputs_of_convolutions_in_the_compute_type() -> None:
     build = replace(fake_build(), dtype="bfloat16")
     Mamba2Model(PURE, build)
-    one = (KVTensor("state", (4, 8, 4), "float32"), KVTensor("conv", (32 + 2 * 2 * 4, 3), "bfloat16"))
+    one = (
+        KVTensor("state", (4, 8, 4), "float32"),
+        KVTensor("conv", (32 + 2 * 2 * 4, 3), "bfloat16"),
+    )
     assert build.declared.states == {0: one, 1: one} and not build.declared.attention
 
 
@@ -78,7 +113,10 @@ def test_every_fourth_layer_of_qwen_next_has_attention_if_the_config_does_not_sa
 
 
 def test_nemotron_reads_both_ways_to_name_layers() -> None:
-    for own in ({"hybrid_override_pattern": "M-*"}, {"layers_block_type": ["mamba", "mlp", "attention"]}):
+    for own in (
+        {"hybrid_override_pattern": "M-*"},
+        {"layers_block_type": ["mamba", "mlp", "attention"]},
+    ):
         build = fake_build()
         NemotronHModel({**NEMOTRON, **own}, build)
         assert list(build.declared.states) == [0] and list(build.declared.attention) == [2]
@@ -95,7 +133,9 @@ def test_the_past_fades_more_slowly_in_later_layers_and_heads() -> None:
     """As published for 8 heads and 3 layers: 1/2, 1/4, … times 1, 1/2 and 0, plus 1e-5."""
     halves = 0.5 ** torch.arange(1, 9)
     for index, factor in enumerate((1.0, 0.5, 0.0)):
-        torch.testing.assert_close(decay_rates(8, index, 3), halves * (factor + 1e-5), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            decay_rates(8, index, 3), halves * (factor + 1e-5), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_step_limits() -> None:
@@ -109,22 +149,67 @@ def test_step_limits() -> None:
 @pytest.mark.parametrize(
     ("model", "config", "words"),
     [
-        (MambaModel, {**PURE, "hidden_act": "gelu"}, "hidden_act='gelu'; this architecture is served with silu"),
+        (
+            MambaModel,
+            {**PURE, "hidden_act": "gelu"},
+            "hidden_act='gelu'; this architecture is served with silu",
+        ),
         (Mamba2Model, {**PURE, "n_groups": 3}, "heads must be a multiple of groups"),
         (Mamba2Model, {**PURE, "state_size": None}, "state_size=None"),
         (GraniteHybridModel, {**HYBRID, "layer_types": ["mamba"]}, "for each of num_hidden_layers"),
         (Lfm2Model, {**COMMON, "layer_types": ["conv", "linear"]}, "layer_types=.*expected one of"),
-        (BambaModel, {**HYBRID, "num_attention_heads": 4, "num_key_value_heads": 3, "attn_layer_indices": [0]}, "multiple of 3"),
-        (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "MX"}, "kinds .'X', .*served are linear_attention"),
-        (Qwen3NextModel, {**QWEN, "linear_num_value_heads": 3}, "expected a multiple of linear_num_key_heads=2"),
-        (Plamo2Model, {**COMMON, "mamba_num_heads": 2, "mamba_d_state": 4, "mamba_step": 1}, "mamba_step=1"),
-        (Plamo2Model, {**COMMON, "mamba_num_heads": 0, "mamba_d_state": 4}, "mamba_num_heads=0, mamba_d_state=4"),
-        (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid"]}, "layers_block_type=.*expected one of mamba"),
-        (Zamba2Model, {**COMMON, "layers_block_type": ["hybrid", "mamba"], "hidden_act": "relu"}, "served with gelu"),
+        (
+            BambaModel,
+            {
+                **HYBRID,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 3,
+                "attn_layer_indices": [0],
+            },
+            "multiple of 3",
+        ),
+        (
+            NemotronHModel,
+            {**NEMOTRON, "hybrid_override_pattern": "MX"},
+            "kinds .'X', .*served are linear_attention",
+        ),
+        (
+            Qwen3NextModel,
+            {**QWEN, "linear_num_value_heads": 3},
+            "expected a multiple of linear_num_key_heads=2",
+        ),
+        (
+            Plamo2Model,
+            {**COMMON, "mamba_num_heads": 2, "mamba_d_state": 4, "mamba_step": 1},
+            "mamba_step=1",
+        ),
+        (
+            Plamo2Model,
+            {**COMMON, "mamba_num_heads": 0, "mamba_d_state": 4},
+            "mamba_num_heads=0, mamba_d_state=4",
+        ),
+        (
+            Zamba2Model,
+            {**COMMON, "layers_block_type": ["hybrid"]},
+            "layers_block_type=.*expected one of mamba",
+        ),
+        (
+            Zamba2Model,
+            {**COMMON, "layers_block_type": ["hybrid", "mamba"], "hidden_act": "relu"},
+            "served with gelu",
+        ),
         (MiniMaxModel, {**MINIMAX, "postnorm": False}, "postnorm=False.*served are postnorm=true"),
-        (MiniMaxModel, {**MINIMAX, "shared_intermediate_size": 8}, "served are .* no shared experts"),
+        (
+            MiniMaxModel,
+            {**MINIMAX, "shared_intermediate_size": 8},
+            "served are .* no shared experts",
+        ),
         (MiniMaxModel, {**MINIMAX, "attn_type_list": [0, 2]}, "layer_types=.*'2'.*expected one of"),
-        (NemotronHModel, {**NEMOTRON, "hybrid_override_pattern": "M-", "mlp_hidden_act": "silu"}, "served with relu2"),
+        (
+            NemotronHModel,
+            {**NEMOTRON, "hybrid_override_pattern": "M-", "mlp_hidden_act": "silu"},
+            "served with relu2",
+        ),
     ],
 )
 def test_errors(model: Any, config: dict[str, Any], words: str) -> None:

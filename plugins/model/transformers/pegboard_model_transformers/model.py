@@ -1,6 +1,8 @@
-"""Any decoder-only architecture, run with transformers' modules on Pegboard's attention, linear layers, embedding and head.
+"""Any decoder-only architecture, run with transformers' modules on Pegboard's attention, linear
+layers, embedding and head.
 
-loading   Attention is declared after a trial run (see `probe`). nn.Linear modules, stacked experts, the token embedding and the
+loading   Attention is declared after a trial run (see `probe`). nn.Linear modules, stacked experts,
+the token embedding and the
           head are replaced. All other tensors are loaded by name.
 step      embed → the base model's forward over inputs_embeds [1, T, hidden] → the path of the head
 """
@@ -16,7 +18,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Embedding
@@ -32,9 +37,23 @@ from pegboard_model_transformers.modules import (
 from pegboard_model_transformers.names import Names
 from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, probe_attention
 
-POOLING = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice",
-           "ForMaskedLM", "ForPreTraining", "ForTextEncoding", "ForSequenceEmbedding", "ForEmbedding", "ForReward",
-           "ForRewardModel", "ForRetrieval", "ForImageClassification", "Encoder")  # fmt: skip
+POOLING = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForTextEncoding",
+    "ForSequenceEmbedding",
+    "ForEmbedding",
+    "ForReward",
+    "ForRewardModel",
+    "ForRetrieval",
+    "ForImageClassification",
+    "Encoder",
+)
 """How the names of classes end that have no head that predicts the next token."""
 
 
@@ -45,8 +64,8 @@ class TransformersModel(nn.Module):
         super().__init__()
         if build.rope_style != "halves":
             raise ModelError(
-                "the checkpoint stores rotary channels as pairs, but transformers' modules need halves; use a safetensors "
-                "checkpoint"
+                "the checkpoint stores rotary channels as pairs, but transformers' modules need "
+                "halves; use a safetensors checkpoint"
             )
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
@@ -57,14 +76,18 @@ class TransformersModel(nn.Module):
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
                 module.config._attn_implementation = SERVE
-        self.model, self.inner, self.head = model, inner, with_bare_head(model)
+        self.model = model
+        self.inner = inner
+        self.head = with_bare_head(model)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embedding(input_ids)
         return hidden
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        final: Tensor = self.inner(inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False).last_hidden_state
+        final: Tensor = self.inner(
+            inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False
+        ).last_hidden_state
         return final[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -73,73 +96,104 @@ class TransformersModel(nn.Module):
 
 
 def make_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """Return the causal language model on the meta device. Of a multimodal config, only the text part is used."""
+    """Return the causal language model on the meta device. Of a multimodal config, only the text
+    part is used."""
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
-        raise ModelError(f"transformers does not know model_type {model_type!r}, and no plugin for it is installed")
+        raise ModelError(
+            f"transformers does not know model_type {model_type!r}, and no plugin for it is "
+            "installed"
+        )
     refuse_pooling(config.get("architectures") or (), model_type)
     try:
-        parsed = AutoConfig.for_model(model_type, **{name: value for name, value in config.items() if name != "model_type"})
+        parsed = AutoConfig.for_model(
+            model_type, **{name: value for name, value in config.items() if name != "model_type"}
+        )
     except Exception as error:  # every check of a config class raises something else
-        raise ModelError(f"transformers refuses the config of this {model_type} model: {error}") from error
+        raise ModelError(
+            f"transformers refuses the config of this {model_type} model: {error}"
+        ) from error
     parsed = parsed.get_text_config(decoder=True)
     name = type(parsed).__name__
     if parsed.is_encoder_decoder:
-        raise ModelError(f"{model_type} is an encoder-decoder model ({name}); only decoder-only models can be served")
+        raise ModelError(
+            f"{model_type} is an encoder-decoder model ({name}); only decoder-only models can be "
+            "served"
+        )
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(parsed), None)
     if model_class is None:
         raise ModelError(f"transformers has no causal language model for {model_type} ({name})")
     if not model_class._supports_attention_backend:
         raise ModelError(
-            f"{model_class.__name__} computes attention (or a recurrent state) in a way that cannot be replaced, so it cannot "
-            "use Pegboard's KV cache; it needs its own model plugin"
+            f"{model_class.__name__} computes attention (or a recurrent state) in a way that "
+            "cannot be replaced, so it cannot use Pegboard's KV cache; it needs its own model "
+            "plugin"
         )
     refuse_config(parsed, model_class.__name__)
     parsed.use_cache = False
     try:
         with torch.device("meta"):
             model = model_class._from_config(parsed, dtype=dtype, attn_implementation=PROBE)
-    except Exception as error:  # modeling code can raise anything for a config that fits together badly
-        raise ModelError(f"{model_class.__name__} cannot be built from its config: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        # modeling code can raise anything for a config that fits together badly
+        raise ModelError(
+            f"{model_class.__name__} cannot be built from its config: {type(error).__name__}: "
+            f"{error}"
+        ) from error
     return model.eval()
 
 
 def refuse_pooling(architectures: Sequence[str], model_type: str) -> None:
-    """Raise ModelError for a model whose output is not text: its checkpoint has no head that predicts tokens, or another one."""
+    """Raise ModelError for a model whose output is not text: its checkpoint has no head that
+    predicts tokens, or another one."""
     for name in architectures:
         if name.endswith(POOLING) and not name.endswith("LMHeadModel"):
             advice = ""
             if causal := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type):
-                advice = f". If the checkpoint also has the head of {causal}: --hf-overrides.architectures '[\"{causal}\"]'"
+                advice = (
+                    f". If the checkpoint also has the head of {causal}: "
+                    f"--hf-overrides.architectures '[\"{causal}\"]'"
+                )
             raise ModelError(
-                f"{name} computes embeddings, scores or classes and no text; no installed model plugin serves it{advice}"
+                f"{name} computes embeddings, scores or classes and no text; no installed model "
+                f"plugin serves it{advice}"
             )
 
 
 def refuse_config(config: Any, name: str) -> None:
     """Raise ModelError for models that would run, but whose requests would affect each other."""
     if getattr(config, "num_kv_shared_layers", 0):
-        raise ModelError(f"{name} shares keys and values between layers, which only its own model plugin can support")
+        raise ModelError(
+            f"{name} shares keys and values between layers, which only its own model plugin can "
+            "support"
+        )
     parameters = getattr(config, "rope_parameters", None) or {}
     rules = [rule for rule in parameters.values() if isinstance(rule, Mapping)] or [parameters]
     for rule in rules:
         kind = rule.get("rope_type", "default")
         original = rule.get("original_max_position_embeddings") or config.max_position_embeddings
         if kind == "dynamic" or (kind == "longrope" and config.max_position_embeddings > original):
-            advice = "rope_parameters of rope_type 'default'" if kind == "dynamic" else f"max_position_embeddings={original}"
+            advice = (
+                "rope_parameters of rope_type 'default'"
+                if kind == "dynamic"
+                else f"max_position_embeddings={original}"
+            )
             raise ModelError(
-                f"{name} uses {kind!r} rotary scaling, which transformers recomputes from the longest request of a step, so "
-                f"requests would affect each other. To serve it within its original length use hf_overrides with {advice}"
+                f"{name} uses {kind!r} rotary scaling, which transformers recomputes from the "
+                "longest request of a step, so requests would affect each other. To serve it "
+                f"within its original length use hf_overrides with {advice}"
             )
 
 
 def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> None:
     """Declare one paged attention layer for each attention module."""
-    name, num_layers = type(model).__name__, model.config.num_hidden_layers
+    name = type(model).__name__
+    num_layers = model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
         raise ModelError(
-            f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do not each attend exactly once, "
-            "such as hybrids with a recurrent state, need their own plugin"
+            f"{name} attends {len(calls)} times in {num_layers} layers; models whose layers do "
+            "not each attend exactly once, such as hybrids with a recurrent state, need their "
+            "own plugin"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
@@ -158,16 +212,20 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
 
 
 def declare_layers(build: Build, model: Any) -> Embedding:
-    """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's layers, and allocate all other
-    tensors. Returns the embedding."""
+    """Replace linear modules, stacked experts, the token embedding and the head by Pegboard's
+    layers, and allocate all other tensors. Returns the embedding."""
     names = Names(model)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     name = type(model).__name__
     if type(head) is not nn.Linear:
-        raise ModelError(f"{name} has the output head {type(head).__name__}; only a linear one can be served")
+        raise ModelError(
+            f"{name} has the output head {type(head).__name__}; only a linear one can be served"
+        )
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "embed_scale"):
         raise ModelError(
-            f"{name} has the token embedding {type(embedding).__name__}, which does more than look up and scale rows"
+            f"{name} has the token embedding {type(embedding).__name__}, which does more than "
+            "look up and scale rows"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     tied = set(model.all_tied_weights_keys)
@@ -176,7 +234,9 @@ def declare_layers(build: Build, model: Any) -> Embedding:
         raise ModelError(f"{name} ties tensors other than its output head: {', '.join(other[:4])}")
     own_embedding = ModuleEmbedding(build.at(paths[id(embedding)]), embedding, names)
     replaced: dict[str, nn.Module] = {paths[id(embedding)]: own_embedding}
-    replaced[paths[id(head)]] = ModuleHead(build.at(paths[id(head)]), head, names, own_embedding if is_tied else None)
+    replaced[paths[id(head)]] = ModuleHead(
+        build.at(paths[id(head)]), head, names, own_embedding if is_tied else None
+    )
     lists_experts = names.experts_are_listed()
     for path, module in model.named_modules():
         if type(module) is nn.Linear and path not in replaced:
@@ -192,11 +252,15 @@ def declare_layers(build: Build, model: Any) -> Embedding:
 
 
 def make_buffers(model: Any, device: str) -> None:
-    """Fill non-persistent buffers (rotary frequencies, embedding scales) with transformers' initialization, because checkpoints
-    do not contain them."""
+    """Fill non-persistent buffers (rotary frequencies, embedding scales) with transformers'
+    initialization, because checkpoints do not contain them."""
     with torch.no_grad():
         for module in model.modules():
-            names = [name for name in module._non_persistent_buffers_set if module._buffers.get(name) is not None]
+            names = [
+                name
+                for name in module._non_persistent_buffers_set
+                if module._buffers.get(name) is not None
+            ]
             if not names:
                 continue
             for name in names:
@@ -207,7 +271,8 @@ def make_buffers(model: Any, device: str) -> None:
 
 
 class FinalHidden(BaseModelOutputWithPast):
-    """A base model's output that holds only the last hidden state. Every other field that an architecture may read is None."""
+    """A base model's output that holds only the last hidden state. Every other field that an
+    architecture may read is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -227,8 +292,8 @@ class Passthrough(nn.Module):
 
 
 def with_bare_head(model: Any) -> Any:
-    """Return the same model without its base model. Its forward is the path of the head, including any scaling or capping of
-    logits. It shares all modules."""
+    """Return the same model without its base model. Its forward is the path of the head, including
+    any scaling or capping of logits. It shares all modules."""
     bare = copy.copy(model)
     bare._modules = {**model._modules, model.base_model_prefix: Passthrough()}
     return bare

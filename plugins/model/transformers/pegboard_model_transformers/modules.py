@@ -22,7 +22,9 @@ class ModuleLinear(Linear):
     """Replaces an nn.Linear: [1, T, in] → [1, T, out]."""
 
     def __init__(self, build: Build, linear: nn.Linear, names: Names) -> None:
-        super().__init__(build, linear.in_features, linear.out_features, bias=linear.bias is not None)
+        super().__init__(
+            build, linear.in_features, linear.out_features, bias=linear.bias is not None
+        )
         self.names = names
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
@@ -47,32 +49,52 @@ EXPERT_TENSORS = ("gate_up_proj", "down_proj")
 
 
 def expert_activation(module: nn.Module) -> str | None:
-    """Return the activation of a module of stacked experts that Pegboard computes itself: gate_up_proj [E, 2F, hidden], down_proj
-    [E, hidden, F], down(activation(gate) · up), called with (x, ids, weights). None = it is no such module."""
+    """Return the activation of a module of stacked experts that Pegboard computes itself:
+    gate_up_proj [E, 2F, hidden], down_proj [E, hidden, F], down(activation(gate) · up), called with
+    (x, ids, weights). None = it is no such module."""
     kind: Any = type(module)
-    shape = {"is_concatenated": True, "is_transposed": False, "has_bias": False, "has_gate": True, "has_post_expert_norm": False}
+    shape = {
+        "is_concatenated": True,
+        "is_transposed": False,
+        "has_bias": False,
+        "has_gate": True,
+        "has_post_expert_norm": False,
+    }
     if any(getattr(module, name, None) is not value for name, value in shape.items()):
         return None
-    if {name for name, _ in module.named_parameters()} != set(EXPERT_TENSORS) or kind._apply_gate is not _default_apply_gate:
+    if {name for name, _ in module.named_parameters()} != set(
+        EXPERT_TENSORS
+    ) or kind._apply_gate is not _default_apply_gate:
         return None
-    return next((name for name in OPS if type(ACT2FN[name]) is type(getattr(module, "act_fn", None))), None)
+    return next(
+        (name for name in OPS if type(ACT2FN[name]) is type(getattr(module, "act_fn", None))), None
+    )
 
 
 class ModuleExperts(Experts):
-    """Replaces a module of stacked experts: (x [T, hidden], ids [T, k], weights [T, k]) → [T, hidden]."""
+    """Replaces a module of stacked experts: (x [T, hidden], ids [T, k], weights [T, k]) → [T,
+    hidden]."""
 
     def __init__(self, build: Build, module: Any, activation: str, names: Names) -> None:
         num_experts, hidden_size, width = module.down_proj.shape
         super().__init__(build, num_experts, hidden_size, width, rule=None, activation=activation)
-        self.module_path, self.checkpoint_names = build.path, names
+        self.module_path = build.path
+        self.checkpoint_names = names
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
-        first, second = (self.checkpoint_names.expert_modules(f"{self.module_path}.{name}", available) for name in EXPERT_TENSORS)
+        first, second = (
+            self.checkpoint_names.expert_modules(f"{self.module_path}.{name}", available)
+            for name in EXPERT_TENSORS
+        )
         if first[0] != second[0]:
-            raise ModelError(f"the experts of {self.module_path} are stored at {first[0]} and at {second[0]}")
+            raise ModelError(
+                f"the experts of {self.module_path} are stored at {first[0]} and at {second[0]}"
+            )
         self.build = replace(self.build, path=first[0])
-        (merged, *_), (down, *_) = first[1], second[1]
-        self.merged, self.names = merged, (*(first[1] if len(first[1]) == 2 else ("gate_proj", "up_proj")), down)
+        (merged, *_) = first[1]
+        (down, *_) = second[1]
+        self.merged = merged
+        self.names = (*(first[1] if len(first[1]) == 2 else ("gate_proj", "up_proj")), down)
         return super().declare(available)
 
     def bind(self) -> None:
@@ -87,7 +109,8 @@ class ModuleExperts(Experts):
 
 
 class ModuleEmbedding(Embedding):
-    """Replaces the token embedding. Its rows are multiplied by `scale`, as in Gemma's embedding class."""
+    """Replaces the token embedding. Its rows are multiplied by `scale`, as in Gemma's embedding
+    class."""
 
     def __init__(self, build: Build, embedding: nn.Embedding, names: Names) -> None:
         super().__init__(build, embedding.num_embeddings, embedding.embedding_dim)
@@ -102,9 +125,9 @@ class ModuleEmbedding(Embedding):
     def bind(self) -> None:
         super().bind()
         if self.scale is not None:
-            look_up, scale = (
-                self.forward,
-                torch.tensor(self.scale, dtype=getattr(torch, self.build.dtype), device=self.build.device),
+            look_up = self.forward
+            scale = torch.tensor(
+                self.scale, dtype=getattr(torch, self.build.dtype), device=self.build.device
             )
             self.forward = lambda ids: look_up(ids) * scale
 
@@ -112,13 +135,19 @@ class ModuleEmbedding(Embedding):
 class ModuleHead(Head):
     """Replaces `lm_head`: [1, N, width] → [1, N, num_rows] float32."""
 
-    def __init__(self, build: Build, linear: nn.Linear, names: Names, tied: Embedding | None) -> None:
-        super().__init__(build, linear.out_features, linear.in_features, tied=tied, bias=linear.bias is not None)
+    def __init__(
+        self, build: Build, linear: nn.Linear, names: Names, tied: Embedding | None
+    ) -> None:
+        super().__init__(
+            build, linear.out_features, linear.in_features, tied=tied, bias=linear.bias is not None
+        )
         self.names = names
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is None:
-            self.build = replace(self.build, path=self.names.module_path(self.build.path, available))
+            self.build = replace(
+                self.build, path=self.names.module_path(self.build.path, available)
+            )
         return super().declare(available)
 
     def bind(self) -> None:
@@ -128,12 +157,13 @@ class ModuleHead(Head):
 
 
 class ModuleTensors(Layer):
-    """Every parameter and persistent buffer that no other layer holds. They have the compute type and are stored where their
-    modules expect them."""
+    """Every parameter and persistent buffer that no other layer holds. They have the compute type
+    and are stored where their modules expect them."""
 
     def __init__(self, build: Build, model: nn.Module, targets: list[str], names: Names) -> None:
         super().__init__(build)
-        self.targets, self.names = targets, names
+        self.targets = targets
+        self.names = names
         self.tensors: dict[str, Tensor] = {}
         for target in targets:
             path, _, name = target.rpartition(".")
@@ -154,7 +184,9 @@ class ModuleTensors(Layer):
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         self.sources = {target: self.names.source(target, available) for target in self.targets}
-        self.owners = {name: target for target, source in self.sources.items() for name in source.names}
+        self.owners = {
+            name: target for target, source in self.sources.items() for name in source.names
+        }
         self.waiting = {}
         wanted = []
         for target, source in self.sources.items():
@@ -165,7 +197,9 @@ class ModuleTensors(Layer):
     def accept(self, piece: WeightPiece) -> None:
         target = self.owners[piece.name]
         if not isinstance(piece.data, Tensor):
-            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here")
+            raise ModelError(
+                f"tensor {piece.name} is stored as {piece.stored}; a plain type was expected here"
+            )
         source = self.sources[target]
         if source.converter is None:
             self._fill(target, piece.data, piece.name)
@@ -173,12 +207,16 @@ class ModuleTensors(Layer):
         parts = self.waiting.setdefault(target, {})
         parts[piece.name] = piece.data.clone()
         if len(parts) == len(source.names):
-            self._fill(target, self.names.convert(target, source, self.waiting.pop(target)), piece.name)
+            self._fill(
+                target, self.names.convert(target, source, self.waiting.pop(target)), piece.name
+            )
 
     def _fill(self, target: str, data: Tensor, name: str) -> None:
         own = self.tensors[target]
         if data.shape != own.shape:
-            raise ModelError(f"tensor {name} has shape {tuple(data.shape)}; the model expects {tuple(own.shape)}")
+            raise ModelError(
+                f"tensor {name} has shape {tuple(data.shape)}; the model expects {tuple(own.shape)}"
+            )
         own.copy_(data)
 
     def bind(self) -> None:

@@ -1,8 +1,10 @@
-"""Finds out how a transformers model attends, with one run on the meta device, on which nothing is computed.
+"""Finds out how a transformers model attends, with one run on the meta device, on which nothing is
+computed.
 
-transformers looks up attention in one registry of functions and masks in another (`AttentionInterface`,
-`AttentionMaskInterface`). During the probe, functions of this module replace both. They only record what each attention module
-passes in, and which keys its mask lets a query see. Nothing is guessed from configs or class names.
+transformers looks up attention in one registry of functions and masks in another
+(`AttentionInterface`, `AttentionMaskInterface`). During the probe, functions of this module replace
+both. They only record what each attention module passes in, and which keys its mask lets a query
+see. Nothing is guessed from configs or class names.
 """
 
 from __future__ import annotations
@@ -22,16 +24,26 @@ SERVE = "pegboard"
 PAGED = "paged_attention"
 """Name of the attribute of an attention module that holds Pegboard's layer."""
 PROBE_TOKENS = 3
-PASSIVE_ARGUMENTS = {"position_ids", "cache_position", "output_attentions", "output_hidden_states", "use_cache", "is_causal",
-                     "past_key_values", "return_dict", "output_router_logits", "position_embeddings"}  # fmt: skip
+PASSIVE_ARGUMENTS = {
+    "position_ids",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "use_cache",
+    "is_causal",
+    "past_key_values",
+    "return_dict",
+    "output_router_logits",
+    "position_embeddings",
+}
 """Keyword arguments of an attention call that do not change its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Replaces an attention mask in the probe. window: a query sees the last `window` keys; None = all earlier keys. trouble: why
-    the mask cannot be served. Models also create masks that they do not use, so `trouble` counts only if an attention module
-    receives the mask."""
+    """Replaces an attention mask in the probe. window: a query sees the last `window` keys; None =
+    all earlier keys. trouble: why the mask cannot be served. Models also create masks that they do
+    not use, so `trouble` counts only if an attention module receives the mask."""
 
     window: int | None = None
     trouble: str | None = None
@@ -63,19 +75,23 @@ _current: list[Notes] = []
 
 
 class ProbedLinear(nn.Linear):
-    """Replaces the class of the linear modules in the probe. They will be Pegboard's layers, whose weights have other formats, so
-    a model that reads a weight itself cannot be served."""
+    """Replaces the class of the linear modules in the probe. They will be Pegboard's layers, whose
+    weights have other formats, so a model that reads a weight itself cannot be served."""
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        raise ModelError(f"{_current[-1].name} reads the weight of a linear module itself, so it needs its own model plugin")
+        raise ModelError(
+            f"{_current[-1].name} reads the weight of a linear module itself, so it needs its own "
+            "model plugin"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x.new_empty(*x.shape[:-1], self.out_features)
 
 
 def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
-    """Return the attention calls of one forward of `inner`, in order. Raises ModelError if the model cannot be run this way."""
+    """Return the attention calls of one forward of `inner`, in order. Raises ModelError if the
+    model cannot be run this way."""
     name = type(model).__name__
     notes = Notes(name)
     hidden_size = model.get_input_embeddings().embedding_dim
@@ -85,7 +101,8 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
     try:
         for linear in linears:
             linear.__class__ = ProbedLinear
-        model.set_experts_implementation("batched_mm")  # plain products, which support all types on the meta device
+        # plain products, which support all types on the meta device
+        model.set_experts_implementation("batched_mm")
         with torch.no_grad():
             inner(
                 inputs_embeds=torch.empty(1, PROBE_TOKENS, hidden_size, dtype=dtype, device="meta"),
@@ -95,9 +112,12 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
             )
     except ModelError:
         raise
-    except Exception as error:  # third-party modeling code can raise anything; every error means that the model is unsupported
+    except Exception as error:
+        # third-party modeling code can raise anything; every error means that the model is
+        # unsupported
         raise ModelError(
-            f"{name} cannot run on Pegboard's KV cache: a trial run failed with {type(error).__name__}: {error}"
+            f"{name} cannot run on Pegboard's KV cache: a trial run failed with "
+            f"{type(error).__name__}: {error}"
         ) from error
     finally:
         for linear in linears:
@@ -108,37 +128,65 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
 
 
 def _note_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Record an attention call: query [1, H, T, D], key [1, K, T, D], value [1, K, T, Dv] → [1, T, H, Dv], which is not
-    computed."""
+    """Record an attention call: query [1, H, T, D], key [1, K, T, D], value [1, K, T, Dv] → [1, T,
+    H, Dv], which is not computed."""
     notes = _current[-1]
     dropout = kwargs.pop("dropout", 0.0)
-    window, soft_cap = kwargs.pop("sliding_window", None), kwargs.pop("softcap", None)
+    window = kwargs.pop("sliding_window", None)
+    soft_cap = kwargs.pop("softcap", None)
     if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise ModelError(f"{notes.name} has attention that is not causal; only decoders can be served")
-    extra = sorted(name for name, value in kwargs.items() if value is not None and name not in PASSIVE_ARGUMENTS)
+        raise ModelError(
+            f"{notes.name} has attention that is not causal; only decoders can be served"
+        )
+    extra = sorted(
+        name
+        for name, value in kwargs.items()
+        if value is not None and name not in PASSIVE_ARGUMENTS
+    )
     if extra or dropout:
         raise ModelError(
-            f"{notes.name} has attention with {', '.join(extra) or 'dropout'}, which the paged attention layer does not support"
+            f"{notes.name} has attention with {', '.join(extra) or 'dropout'}, which the paged "
+            "attention layer does not support"
         )
     if query.shape[2] != PROBE_TOKENS or key.shape[2] != PROBE_TOKENS:
         raise ModelError(
-            f"{notes.name} attends over {key.shape[2]} keys for {PROBE_TOKENS} tokens; only self-attention can be served"
+            f"{notes.name} attends over {key.shape[2]} keys for {PROBE_TOKENS} tokens; only "
+            "self-attention can be served"
         )
     if isinstance(attention_mask, Sight):
         if attention_mask.trouble:
             raise ModelError(f"{notes.name} {attention_mask.trouble}")
         window = attention_mask.window
-    elif attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2):
-        raise ModelError(f"{notes.name} makes its own attention masks, which the paged attention layer cannot apply")
-    head_dim, value_dim = query.shape[3], value.shape[3]
-    notes.calls.append(AttentionCall(module, query.shape[1], key.shape[1], head_dim, value_dim, scaling, window, soft_cap))
+    elif attention_mask is not None and (
+        not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2
+    ):
+        raise ModelError(
+            f"{notes.name} makes its own attention masks, which the paged attention layer cannot "
+            "apply"
+        )
+    head_dim = query.shape[3]
+    value_dim = value.shape[3]
+    notes.calls.append(
+        AttentionCall(
+            module, query.shape[1], key.shape[1], head_dim, value_dim, scaling, window, soft_cap
+        )
+    )
     return query.new_empty(1, PROBE_TOKENS, query.shape[1], value_dim), None
 
 
-def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any) -> Sight:
-    """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask and of a window."""
+def _note_mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **kwargs: Any
+) -> Sight:
+    """Find out which keys a mask function lets a query see. Tested are the edges of a causal mask
+    and of a window."""
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
@@ -147,16 +195,27 @@ def _note_mask(*, mask_function: Callable[..., Any], local_size: int | None = No
         return Sight(trouble="uses a mask that is not causal; only decoders can be served")
     if local_size is None:
         return (
-            Sight() if sees(100_000, 0) else Sight(trouble="uses a mask that hides earlier tokens, but is not a sliding window")
+            Sight()
+            if sees(100_000, 0)
+            else Sight(trouble="uses a mask that hides earlier tokens, but is not a sliding window")
         )
     far = 3 * local_size + 1
-    if not sees(far, far - local_size + 1) or sees(far, far - local_size) or not sees(far + 1, far - local_size + 2):
-        return Sight(trouble="uses chunked attention; only causal and sliding-window attention can be served")
+    if (
+        not sees(far, far - local_size + 1)
+        or sees(far, far - local_size)
+        or not sees(far + 1, far - local_size + 2)
+    ):
+        return Sight(
+            trouble="uses chunked attention; only causal and sliding-window attention can be served"
+        )
     return Sight(local_size)
 
 
-def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """The attention of a served step. Scale, window and cap were set when the layer was declared."""
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The attention of a served step. Scale, window and cap were set when the layer was
+    declared."""
     out = module.paged_attention(*(x[0].transpose(0, 1).contiguous() for x in (query, key, value)))
     return out.view(1, query.shape[2], query.shape[1], -1), None
 

@@ -1,4 +1,5 @@
-"""The model source `hub`: repositories of the Hugging Face Hub, through the huggingface_hub library.
+"""The model source `hub`: repositories of the Hugging Face Hub, through the huggingface_hub
+library.
 
 Pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never fetched: reading them runs code.
 """
@@ -20,7 +21,13 @@ from tqdm.auto import tqdm
 
 from pegboard import env
 from pegboard.errors import ModelError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup, Progress
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelReference,
+    ModelSourceSetup,
+    Progress,
+)
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt")
 WEIGHTS = ("*.safetensors",)
@@ -32,14 +39,17 @@ _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 class HubSource:
-    """Accepts "org/name". Files go to the folder that the user chose (`download_dir`). Without one, they go to the user's own
-    Hugging Face cache if one is configured or in use, otherwise below `cache_dir/hub`. huggingface_hub resumes broken downloads
-    and moves finished files into place."""
+    """Accepts "org/name". Files go to the folder that the user chose (`download_dir`). Without one,
+    they go to the user's own Hugging Face cache if one is configured or in use, otherwise below
+    `cache_dir/hub`. huggingface_hub resumes broken downloads and moves finished files into
+    place."""
 
     def __init__(self, options: None, setup: ModelSourceSetup) -> None:
         self._setup = setup
 
-    def fetch(self, reference: ModelReference, wanted: FileFilter, progress: Progress) -> LocalFiles:
+    def fetch(
+        self, reference: ModelReference, wanted: FileFilter, progress: Progress
+    ) -> LocalFiles:
         patterns = list(wanted.patterns or _patterns(reference.file))
         try:
             with _translated(reference, self._setup):
@@ -58,13 +68,15 @@ class HubSource:
         except ModelError as error:
             if env.log_level() == "DEBUG":
                 raise
-            raise error from None  # the message says it all; the chain of the network's errors has a hundred lines
+            # the message says it all; the chain of the network's errors has a hundred lines
+            raise error from None
         return LocalFiles(_model_in(root, reference))
 
 
 def _patterns(file: str | None) -> tuple[str, ...]:
-    """Returns the file patterns to fetch. A named GGUF file contains its configuration and tokenizer. For any other file, those
-    are fetched too. `file` may also be the type of a GGUF file's weights ("Q4_K_M")."""
+    """Returns the file patterns to fetch. A named GGUF file contains its configuration and
+    tokenizer. For any other file, those are fetched too. `file` may also be the type of a GGUF
+    file's weights ("Q4_K_M")."""
     if file is None:
         return SETTINGS + WEIGHTS
     if "." not in file:
@@ -81,8 +93,9 @@ def _patterns(file: str | None) -> tuple[str, ...]:
 
 
 def _cache_dir(setup: ModelSourceSetup) -> Path | None:
-    """The cache directory for huggingface_hub: the one that the user chose for Pegboard, in the library's own layout. None lets
-    the library use its own cache, if the user moved that cache or already keeps models there."""
+    """The cache directory for huggingface_hub: the one that the user chose for Pegboard, in the
+    library's own layout. None lets the library use its own cache, if the user moved that cache or
+    already keeps models there."""
     if setup.is_chosen:
         return setup.cache_dir
     cache = Path(constants.HF_HUB_CACHE)
@@ -91,38 +104,59 @@ def _cache_dir(setup: ModelSourceSetup) -> Path | None:
 
 
 def _model_in(root: Path, reference: ModelReference) -> Path:
-    """Returns the snapshot's directory, or the named GGUF file in it. Raises ModelError if the model is not among the fetched
-    files."""
+    """Returns the snapshot's directory, or the named GGUF file in it. Raises ModelError if the
+    model is not among the fetched files."""
     if reference.file is not None and "." not in reference.file:
         return _model_of_type(root, reference, reference.file)
     if reference.file is not None:
         path = root / reference.file
         if not path.is_file():
             raise ModelError(
-                f"{reference.name}: the repository contains no file {reference.file!r}; see {_page(reference)}/tree/main"
+                f"{reference.name}: the repository contains no file {reference.file!r}; see "
+                f"{_page(reference)}/tree/main"
             )
         return path if path.suffix.lower() == ".gguf" else root
-    if not any(root.glob("*.safetensors")) and not any(root.glob("*.gguf")) and not (root / "config.json").is_file():
+    if (
+        not any(root.glob("*.safetensors"))
+        and not any(root.glob("*.gguf"))
+        and not (root / "config.json").is_file()
+    ):
         raise ModelError(
-            f"{reference.name}: found neither config.json nor *.safetensors in the repository. If it contains GGUF files, name "
-            f"one as {reference.name}:FILE.gguf or {reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not read. "
-            f"See {_page(reference)}/tree/main"
+            f"{reference.name}: found neither config.json nor *.safetensors in the repository. If "
+            f"it contains GGUF files, name one as {reference.name}:FILE.gguf or "
+            f"{reference.name}:Q4_K_M; pickled weights (*.bin, *.pt) are not read. See "
+            f"{_page(reference)}/tree/main"
         )
     return root
 
 
 def _model_of_type(root: Path, reference: ModelReference, wanted: str) -> Path:
-    """Returns the GGUF file (the first part of a split one) whose weights have this type. Raises ModelError if there is no such
-    file, or several."""
+    """Returns the GGUF file (the first part of a split one) whose weights have this type. Raises
+    ModelError if there is no such file, or several."""
     patterns = _patterns(wanted)
-    names = [path.relative_to(root).as_posix() for path in root.rglob("*.gguf") if not path.name.startswith("mmproj")]
-    found = [name for name in sorted(names) if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    models = [name for name in found if (part := _SPLIT.search(name)) is None or f"-00001-of-{part[1]}" in name]
+    names = [
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.gguf")
+        if not path.name.startswith("mmproj")
+    ]
+    found = [
+        name for name in sorted(names) if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    models = [
+        name
+        for name in found
+        if (part := _SPLIT.search(name)) is None or f"-00001-of-{part[1]}" in name
+    ]
     if len(models) == 1:
         return root / models[0]
-    told = f"contains several models of the type {wanted}: {', '.join(models)}" if models else f"contains no {wanted} GGUF file"
+    told = (
+        f"contains several models of the type {wanted}: {', '.join(models)}"
+        if models
+        else f"contains no {wanted} GGUF file"
+    )
     raise ModelError(
-        f"{reference.name}: the repository {told}; name one as {reference.name}:FILE.gguf; see {_page(reference)}/tree/main"
+        f"{reference.name}: the repository {told}; name one as {reference.name}:FILE.gguf; see "
+        f"{_page(reference)}/tree/main"
     )
 
 
@@ -131,7 +165,8 @@ def _page(reference: ModelReference) -> str:
 
 
 def _bars(name: str, progress: Progress) -> type[tqdm]:
-    """A progress bar that also reports to `progress`. huggingface_hub makes one for bytes and one for files."""
+    """A progress bar that also reports to `progress`. huggingface_hub makes one for bytes and one
+    for files."""
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -150,39 +185,57 @@ def _bars(name: str, progress: Progress) -> type[tqdm]:
 
 @contextmanager
 def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[None]:
-    """Turns errors of huggingface_hub and of the network into ModelError. Subclasses come before their base classes."""
-    name, revision = reference.name, reference.revision
+    """Turns errors of huggingface_hub and of the network into ModelError. Subclasses come before
+    their base classes."""
+    name = reference.name
+    revision = reference.revision
     try:
         yield
     except errors.GatedRepoError as error:
         told = "your token has no access" if setup.token else "no token was given"
         raise ModelError(
-            f"{name} is gated and {told}: accept its terms at {_page(reference)}, then pass --hf-token or set HF_TOKEN"
+            f"{name} is gated and {told}: accept its terms at {_page(reference)}, then pass "
+            "--hf-token or set HF_TOKEN"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        hint = "or the token may not see it" if setup.token else "or it is private: pass --hf-token or set HF_TOKEN"
+        hint = (
+            "or the token may not see it"
+            if setup.token
+            else "or it is private: pass --hf-token or set HF_TOKEN"
+        )
         raise ModelError(
-            f"there is no directory {name} here and no repository {name} on {constants.ENDPOINT}: check the spelling, {hint}"
+            f"there is no directory {name} here and no repository {name} on {constants.ENDPOINT}: "
+            f"check the spelling, {hint}"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r}; branches and tags are listed at {_page(reference)}") from error
+        raise ModelError(
+            f"{name} has no revision {revision!r}; branches and tags are listed at "
+            f"{_page(reference)}"
+        ) from error
     except errors.HFValidationError as error:
-        raise ModelError(f"{name!r} is not the name of a repository, expected org/name: {error}") from error
+        raise ModelError(
+            f"{name!r} is not the name of a repository, expected org/name: {error}"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         at = f" at revision {revision!r}" if revision else ""
         if setup.offline:
             raise ModelError(
-                f"there is no directory {name} here, {name}{at} is not in the cache, and downloads are off (offline: "
-                "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set); run once without it"
+                f"there is no directory {name} here, {name}{at} is not in the cache, and "
+                "downloads are off (offline: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set); run "
+                "once without it"
             ) from error
         raise ModelError(
-            f"there is no directory {name} here, {name}{at} is not in the cache, and {constants.ENDPOINT} cannot be reached: "
-            "check the path or the network"
+            f"there is no directory {name} here, {name}{at} is not in the cache, and "
+            f"{constants.ENDPOINT} cannot be reached: check the path or the network"
         ) from error
     except errors.HfHubHTTPError as error:
-        raise ModelError(f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}") from error
+        raise ModelError(
+            f"{name}: {constants.ENDPOINT} answered with an error, try again later: {error}"
+        ) from error
     except (OSError, httpx.HTTPError) as error:  # errors of the disk and of the network
-        raise ModelError(f"{name}: the download failed: {error}; {_advice(error, setup)}") from error
+        raise ModelError(
+            f"{name}: the download failed: {error}; {_advice(error, setup)}"
+        ) from error
 
 
 def _advice(error: Exception, setup: ModelSourceSetup) -> str:
@@ -190,7 +243,10 @@ def _advice(error: Exception, setup: ModelSourceSetup) -> str:
     number = getattr(error, "errno", None)
     cache = _cache_dir(setup) or constants.HF_HUB_CACHE
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full: free some space below {cache}, or move the cache with HF_HUB_CACHE or PEGBOARD_CACHE"
+        return (
+            f"the disk is full: free some space below {cache}, or move the cache with "
+            "HF_HUB_CACHE or PEGBOARD_CACHE"
+        )
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"the cache {cache} cannot be written: move it with HF_HUB_CACHE or PEGBOARD_CACHE"
     return "run again to resume it"

@@ -1,4 +1,5 @@
-"""The source passes the contract of its kind and the generic contract; a folder replaces the hub."""
+"""The source passes the contract of its kind and the generic contract; a folder replaces the
+hub."""
 
 from __future__ import annotations
 
@@ -24,13 +25,16 @@ def test_contract() -> None:
 class TestHub(ModelSourceContract):
     @pytest.fixture(autouse=True)
     def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A hub with one repository. Its snapshot is written into the cache once. The lock stands in for huggingface_hub's."""
+        """A hub with one repository. Its snapshot is written into the cache once. The lock stands
+        in for huggingface_hub's."""
         lock = threading.Lock()
 
         def download(repo_id: str, **more: Any) -> str:
             if repo_id != "org/name":
                 request = httpx.Request("GET", f"https://hub/{repo_id}")
-                raise errors.RepositoryNotFoundError(f"{repo_id} not found", response=httpx.Response(404, request=request))
+                raise errors.RepositoryNotFoundError(
+                    f"{repo_id} not found", response=httpx.Response(404, request=request)
+                )
             root = tmp_path / "new" / "cache" / "hub" / "snapshot"
             with lock:
                 root.mkdir(parents=True, exist_ok=True)

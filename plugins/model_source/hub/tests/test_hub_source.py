@@ -1,5 +1,5 @@
-"""The requests that are sent to huggingface_hub, and the messages that its errors become. The tests use no network:
-`snapshot_download` is replaced."""
+"""The requests that are sent to huggingface_hub, and the messages that its errors become. The tests
+use no network: `snapshot_download` is replaced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,33 @@ from huggingface_hub import constants, errors
 from pegboard_model_source_hub.hub import HubSource
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelReference,
+    ModelSourceSetup,
+)
 
 REPOSITORY = [
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model",
-    "merges.txt", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
-    "pytorch_model.bin", "consolidated.pth", "optimizer.pt", "a.gguf", "sub/b.gguf", "README.md", "modeling_x.py", "image.png",
-]  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "merges.txt",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "consolidated.pth",
+    "optimizer.pt",
+    "a.gguf",
+    "sub/b.gguf",
+    "README.md",
+    "modeling_x.py",
+    "image.png",
+]
 
 
 class Hub:
@@ -38,7 +58,9 @@ class Hub:
         if self.error is not None:
             raise self.error
         for name in self.files:
-            if any(fnmatch(name, p) for p in allow_patterns) and not any(fnmatch(name, p) for p in ignore_patterns):
+            if any(fnmatch(name, p) for p in allow_patterns) and not any(
+                fnmatch(name, p) for p in ignore_patterns
+            ):
                 path = self.root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"x")
@@ -50,14 +72,20 @@ class Hub:
             bar.update(1)
         return str(self.root)
 
-    def fetch(self, file=None, revision=None, patterns=(), token=None, offline=False, is_chosen=False) -> LocalFiles:
+    def fetch(
+        self, file=None, revision=None, patterns=(), token=None, offline=False, is_chosen=False
+    ) -> LocalFiles:
         source = HubSource(None, ModelSourceSetup(self.cache, token, offline, is_chosen))
         reference = ModelReference("hub", "org/name", revision, file)
         return source.fetch(reference, FileFilter(patterns), lambda *step: self.steps.append(step))
 
     @property
     def fetched(self) -> set[str]:
-        return {path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()}
+        return {
+            path.relative_to(self.root).as_posix()
+            for path in self.root.rglob("*")
+            if path.is_file()
+        }
 
 
 @pytest.fixture
@@ -72,7 +100,9 @@ def hub(tmp_path, monkeypatch):
 def test_fetches_the_model_and_nothing_that_runs(hub):
     files = hub.fetch()
     assert files.root == hub.root
-    assert hub.fetched == set(REPOSITORY[:7]) | {name for name in REPOSITORY if "safetensors" in name}
+    assert hub.fetched == set(REPOSITORY[:7]) | {
+        name for name in REPOSITORY if "safetensors" in name
+    }
 
 
 SPLIT = [f"big/model-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
@@ -94,16 +124,26 @@ def test_all_parts_of_a_split_gguf_file_come(hub):
     ],
 )
 def test_a_gguf_file_by_the_type_of_its_weights(hub, wanted, fetched):
-    hub.files = [*REPOSITORY, *SPLIT, "model-Q4_K_M.gguf", "model-UD-Q4_K_M_L.gguf", "model.iq4_xs.gguf"]
+    hub.files = [
+        *REPOSITORY,
+        *SPLIT,
+        "model-Q4_K_M.gguf",
+        "model-UD-Q4_K_M_L.gguf",
+        "model.iq4_xs.gguf",
+    ]
     assert hub.fetch(file=wanted).root == hub.root / fetched[0]
     assert hub.fetched >= set(fetched)
 
 
 def test_a_type_that_names_no_file_or_several(hub):
     hub.files = ["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-Q8_0.gguf"]
-    with pytest.raises(ModelError, match=r"several models of the type Q4_0: a-Q4_0\.gguf, b-Q4_0\.gguf"):
+    with pytest.raises(
+        ModelError, match=r"several models of the type Q4_0: a-Q4_0\.gguf, b-Q4_0\.gguf"
+    ):
         hub.fetch(file="Q4_0")
-    with pytest.raises(ModelError, match="contains no Q8_0 GGUF file; name one as org/name:FILE.gguf"):
+    with pytest.raises(
+        ModelError, match="contains no Q8_0 GGUF file; name one as org/name:FILE.gguf"
+    ):
         hub.fetch(file="Q8_0")
 
 
@@ -122,9 +162,17 @@ def test_pickles_are_never_fetched_even_when_asked_for(hub, patterns):
 def test_what_the_user_said_is_passed_on(hub):
     hub.fetch(revision="v1", token="secret", offline=True)
     assert hub.asked["repo_id"] == "org/name"
-    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == ("v1", "secret", True)
+    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == (
+        "v1",
+        "secret",
+        True,
+    )
     hub.fetch()
-    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == (None, None, False)
+    assert (hub.asked["revision"], hub.asked["token"], hub.asked["local_files_only"]) == (
+        None,
+        None,
+        False,
+    )
 
 
 def test_the_users_cache_is_used_if_there_is_one(hub, monkeypatch, tmp_path):
@@ -151,7 +199,9 @@ def test_progress_counts_bytes_only(hub):
 
 def test_repositories_without_a_model_say_what_to_name(hub):
     hub.files = ["a.gguf", "pytorch_model.bin"]
-    with pytest.raises(ModelError, match=r"org/name:FILE\.gguf or org/name:Q4_K_M; pickled weights"):
+    with pytest.raises(
+        ModelError, match=r"org/name:FILE\.gguf or org/name:Q4_K_M; pickled weights"
+    ):
         hub.fetch()
     with pytest.raises(ModelError, match=r"contains no file 'c\.gguf'"):
         hub.fetch(file="c.gguf")
@@ -165,21 +215,36 @@ def _http(kind: type[Exception], status: int) -> Exception:
 @pytest.mark.parametrize(
     ("error", "more", "message"),
     [
-        (_http(errors.GatedRepoError, 403), {}, r"gated and no token was given: accept its terms at .*org/name.*HF_TOKEN"),
+        (
+            _http(errors.GatedRepoError, 403),
+            {},
+            r"gated and no token was given: accept its terms at .*org/name.*HF_TOKEN",
+        ),
         (_http(errors.GatedRepoError, 403), {"token": "t"}, "gated and your token has no access"),
-        (_http(errors.RepositoryNotFoundError, 404), {}, r"no directory org/name here and no repository org/name .*private"),
+        (
+            _http(errors.RepositoryNotFoundError, 404),
+            {},
+            r"no directory org/name here and no repository org/name .*private",
+        ),
         (_http(errors.RevisionNotFoundError, 404), {"revision": "v9"}, "no revision 'v9'"),
         (_http(errors.HfHubHTTPError, 500), {}, "answered with an error.*told by the server"),
         (errors.LocalEntryNotFoundError("x"), {"offline": True}, r"not in the cache.*offline"),
         (
             errors.LocalEntryNotFoundError("no route"),
             {},
-            r"^there is no directory org/name here, [^;]*cannot be reached: check the path or the network$",
+            (
+                r"^there is no directory org/name here, [^;]*cannot be reached: check the path or "
+                r"the network$"
+            ),
         ),
         (errors.HFValidationError("bad id"), {}, "expected org/name: bad id"),
         (httpx.ConnectError("refused"), {}, "download failed: refused"),
         (httpx.ReadTimeout("slow"), {}, "download failed: slow"),
-        (OSError(28, "No space left on device"), {}, "the disk is full: free some space below .*HF_HUB_CACHE"),
+        (
+            OSError(28, "No space left on device"),
+            {},
+            "the disk is full: free some space below .*HF_HUB_CACHE",
+        ),
         (OSError(122, "Disk quota exceeded"), {}, "the disk is full: free some space"),
         (OSError(30, "Read-only file system"), {}, "cannot be written: move it with HF_HUB_CACHE"),
         (PermissionError(13, "Permission denied"), {}, "cannot be written: move it"),
@@ -190,7 +255,9 @@ def test_errors_say_what_to_do(hub, monkeypatch, error, more, message):
     hub.error = error
     with pytest.raises(ModelError, match=message) as caught:
         hub.fetch(**more)
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__, "one sentence, no chain"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__, (
+        "one sentence, no chain"
+    )
     monkeypatch.setenv("PEGBOARD_LOG_LEVEL", "DEBUG")
     with pytest.raises(ModelError, match=message) as caught:
         hub.fetch(**more)

@@ -16,15 +16,21 @@ _TYPE = r"(.*[-.])?{}(-\d{{5}}-of-\d{{5}})?\.gguf"
 
 def is_pattern_met(names: Iterable[str], patterns: Sequence[str]) -> bool:
     """True if any of `names` matches any of `patterns`, or if there are no patterns."""
-    return not patterns or any(fnmatch(Path(name).name, pattern) for name in names for pattern in patterns)
+    return not patterns or any(
+        fnmatch(Path(name).name, pattern) for name in names for pattern in patterns
+    )
 
 
 def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
-    """Returns the one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"), or the GGUF model of the type
-    `wanted` ("Q4_K_M"). Raises ModelError, with a list of the files, when no path or several paths do."""
+    """Returns the one file whose path ends with `wanted` ("model.gguf" or "folder/model.gguf"), or
+    the GGUF model of the type `wanted` ("Q4_K_M"). Raises ModelError, with a list of the files,
+    when no path or several paths do."""
     if "." not in wanted:
         of_type = re.compile(_TYPE.format(re.escape(wanted)), re.IGNORECASE)
-        model = pick_gguf([path for path in files if of_type.fullmatch(path.name) and not is_projector(path)], where)
+        model = pick_gguf(
+            [path for path in files if of_type.fullmatch(path.name) and not is_projector(path)],
+            where,
+        )
         if model is not None:
             return model
     parts = Path(wanted).parts
@@ -37,13 +43,15 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
 
 
 def is_projector(path: Path) -> bool:
-    """True for the part of a multimodal model that reads images, which comes in a file of its own."""
+    """True for the part of a multimodal model that reads images, which comes in a file of its
+    own."""
     return path.name.startswith("mmproj")
 
 
 def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
-    """Returns the one GGUF model among `files` (the first part of a split one), or None if there is no GGUF file. Raises
-    ModelError when there are several models, because then the user must name one."""
+    """Returns the one GGUF model among `files` (the first part of a split one), or None if there is
+    no GGUF file. Raises ModelError when there are several models, because then the user must name
+    one."""
     models = []
     for path in sorted(files):
         if path.suffix.lower() == ".gguf":
@@ -52,5 +60,8 @@ def pick_gguf(files: Sequence[Path], where: str) -> Path | None:
                 models.append(path)
     if len(models) > 1:
         names = ", ".join(path.name for path in models)
-        raise ModelError(f"{where}: contains {len(models)} GGUF models; name one of them as {where}:FILE; they are: {names}")
+        raise ModelError(
+            f"{where}: contains {len(models)} GGUF models; name one of them as {where}:FILE; they "
+            f"are: {names}"
+        )
     return models[0] if models else None

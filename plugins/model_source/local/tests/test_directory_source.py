@@ -8,10 +8,20 @@ import pytest
 from pegboard_model_source_local.directory import DirectorySource
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelReference,
+    ModelSourceSetup,
+)
 
 
-def _fetch(path: Path | str, file: str | None = None, patterns: tuple[str, ...] = (), revision: str | None = None) -> LocalFiles:
+def _fetch(
+    path: Path | str,
+    file: str | None = None,
+    patterns: tuple[str, ...] = (),
+    revision: str | None = None,
+) -> LocalFiles:
     source = DirectorySource(None, ModelSourceSetup(Path("unused")))
     reference = ModelReference("local", str(path), revision=revision, file=file)
     return source.fetch(reference, FileFilter(patterns), lambda *_: None)
@@ -55,7 +65,12 @@ def test_home_is_expanded(tmp_path, monkeypatch):
 
 def test_a_gguf_by_the_type_of_its_weights(tmp_path):
     _make(
-        tmp_path, "a-Q4_K_M.gguf", "a.q8_0.gguf", "b-IQ1_S-00001-of-00002.gguf", "b-IQ1_S-00002-of-00002.gguf", "mmproj-Q8_0.gguf"
+        tmp_path,
+        "a-Q4_K_M.gguf",
+        "a.q8_0.gguf",
+        "b-IQ1_S-00001-of-00002.gguf",
+        "b-IQ1_S-00002-of-00002.gguf",
+        "mmproj-Q8_0.gguf",
     )
     assert _fetch(tmp_path, file="Q4_K_M").root == tmp_path / "a-Q4_K_M.gguf"
     assert _fetch(tmp_path, file="Q8_0").root == tmp_path / "a.q8_0.gguf"
@@ -96,9 +111,14 @@ def test_directories_without_a_model(tmp_path, names, message):
 
 def test_a_directory_with_a_format_of_its_own(tmp_path):
     """A weight loader that somebody installed may read files that this source does not know."""
-    source = DirectorySource(None, ModelSourceSetup(tmp_path, weight_patterns=("*.gguf", "*.pebble", "*.safetensors")))
+    source = DirectorySource(
+        None, ModelSourceSetup(tmp_path, weight_patterns=("*.gguf", "*.pebble", "*.safetensors"))
+    )
     _make(tmp_path / "model", "weights.pebble", "notes.txt")
-    assert source.fetch(ModelReference("local", str(tmp_path / "model")), FileFilter(), print).root == tmp_path / "model"
+    assert (
+        source.fetch(ModelReference("local", str(tmp_path / "model")), FileFilter(), print).root
+        == tmp_path / "model"
+    )
     _make(tmp_path / "other", "notes.txt")
     with pytest.raises(ModelError, match=r"or a \*\.gguf file, or \*\.pebble; it contains: notes"):
         source.fetch(ModelReference("local", str(tmp_path / "other")), FileFilter(), print)

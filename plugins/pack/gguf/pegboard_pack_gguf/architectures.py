@@ -1,4 +1,5 @@
-"""Translates the tensors of GGUF architectures into Hugging Face terms, with the tables in `tables`."""
+"""Translates the tensors of GGUF architectures into Hugging Face terms, with the tables in
+`tables`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.")
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
 _TOP_NAME = re.compile(r"(\w+)\.(weight|bias|scale)")
 _UNUSED = re.compile(r"blk\.\d{1,5}\.(rope_freqs|attn_rot_embd|\w+\.input_scale)(\.weight)?")
-"""Tensors that change no result: frequencies that follow from the configuration, and scales for activations in 4 bits."""
+"""Tensors that change no result: frequencies that follow from the configuration, and scales for
+activations in 4 bits."""
 
 _OF_ONE_ROW = ("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")
 """Matrices of one row. GGUF drops the dimension of one."""
@@ -36,22 +38,32 @@ BY_MODEL_TYPE = {each.model_type: each for each in (*ARCHITECTURES.values(), *_O
 
 
 def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
-    """Returns the name that the file uses (also the prefix of its metadata keys) and the architecture that it means."""
+    """Returns the name that the file uses (also the prefix of its metadata keys) and the
+    architecture that it means."""
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
         raise ModelError(f"{header.path} contains no model: its general.type is {kind!r}")
     name = header.metadata.get("general.architecture")
     if isinstance(name, str) and name in UNSERVED:
-        raise ModelError(f"{header.path}: models of the GGUF architecture {name!r} cannot be served: {UNSERVED[name]}")
+        raise ModelError(
+            f"{header.path}: models of the GGUF architecture {name!r} cannot be served: "
+            f"{UNSERVED[name]}"
+        )
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
-            f"{header.path}: GGUF architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
+            f"{header.path}: GGUF architecture {name!r} is not supported; supported are "
+            f"{', '.join(sorted(ARCHITECTURES))}"
         )
     if header.metadata.get(f"{name}.expert_count") and not ARCHITECTURES[name].experts:
         if name != "llama":
-            raise ModelError(f"{header.path}: models of the GGUF architecture {name!r} with experts are not supported")
+            raise ModelError(
+                f"{header.path}: models of the GGUF architecture {name!r} with experts are not "
+                "supported"
+            )
         return name, MIXTRAL
-    if name == "deepseek2" and any(tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors):
+    if name == "deepseek2" and any(
+        tensor.name.endswith(".exp_probs_b.bias") for tensor in header.tensors
+    ):
         return name, DEEPSEEK_V3
     if name == "mamba" and header.metadata.get("mamba.ssm.dt_b_c_rms"):
         return name, FALCON_MAMBA
@@ -59,14 +71,19 @@ def architecture_of(header: GGUFHeader) -> tuple[str, Architecture]:
         return name, GRANITE_MOE_SHARED
     if name == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
         return name, OLMO3
-    if name == "falcon" and any(tensor.name.endswith(".attn_norm_2.weight") for tensor in header.tensors):
+    if name == "falcon" and any(
+        tensor.name.endswith(".attn_norm_2.weight") for tensor in header.tensors
+    ):
         return name, FALCON_TWO_NORMS
     return name, ARCHITECTURES[name]
 
 
-def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[TensorEntry]:
-    """Yields the file's tensors by their Hugging Face names, without those of layers that draft tokens (MTP). Raises ModelError
-    for an unknown tensor, because without it, a different model would be computed."""
+def tensor_entries(
+    header: GGUFHeader, architecture: Architecture, config: Mapping[str, Any]
+) -> Iterator[TensorEntry]:
+    """Yields the file's tensors by their Hugging Face names, without those of layers that draft
+    tokens (MTP). Raises ModelError for an unknown tensor, because without it, a different model
+    would be computed."""
     num_layers = config["num_hidden_layers"]
     drafting = range(num_layers, num_layers + config.get("num_nextn_predict_layers", 0))
     names = {tensor.name for tensor in header.tensors}
@@ -82,27 +99,44 @@ def tensor_entries(header: GGUFHeader, architecture: Architecture, config: Mappi
             continue
         found = _LAYER_NAME.fullmatch(tensor.name)
         if found is not None and index is not None and index < num_layers:
-            prefix, name, ending = f"{architecture.layers}.{index}.", found[2], found[3]
-            if name == "attn_k_b" and architecture.is_latent and f"blk.{index}.attn_kv_b.weight" not in names:
+            prefix = f"{architecture.layers}.{index}."
+            name = found[2]
+            ending = found[3]
+            if (
+                name == "attn_k_b"
+                and architecture.is_latent
+                and f"blk.{index}.attn_kv_b.weight" not in names
+            ):
                 yield _up_projection(header, tensor, prefix, config)
-            if name in architecture.experts and len(tensor.shape) == {"weight": 3, "bias": 2}.get(ending):
-                yield from _expert_entries(header, tensor, f"{prefix}{architecture.experts[name]}.{ending}")
+            if name in architecture.experts and len(tensor.shape) == {"weight": 3, "bias": 2}.get(
+                ending
+            ):
+                yield from _expert_entries(
+                    header, tensor, f"{prefix}{architecture.experts[name]}.{ending}"
+                )
                 continue
             if name in architecture.split:
                 yield from _split_entries(
-                    header, tensor, [f"{prefix}{part}.{ending}" for part in architecture.split[name]], config
+                    header,
+                    tensor,
+                    [f"{prefix}{part}.{ending}" for part in architecture.split[name]],
+                    config,
                 )
                 continue
             if name in architecture.layer:
                 change = architecture.changes.get(name)
                 yield _entry(
-                    header, tensor, f"{prefix}{architecture.layer[name]}.{ending}", change if ending != "scale" else None
+                    header,
+                    tensor,
+                    f"{prefix}{architecture.layer[name]}.{ending}",
+                    change if ending != "scale" else None,
                 )
                 continue
         found = _TOP_NAME.fullmatch(tensor.name)
         if found is None or found[1] not in architecture.top:
             raise ModelError(
-                f"{header.path}: tensor {tensor.name!r} has no place in a {architecture.class_name} of {num_layers} layers"
+                f"{header.path}: tensor {tensor.name!r} has no place in a "
+                f"{architecture.class_name} of {num_layers} layers"
             )
         yield _entry(header, tensor, f"{architecture.top[found[1]]}.{found[2]}", None)
 
@@ -114,12 +148,16 @@ def change_of(architecture: Architecture, name: str) -> Change | None:
         return None
     for part, change in architecture.changes.items():
         whole = architecture.whole.get(part)
-        if whole is not None and re.fullmatch(rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(whole)}", name):
+        if whole is not None and re.fullmatch(
+            rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(whole)}", name
+        ):
             return change
         if architecture.top.get(part) == module:
             return change
         path = architecture.layer.get(part)
-        if path is not None and re.fullmatch(rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(path)}", module):
+        if path is not None and re.fullmatch(
+            rf"{re.escape(architecture.layers)}\.\d+\.{re.escape(path)}", module
+        ):
             return change
     return None
 
@@ -131,9 +169,12 @@ def has_offset(architecture: Architecture, name: str) -> bool:
     return bool(architecture.norm_offset) and name.endswith("norm.weight") and not is_of_state
 
 
-def joined_entries(path: str, index: Mapping[str, TensorEntry], architecture: Architecture) -> Iterator[TensorEntry]:
-    """Yields the tensors of `architecture.joined` whose parts are in the index. Parts of different types become float32. Raises
-    ModelError if a part is missing or has other columns than the first."""
+def joined_entries(
+    path: str, index: Mapping[str, TensorEntry], architecture: Architecture
+) -> Iterator[TensorEntry]:
+    """Yields the tensors of `architecture.joined` whose parts are in the index. Parts of different
+    types become float32. Raises ModelError if a part is missing or has other columns than the
+    first."""
     for name, first in index.items():
         for whole, parts in architecture.joined.items():
             found = re.fullmatch(rf"(.+\.){re.escape(parts[0])}(\.weight|\.bias)", name)
@@ -145,18 +186,31 @@ def joined_entries(path: str, index: Mapping[str, TensorEntry], architecture: Ar
             for each, entry in zip(names, entries, strict=True):
                 if entry is None or entry.shape[1:] != first.shape[1:]:
                     has = "no" if entry is None else f"a tensor of shape {entry.shape} as"
-                    raise ModelError(f"{path} has {has} {each!r}, which is joined with {name!r} of shape {first.shape}")
+                    raise ModelError(
+                        f"{path} has {has} {each!r}, which is joined with {name!r} of shape "
+                        f"{first.shape}"
+                    )
                 rows += entry.shape[0]
-            stored = first.stored if all(entry and entry.stored == first.stored for entry in entries) else "float32"
+            stored = (
+                first.stored
+                if all(entry and entry.stored == first.stored for entry in entries)
+                else "float32"
+            )
             if (name_of_whole := f"{found[1]}{whole}{found[2]}") in index:
-                raise ModelError(f"{path} has both {name_of_whole!r} and its parts, {', '.join(map(repr, names))}")
+                raise ModelError(
+                    f"{path} has both {name_of_whole!r} and its parts, "
+                    f"{', '.join(map(repr, names))}"
+                )
             num_bytes = sum(entry.num_bytes for entry in entries if entry)
             shape = (rows, *first.shape[1:])
             yield TensorEntry(name_of_whole, shape, stored, first.file, first.offset, num_bytes)
 
 
-def joined_parts(architecture: Architecture, name: str, tensors: Mapping[str, TensorEntry]) -> tuple[str, ...]:
-    """Returns the names of the tensors that this one is joined from, () if it is stored as it is."""
+def joined_parts(
+    architecture: Architecture, name: str, tensors: Mapping[str, TensorEntry]
+) -> tuple[str, ...]:
+    """Returns the names of the tensors that this one is joined from, () if it is stored as it
+    is."""
     module, _, ending = name.rpartition(".")
     for whole, parts in architecture.joined.items():
         if module.endswith(f".{whole}"):
@@ -166,10 +220,15 @@ def joined_parts(architecture: Architecture, name: str, tensors: Mapping[str, Te
 
 
 def up_projection_parts(entry: TensorEntry, tensors: Mapping[str, TensorEntry]) -> tuple[str, ...]:
-    """Returns the names of the tensors of keys and of values that this one is joined from, () if it is stored as it is."""
+    """Returns the names of the tensors of keys and of values that this one is joined from, () if it
+    is stored as it is."""
     before, _, ending = entry.name.rpartition(".kv_b_proj.")
     keys = tensors.get(f"{before}.k_b_proj.{ending}")
-    is_joined = keys is not None and (keys.file, keys.offset) == (entry.file, entry.offset) and keys.name != entry.name
+    is_joined = (
+        keys is not None
+        and (keys.file, keys.offset) == (entry.file, entry.offset)
+        and keys.name != entry.name
+    )
     return (f"{before}.k_b_proj.{ending}", f"{before}.v_b_proj.{ending}") if is_joined else ()
 
 
@@ -185,40 +244,69 @@ def _entry(header: GGUFHeader, tensor: GGUFTensor, name: str, change: Change | N
         shape = shape[:-1]
     if change == "convolution" and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
-    return TensorEntry(name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes)
+    return TensorEntry(
+        name, shape, tensor.type.stored, header.path.name, tensor.offset, tensor.num_bytes
+    )
 
 
-def _up_projection(header: GGUFHeader, tensor: GGUFTensor, prefix: str, config: Mapping[str, Any]) -> TensorEntry:
-    """Returns the matrix that makes keys and values of latent vectors. The file has a tensor [H, C, N] for the keys, and one
-    [H, V, C] for the values; they are joined and become floats when they are delivered."""
-    heads, rank, nope = config["num_attention_heads"], config["kv_lora_rank"], config["qk_nope_head_dim"]
+def _up_projection(
+    header: GGUFHeader, tensor: GGUFTensor, prefix: str, config: Mapping[str, Any]
+) -> TensorEntry:
+    """Returns the matrix that makes keys and values of latent vectors. The file has a tensor [H, C,
+    N] for the keys, and one [H, V, C] for the values; they are joined and become floats when they
+    are delivered."""
+    heads = config["num_attention_heads"]
+    rank = config["kv_lora_rank"]
+    nope = config["qk_nope_head_dim"]
     if tensor.shape != (heads, rank, nope):
-        raise ModelError(f"{header.path}: tensor {tensor.name!r} has shape {tensor.shape}, expected {(heads, rank, nope)}")
+        raise ModelError(
+            f"{header.path}: tensor {tensor.name!r} has shape {tensor.shape}, expected "
+            f"{(heads, rank, nope)}"
+        )
     shape = (heads * (nope + config["v_head_dim"]), rank)
     name = f"{prefix}self_attn.kv_b_proj.weight"
     return TensorEntry(name, shape, "float32", header.path.name, tensor.offset, tensor.num_bytes)
 
 
-def _split_entries(header: GGUFHeader, tensor: GGUFTensor, names: list[str], config: Mapping[str, Any]) -> Iterator[TensorEntry]:
+def _split_entries(
+    header: GGUFHeader, tensor: GGUFTensor, names: list[str], config: Mapping[str, Any]
+) -> Iterator[TensorEntry]:
     """Yields Q, K and V, which are stored in one tensor one after the other."""
-    heads = (config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"])
+    heads = (
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["num_key_value_heads"],
+    )
     rows = [count * config["head_dim"] for count in heads]
     if sum(rows) != tensor.shape[0]:
         raise ModelError(
-            f"{header.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, expected {' + '.join(map(str, rows))}"
+            f"{header.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, expected "
+            f"{' + '.join(map(str, rows))}"
         )
     row_bytes = tensor.num_bytes // tensor.shape[0]
     offset = tensor.offset
     for name, count in zip(names, rows, strict=True):
-        yield TensorEntry(name, (count, *tensor.shape[1:]), tensor.type.stored, header.path.name, offset, count * row_bytes)
+        yield TensorEntry(
+            name,
+            (count, *tensor.shape[1:]),
+            tensor.type.stored,
+            header.path.name,
+            offset,
+            count * row_bytes,
+        )
         offset += count * row_bytes
 
 
 def _expert_entries(header: GGUFHeader, tensor: GGUFTensor, pattern: str) -> Iterator[TensorEntry]:
     num_experts, *shape = tensor.shape
     if num_experts > MAX_EXPERTS:
-        raise ModelError(f"{header.path}: tensor {tensor.name!r} contains {num_experts} experts, expected at most {MAX_EXPERTS}")
+        raise ModelError(
+            f"{header.path}: tensor {tensor.name!r} contains {num_experts} experts, expected at "
+            f"most {MAX_EXPERTS}"
+        )
     size = tensor.num_bytes // num_experts
     for expert in range(num_experts):
         offset = tensor.offset + expert * size
-        yield TensorEntry(pattern.format(expert), tuple(shape), tensor.type.stored, header.path.name, offset, size)
+        yield TensorEntry(
+            pattern.format(expert), tuple(shape), tensor.type.stored, header.path.name, offset, size
+        )

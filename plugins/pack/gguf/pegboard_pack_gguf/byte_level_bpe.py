@@ -1,4 +1,5 @@
-"""Byte-level BPE (`tokenizer.ggml.model` "gpt2") on the `tokenizers` library, built from the lists in the file."""
+"""Byte-level BPE (`tokenizer.ggml.model` "gpt2") on the `tokenizers` library, built from the lists
+in the file."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pegboard_pack_gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, GGUFVo
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes. Printable Latin-1 characters stand for themselves. The others follow from U+0100
-    on."""
+    """GPT-2's printable stand-ins for bytes. Printable Latin-1 characters stand for themselves. The
+    others follow from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = {chr(byte): byte for byte in sorted(printable)}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -41,21 +42,28 @@ class ByteLevelBPE:
 
     def _build(self) -> Tokenizer:
         ids = {token: token_id for token_id, token in enumerate(self.vocabulary.tokens)}
-        # A byte without a token must still separate its neighbors, so that they do not merge; `encode` drops it.
+        # A byte without a token must still separate its neighbors, so that they do not merge;
+        # `encode` drops it.
         for stand_in in BYTE_ALPHABET:
             ids.setdefault(stand_in, len(ids) + self.size)
         merges = []
         for line in self.vocabulary.items("ggml.merges", str):
             cut = line.find(" ", 1)
-            left, right = line[:cut], line[cut + 1 :]
+            left = line[:cut]
+            right = line[cut + 1 :]
             if cut < 0 or left not in ids or right not in ids or left + right not in ids:
-                raise self.vocabulary.fail("ggml.merges", f"holds {line!r}, which does not join two tokens into a third")
+                raise self.vocabulary.fail(
+                    "ggml.merges", f"holds {line!r}, which does not join two tokens into a third"
+                )
             merges.append((left, right))
         if not merges:
             raise self.vocabulary.fail("ggml.merges", "is missing or empty")
         model = models.BPE(vocab=ids, merges=merges, ignore_merges=self.pre_tokenizer.ignore_merges)
         tokenizer = Tokenizer(model)
-        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.pre_tokenizer.patterns]
+        cuts = [
+            pre_tokenizers.Split(Regex(pattern), "isolated")
+            for pattern in self.pre_tokenizer.patterns
+        ]
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
@@ -69,11 +77,12 @@ class ByteLevelBPE:
         return [token_id for token_id in ids if token_id < self.size]
 
     def token_bytes(self) -> list[bytes]:
-        """Returns the bytes of every token. Special and user-defined tokens stand for their own text. Unused tokens have no
-        text."""
+        """Returns the bytes of every token. Special and user-defined tokens stand for their own
+        text. Unused tokens have no text."""
         as_text = set(self.vocabulary.ids_of(UNKNOWN, CONTROL, USER_DEFINED))
         return [
-            token.encode() if token_id in as_text else _bytes_of(token) for token_id, token in enumerate(self.vocabulary.tokens)
+            token.encode() if token_id in as_text else _bytes_of(token)
+            for token_id, token in enumerate(self.vocabulary.tokens)
         ]
 
 
@@ -88,8 +97,13 @@ def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
     name = vocabulary.text("ggml.pre")
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
-    came = "does not name its pre-tokenizer (it was converted before that was stored)" if name is None else f"uses {name!r}"
+    came = (
+        "does not name its pre-tokenizer (it was converted before that was stored)"
+        if name is None
+        else f"uses {name!r}"
+    )
     raise ModelError(
-        f"{vocabulary.path} {came} in tokenizer.ggml.pre; guessing would give wrong tokens. "
-        f"Known are {', '.join(sorted(PRE_TOKENIZERS))}. Use a file made for one of these, or the model's own tokenizer files"
+        f"{vocabulary.path} {came} in tokenizer.ggml.pre; guessing would give wrong tokens. Known "
+        f"are {', '.join(sorted(PRE_TOKENIZERS))}. Use a file made for one of these, or the "
+        "model's own tokenizer files"
     )

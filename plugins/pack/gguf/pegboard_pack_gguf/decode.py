@@ -1,8 +1,10 @@
-"""Decodes ggml blocks into `Blocks`: the stored integers with their scales, which may be integers with a scale of their own.
+"""Decodes ggml blocks into `Blocks`: the stored integers with their scales, which may be integers
+with a scale of their own.
 
-Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a structured array and fills `codes`
-[n, block size of the type] and `scales` [n, 1 or 2, blocks of the form]: scale, then minimum. It works on as many blocks at a
-time as fit the cache, in runs of 16 bytes that numpy moves as one item.
+Source of the layouts: ggml-common.h, as in `dequantize`. A decoder gets raw blocks [n] as a
+structured array and fills `codes` [n, block size of the type] and `scales` [n, 1 or 2, blocks of
+the form]: scale, then minimum. It works on as many blocks at a time as fit the cache, in runs of 16
+bytes that numpy moves as one item.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from pegboard_pack_gguf.ggml_types import BY_STORED
 
 Array = np.ndarray
 CHUNK_ELEMENTS = 1 << 18
-"""The number of elements that are decoded at a time. Their codes and temporaries stay in the second-level cache."""
+"""The number of elements that are decoded at a time. Their codes and temporaries stay in the
+second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The representation of a ggml type as `Blocks`. fields: the fields of one stored block. scale_dtype: of the scales and
-    minimums of a block; integers are multiplied with the block's `scales` in float16, of which the second is subtracted."""
+    """The representation of a ggml type as `Blocks`. fields: the fields of one stored block.
+    scale_dtype: of the scales and minimums of a block; integers are multiplied with the block's
+    `scales` in float16, of which the second is subtracted."""
 
     fields: np.dtype
     fill: Callable[[Array, Array, Array], None]
@@ -41,14 +45,17 @@ def is_decodable(stored: str) -> bool:
 
 
 def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
-    """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row by row. The results are in new
-    memory."""
-    known, form = BY_STORED[stored], FORMATS[stored]
+    """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row
+    by row. The results are in new memory."""
+    known = BY_STORED[stored]
+    form = FORMATS[stored]
     rows, columns = shape
     blocks = np.frombuffer(data, form.fields)
     assert len(blocks) * known.block_size == rows * columns, (len(blocks), stored, shape)
     codes = np.empty((len(blocks), known.block_size), np.int8 if form.bits == 8 else np.uint8)
-    scales = np.empty((1 + form.has_minimum, len(blocks), known.block_size // form.block_size), form.scale_dtype)
+    scales = np.empty(
+        (1 + form.has_minimum, len(blocks), known.block_size // form.block_size), form.scale_dtype
+    )
     by_block = scales.swapaxes(0, 1)
     step = CHUNK_ELEMENTS // known.block_size
     for start in range(0, len(blocks), step):
@@ -58,12 +65,19 @@ def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
     minimum = found[1] if form.has_minimum else None
     outer = _outer(blocks["scales"], rows) if issubclass(form.scale_dtype, np.integer) else None
     return Blocks(
-        form.bits, form.block_size, torch.from_numpy(codes.reshape(rows, columns)), found[0], minimum, form.zero, outer=outer
+        form.bits,
+        form.block_size,
+        torch.from_numpy(codes.reshape(rows, columns)),
+        found[0],
+        minimum,
+        form.zero,
+        outer=outer,
     )
 
 
 def _outer(scales: Array, rows: int) -> torch.Tensor:
-    """Returns the second level of scales: float16 [n, 1 or 2] → [1 or 2, rows, n / rows]. A second one was to be subtracted."""
+    """Returns the second level of scales: float16 [n, 1 or 2] → [1 or 2, rows, n / rows]. A second
+    one was to be subtracted."""
     outer = torch.from_numpy(scales.T.reshape(scales.shape[1], rows, -1).copy())
     outer[1:] *= -1
     return outer
@@ -75,7 +89,8 @@ def _runs(codes: Array) -> Array:
 
 
 def _nibbles(packed: Array, codes: Array) -> None:
-    """Splits n times k runs of 16 bytes: first all low halves, then all high halves: packed [n, k] → codes [n, 2, k] runs."""
+    """Splits n times k runs of 16 bytes: first all low halves, then all high halves: packed [n, k]
+    → codes [n, 2, k] runs."""
     words = np.ascontiguousarray(packed).view(np.uint64)
     mask = np.uint64(0x0F0F0F0F0F0F0F0F)
     codes[:, 0] = (words & mask).view("V16").reshape(packed.shape)
@@ -100,11 +115,14 @@ def _q8_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _k_scales(blocks: Array, scales: Array) -> None:
-    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first four of each are in the low
-    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7."""
+    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first
+    four of each are in the low bits of bytes 0-3 and 4-7. The last four take four bits from bytes
+    8-11 and their top two from bytes 0-3 and 4-7."""
     first, second, third = blocks["packed"].reshape(-1, 3, 4).swapaxes(0, 1)
-    scales[:, 0, :4], scales[:, 0, 4:] = first & 63, (third & 15) | ((first >> 2) & 48)
-    scales[:, 1, :4], scales[:, 1, 4:] = second & 63, (third >> 4) | ((second >> 2) & 48)
+    scales[:, 0, :4] = first & 63
+    scales[:, 0, 4:] = (third & 15) | ((first >> 2) & 48)
+    scales[:, 1, :4] = second & 63
+    scales[:, 1, 4:] = (third >> 4) | ((second >> 2) & 48)
 
 
 def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
@@ -116,41 +134,52 @@ def _q4_k(blocks: Array, codes: Array, scales: Array) -> None:
 def _q5_k(blocks: Array, codes: Array, scales: Array) -> None:
     """Bit g of byte i of `high` is the fifth bit of element i of the g-th group of 32."""
     _q4_k(blocks, codes, scales)
-    high, by_32 = np.ascontiguousarray(blocks["high"]), codes.reshape(-1, 8, 32)
+    high = np.ascontiguousarray(blocks["high"])
+    by_32 = codes.reshape(-1, 8, 32)
     for group in range(8):
         by_32[:, group] |= ((high >> group) & 1) << 4
 
 
 def _q6_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """Decodes two runs of 64 bytes (low halves, then high halves), and two runs of 32 bytes with the upper two bits of four times
-    32."""
+    """Decodes two runs of 64 bytes (low halves, then high halves), and two runs of 32 bytes with
+    the upper two bits of four times 32."""
     _nibbles(np.ascontiguousarray(blocks["codes"]).reshape(-1, 4), _runs(codes).reshape(-1, 2, 4))
-    high, by_128 = np.ascontiguousarray(blocks["high"]).reshape(-1, 32), codes.reshape(-1, 4, 32)
+    high = np.ascontiguousarray(blocks["high"]).reshape(-1, 32)
+    by_128 = codes.reshape(-1, 4, 32)
     for group in range(4):
         by_128[:, group] |= ((high >> (2 * group)) & 3) << 4
     scales[:, 0] = blocks["packed"]
 
 
 def _two_bits(packed: Array) -> Array:
-    """Splits two runs of 32 bytes, each with four times 32 codes of two bits: V16 [n, 4] → uint8 [n, 2, 4, 32]."""
+    """Splits two runs of 32 bytes, each with four times 32 codes of two bits: V16 [n, 4] → uint8
+    [n, 2, 4, 32]."""
     runs = np.ascontiguousarray(packed).view(np.uint8).reshape(-1, 2, 1, 32)
     return runs >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3
 
 
 def _q2_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """The scales of 16 columns are as `Blocks` takes them: a minimum in the upper four bits of a byte."""
+    """The scales of 16 columns are as `Blocks` takes them: a minimum in the upper four bits of a
+    byte."""
     codes[:] = _two_bits(blocks["codes"]).reshape(len(blocks), -1)
     scales[:, 0] = blocks["packed"]
 
 
 def _q3_k(blocks: Array, codes: Array, scales: Array) -> None:
-    """Bit g of byte i of `high` is the third bit of element i of the g-th group of 32. Sixteen scales of six bits are stored plus
-    32: the low four bits in eight bytes, and the upper two in four."""
-    high = np.ascontiguousarray(blocks["high"])[:, None] >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1
+    """Bit g of byte i of `high` is the third bit of element i of the g-th group of 32. Sixteen
+    scales of six bits are stored plus 32: the low four bits in eight bytes, and the upper two in
+    four."""
+    high = (
+        np.ascontiguousarray(blocks["high"])[:, None] >> np.arange(8, dtype=np.uint8).reshape(8, 1)
+        & 1
+    )
     codes[:] = (_two_bits(blocks["codes"]).reshape(-1, 8, 32) | high << 2).reshape(len(blocks), -1)
-    low, top = blocks["packed"][:, :8], blocks["packed"][:, None, 8:]
+    low = blocks["packed"][:, :8]
+    top = blocks["packed"][:, None, 8:]
     upper = (top >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3).reshape(len(blocks), -1)
-    scales[:, 0] = (np.concatenate((low & 15, low >> 4), 1) | upper << 4).astype(np.int8) - np.int8(32)
+    scales[:, 0] = (np.concatenate((low & 15, low >> 4), 1) | upper << 4).astype(np.int8) - np.int8(
+        32
+    )
 
 
 def _q8_k(blocks: Array, codes: Array, scales: Array) -> None:
@@ -165,8 +194,8 @@ def _q1_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _tq1_0(blocks: Array, codes: Array, scales: Array) -> None:
-    """A byte holds five digits of base three as a fraction of 256: times 3**i, its upper part is digit i. Bytes come in runs of
-    32, 16 and 4; the last run holds four digits per byte."""
+    """A byte holds five digits of base three as a fraction of 256: times 3**i, its upper part is
+    digit i. Bytes come in runs of 32, 16 and 4; the last run holds four digits per byte."""
     at = 0
     for name, digits in (("first", 5), ("second", 5), ("last", 4)):
         packed = np.ascontiguousarray(blocks[name])[:, None, :]
@@ -183,31 +212,70 @@ def _tq2_0(blocks: Array, codes: Array, scales: Array) -> None:
 
 
 def _fields(*fields: tuple[str, str, int]) -> np.dtype:
-    return np.dtype([(name, kind, (count,)) if count > 1 or name == "scales" else (name, kind) for name, kind, count in fields])
+    return np.dtype(
+        [
+            (name, kind, (count,)) if count > 1 or name == "scales" else (name, kind)
+            for name, kind, count in fields
+        ]
+    )
 
 
-SCALE, SCALE_AND_MINIMUM, RUN = ("scales", "<f2", 1), ("scales", "<f2", 2), ("codes", "V16", 1)
+SCALE = ("scales", "<f2", 1)
+SCALE_AND_MINIMUM = ("scales", "<f2", 2)
+RUN = ("codes", "V16", 1)
 PACKED = ("packed", "u1", 12)
 RUNS_OF_DIGITS = (("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4))
 FORMATS = {
     "Q4_0": Format(_fields(SCALE, RUN), _q4, 4, np.float16, zero=8),
     "Q4_1": Format(_fields(SCALE_AND_MINIMUM, RUN), _q4, 4, np.float16, has_minimum=True),
     "Q5_0": Format(_fields(SCALE, ("high", "u1", 4), RUN), _q5, 5, np.float16, zero=16),
-    "Q5_1": Format(_fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 5, np.float16, has_minimum=True),
+    "Q5_1": Format(
+        _fields(SCALE_AND_MINIMUM, ("high", "u1", 4), RUN), _q5, 5, np.float16, has_minimum=True
+    ),
     "Q8_0": Format(_fields(SCALE, ("codes", "V16", 2)), _q8_0, 8, np.float16),
-    "Q2_K": Format(_fields(("packed", "u1", 16), ("codes", "V16", 4), SCALE_AND_MINIMUM), _q2_k, 2, np.uint8, block_size=16),
-    "Q3_K": Format(_fields(("high", "u1", 32), ("codes", "V16", 4), PACKED, SCALE), _q3_k, 3, np.int8, block_size=16, zero=4),
-    "Q4_K": Format(_fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.int8, has_minimum=True),
+    "Q2_K": Format(
+        _fields(("packed", "u1", 16), ("codes", "V16", 4), SCALE_AND_MINIMUM),
+        _q2_k,
+        2,
+        np.uint8,
+        block_size=16,
+    ),
+    "Q3_K": Format(
+        _fields(("high", "u1", 32), ("codes", "V16", 4), PACKED, SCALE),
+        _q3_k,
+        3,
+        np.int8,
+        block_size=16,
+        zero=4,
+    ),
+    "Q4_K": Format(
+        _fields(SCALE_AND_MINIMUM, PACKED, ("codes", "V16", 8)), _q4_k, 4, np.int8, has_minimum=True
+    ),
     "Q5_K": Format(
-        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)), _q5_k, 5, np.int8, has_minimum=True
+        _fields(SCALE_AND_MINIMUM, PACKED, ("high", "u1", 32), ("codes", "V16", 8)),
+        _q5_k,
+        5,
+        np.int8,
+        has_minimum=True,
     ),
     "Q6_K": Format(
-        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE), _q6_k, 6, np.int8, block_size=16, zero=32
+        _fields(("codes", "V16", 8), ("high", "u1", 64), ("packed", "i1", 16), SCALE),
+        _q6_k,
+        6,
+        np.int8,
+        block_size=16,
+        zero=32,
     ),
     "Q8_K": Format(
-        _fields(("scales", "<f4", 1), ("codes", "V16", 16), ("sums", "<i2", 16)), _q8_k, 8, np.float32, block_size=256
+        _fields(("scales", "<f4", 1), ("codes", "V16", 16), ("sums", "<i2", 16)),
+        _q8_k,
+        8,
+        np.float32,
+        block_size=256,
     ),
-    "Q1_0": Format(_fields(SCALE, ("bits", "u1", 16)), _q1_0, 2, np.float16, block_size=128, zero=1),
+    "Q1_0": Format(
+        _fields(SCALE, ("bits", "u1", 16)), _q1_0, 2, np.float16, block_size=128, zero=1
+    ),
     "TQ1_0": Format(
         _fields(("first", "u1", 32), ("second", "u1", 16), ("last", "u1", 4), SCALE),
         _tq1_0,
@@ -216,6 +284,8 @@ FORMATS = {
         block_size=256,
         zero=1,
     ),
-    "TQ2_0": Format(_fields(("codes", "V16", 4), SCALE), _tq2_0, 2, np.float16, block_size=256, zero=1),
+    "TQ2_0": Format(
+        _fields(("codes", "V16", 4), SCALE), _tq2_0, 2, np.float16, block_size=256, zero=1
+    ),
 }
 """The forms by stored type."""

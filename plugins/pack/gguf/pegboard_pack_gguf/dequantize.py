@@ -1,8 +1,10 @@
-"""ggml blocks → floats, in torch. Source of the block layouts: ggml-common.h; the tests compare with gguf.quants.
+"""ggml blocks → floats, in torch. Source of the block layouts: ggml-common.h; the tests compare
+with gguf.quants.
 
-Common types are written out here, working in place on a cache-sized run of blocks at a time; the rare ones (IQ*, TQ*, FP4) go
-through `gguf.quants`. A decoder gets `blocks` [n, block_bytes] uint8 and `out` [n, block_size] float32, which it fills. Sums and
-products are rounded one by one in the order gguf.quants uses, so that results are equal bit by bit.
+Common types are written out here, working in place on a cache-sized run of blocks at a time; the
+rare ones (IQ*, TQ*, FP4) go through `gguf.quants`. A decoder gets `blocks` [n, block_bytes] uint8
+and `out` [n, block_size] float32, which it fills. Sums and products are rounded one by one in the
+order gguf.quants uses, so that results are equal bit by bit.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from pegboard_pack_gguf.ggml_types import BY_STORED
 Decoder = Callable[[Tensor, Tensor], None]
 
 CHUNK_ELEMENTS = 1 << 18
-"""The number of elements that are decoded at a time. Their float32 form and its temporaries stay in the second-level cache."""
+"""The number of elements that are decoded at a time. Their float32 form and its temporaries stay in
+the second-level cache."""
 
 
 def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
-    """Decode all of `data`, blocks of type `stored`, into `out`: contiguous, any float dtype, any device, rows of whole blocks.
-    The elements are in logical order."""
+    """Decode all of `data`, blocks of type `stored`, into `out`: contiguous, any float dtype, any
+    device, rows of whole blocks. The elements are in logical order."""
     ggml_type = BY_STORED[stored]
     decode = DECODERS.get(ggml_type.name) or _from_package(ggml_type.name)
     rows = out.view(-1, out.shape[-1])
@@ -31,10 +34,18 @@ def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
     row_bytes = ggml_type.num_bytes(width)
     assert len(data) == num_rows * row_bytes, (len(data), num_rows, row_bytes)
     step = max(1, CHUNK_ELEMENTS // width)
-    scratch = None if out.dtype == torch.float32 else torch.empty(min(step, num_rows), width, device=out.device)
+    scratch = (
+        None
+        if out.dtype == torch.float32
+        else torch.empty(min(step, num_rows), width, device=out.device)
+    )
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
-        blocks = _as_tensor(data[start * row_bytes : stop * row_bytes]).to(out.device).view(-1, ggml_type.block_bytes)
+        blocks = (
+            _as_tensor(data[start * row_bytes : stop * row_bytes])
+            .to(out.device)
+            .view(-1, ggml_type.block_bytes)
+        )
         target = rows[start:stop] if scratch is None else scratch[: stop - start]
         decode(blocks, target.view(-1, ggml_type.block_size))
         if scratch is not None:
@@ -42,7 +53,8 @@ def dequantize_into(data: memoryview, stored: str, out: Tensor) -> None:
 
 
 def _as_tensor(data: memoryview) -> Tensor:
-    """Returns a uint8 tensor over read-only memory. Suppresses torch's warning that it cannot prevent writes."""
+    """Returns a uint8 tensor over read-only memory. Suppresses torch's warning that it cannot
+    prevent writes."""
     if not data.readonly:
         return torch.frombuffer(data, dtype=torch.uint8)
     with warnings.catch_warnings():
@@ -56,7 +68,8 @@ def _half(blocks: Tensor, start: int, count: int = 1) -> Tensor:
 
 
 def _nibbles(packed: Tensor, out: Tensor) -> None:
-    """Splits bytes into low halves first, then high halves: packed [n, k] → out [n, 2, k], any dtype."""
+    """Splits bytes into low halves first, then high halves: packed [n, k] → out [n, 2, k], any
+    dtype."""
     out[:, 0].copy_(packed & 15)
     out[:, 1].copy_(packed >> 4)
 
@@ -94,22 +107,26 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
 
 
 def _planes(packed: Tensor, width: int, bits: int) -> Tensor:
-    """Splits numbers of `bits` bits. Each run of `width` bytes holds all lowest parts, then all next parts, and so on: [n, k] →
-    [n, 8k/bits]."""
+    """Splits numbers of `bits` bits. Each run of `width` bytes holds all lowest parts, then all
+    next parts, and so on: [n, k] → [n, 8k/bits]."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device).view(1, 1, -1, 1)
     mask = (1 << bits) - 1
     return ((packed.reshape(len(packed), -1, 1, width) >> shifts) & mask).flatten(1)
 
 
 def _q2_k(blocks: Tensor, out: Tensor) -> None:
-    scales, halves = blocks[:, :16], _half(blocks, 80, 2)
+    scales = blocks[:, :16]
+    halves = _half(blocks, 80, 2)
     by_16 = out.view(-1, 16, 16)
     out.copy_(_planes(blocks[:, 16:80], 32, 2))
-    by_16.mul_((halves[:, :1] * (scales & 15)).unsqueeze(-1)).sub_((halves[:, 1:] * (scales >> 4)).unsqueeze(-1))
+    by_16.mul_((halves[:, :1] * (scales & 15)).unsqueeze(-1)).sub_(
+        (halves[:, 1:] * (scales >> 4)).unsqueeze(-1)
+    )
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
-    """The third bit is stored inverted: where it is clear, 4 is subtracted. The scales are 16 six-bit numbers minus 32."""
+    """The third bit is stored inverted: where it is clear, 4 is subtracted. The scales are 16
+    six-bit numbers minus 32."""
     packed = blocks[:, 96:108]
     low = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), 1)
     scales = (low | (_planes(packed[:, 8:], 4, 2) << 4)).float() - 32
@@ -118,16 +135,20 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first four of each are in the low
-    bits of bytes 0-3 and 4-7. The last four take four bits from bytes 8-11 and their top two from bytes 0-3 and 4-7."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    """Splits eight scales and eight minima of six bits, which are stored in twelve bytes. The first
+    four of each are in the low bits of bytes 0-3 and 4-7. The last four take four bits from bytes
+    8-11 and their top two from bytes 0-3 and 4-7."""
+    first = packed[:, :4]
+    second = packed[:, 4:8]
+    third = packed[:, 8:]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), 1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), 1)
     return scales, minima
 
 
 def _scale_by_32(blocks: Tensor, out: Tensor) -> None:
-    """The common last part of Q4_K and Q5_K: value * (d * scale) - (dmin * minimum) for each of eight runs of 32."""
+    """The common last part of Q4_K and Q5_K: value * (d * scale) - (dmin * minimum) for each of
+    eight runs of 32."""
     scales, minima = _k_scales(blocks[:, 4:16])
     halves = _half(blocks, 0, 2)
     by_32 = out.view(-1, 8, 32)
@@ -146,17 +167,23 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
     scales = blocks[:, 192:208].view(torch.int8).float() * _half(blocks, 208)
-    out.copy_(_planes(blocks[:, :128], 64, 4)).add_(_planes(blocks[:, 128:192], 32, 2) << 4).sub_(32)
+    out.copy_(_planes(blocks[:, :128], 64, 4)).add_(_planes(blocks[:, 128:192], 32, 2) << 4).sub_(
+        32
+    )
     out.view(-1, 16, 16).mul_(scales.unsqueeze(-1))
 
 
 def _q8_k(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks[:, 4:260].contiguous().view(torch.int8)).mul_(blocks[:, :4].contiguous().view(torch.float32))
+    out.copy_(blocks[:, 4:260].contiguous().view(torch.int8)).mul_(
+        blocks[:, :4].contiguous().view(torch.float32)
+    )
 
 
 def _q1_0(blocks: Tensor, out: Tensor) -> None:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
-    out.copy_(((blocks[:, 2:].unsqueeze(-1) >> shifts) & 1).flatten(1)).mul_(2).sub_(1).mul_(_half(blocks, 0))
+    out.copy_(((blocks[:, 2:].unsqueeze(-1) >> shifts) & 1).flatten(1)).mul_(2).sub_(1).mul_(
+        _half(blocks, 0)
+    )
 
 
 def _from_package(name: str) -> Decoder:

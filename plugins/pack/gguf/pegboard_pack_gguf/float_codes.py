@@ -1,8 +1,9 @@
-"""Decodes ggml blocks into `FloatCodes`: positions in a table of at most 16 floats, with a scale for 16 or 32 columns.
+"""Decodes ggml blocks into `FloatCodes`: positions in a table of at most 16 floats, with a scale
+for 16 or 32 columns.
 
-Source of the layouts: ggml-common.h, as in `dequantize`. The IQ types below four bits store positions in grids of vectors. The
-elements of all vectors of a type have few different sizes, so each element fits in four bits. The grids are those of
-`gguf.quants`.
+Source of the layouts: ggml-common.h, as in `dequantize`. The IQ types below four bits store
+positions in grids of vectors. The elements of all vectors of a type have few different sizes, so
+each element fits in four bits. The grids are those of `gguf.quants`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from pegboard_pack_gguf.ggml_types import BY_STORED
 
 Array = np.ndarray
 CHUNK_ELEMENTS = 1 << 18
-"""The number of elements that are decoded at a time. Their codes and temporaries stay in the second-level cache."""
+"""The number of elements that are decoded at a time. Their codes and temporaries stay in the
+second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFormat:
-    """The representation of a ggml type as `FloatCodes`. columns: how many share a scale. values: what the codes stand for.
-    codes, scales: turn raw blocks uint8 [n, block_bytes] into uint8 [n, block size], and into [n, block size / columns], which
-    are numbers, or the bytes of `scale_type`, or positions in the table `steps`, for scales that are steps[position] times
+    """The representation of a ggml type as `FloatCodes`. columns: how many share a scale. values:
+    what the codes stand for. codes, scales: turn raw blocks uint8 [n, block_bytes] into uint8 [n,
+    block size], and into [n, block size / columns], which are numbers, or the bytes of
+    `scale_type`, or positions in the table `steps`, for scales that are steps[position] times
     `outer`: float16 [n, 1]."""
 
     columns: int
@@ -43,10 +46,13 @@ def is_codes(stored: str) -> bool:
     return stored in CODE_FORMATS
 
 
-def float_codes(data: memoryview, stored: str, shape: tuple[int, ...], factor: float = 1.0) -> FloatCodes:
-    """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row by row. factor: see
-    `FloatCodes`. The results are in new memory."""
-    known, form = BY_STORED[stored], CODE_FORMATS[stored]
+def float_codes(
+    data: memoryview, stored: str, shape: tuple[int, ...], factor: float = 1.0
+) -> FloatCodes:
+    """Decode blocks. `data` holds the blocks of the type `stored` for `shape` [rows, columns], row
+    by row. factor: see `FloatCodes`. The results are in new memory."""
+    known = BY_STORED[stored]
+    form = CODE_FORMATS[stored]
     rows, columns = shape
     blocks = np.frombuffer(data, np.uint8).reshape(-1, known.block_bytes)
     assert len(blocks) * known.block_size == rows * columns, (len(blocks), stored, shape)
@@ -56,11 +62,21 @@ def float_codes(data: memoryview, stored: str, shape: tuple[int, ...], factor: f
         for start in range(0, len(blocks), step):
             codes[start : start + step] = form.codes(blocks[start : start + step])
     stored_scales = torch.from_numpy(form.scales(blocks).copy()).view(rows, -1)
-    scales: torch.Tensor | ScaleCodes = stored_scales if form.scale_type is None else stored_scales.view(form.scale_type)
+    scales: torch.Tensor | ScaleCodes = (
+        stored_scales if form.scale_type is None else stored_scales.view(form.scale_type)
+    )
     if form.outer is not None:
-        scales = ScaleCodes(stored_scales, torch.tensor(form.steps), torch.from_numpy(form.outer(blocks).copy()).view(rows, -1))
+        scales = ScaleCodes(
+            stored_scales,
+            torch.tensor(form.steps),
+            torch.from_numpy(form.outer(blocks).copy()).view(rows, -1),
+        )
     return FloatCodes(
-        torch.from_numpy(codes.reshape(rows, columns)), torch.tensor(form.values), scales, (1, form.columns), factor
+        torch.from_numpy(codes.reshape(rows, columns)),
+        torch.tensor(form.values),
+        scales,
+        (1, form.columns),
+        factor,
     )
 
 
@@ -103,7 +119,8 @@ def _nvfp4_scales(blocks: Array) -> Array:
 
 @functools.cache
 def _vectors(name: str) -> Array:
-    """Returns the grid of a type, with codes in place of elements, one vector per number: uint32 or uint64 [vectors]."""
+    """Returns the grid of a type, with codes in place of elements, one vector per number: uint32 or
+    uint64 [vectors]."""
     import gguf
 
     kind = getattr(gguf.quants, name)
@@ -115,15 +132,19 @@ def _vectors(name: str) -> Array:
 
 
 def _looked_up(name: str, positions: Array, flags: Array) -> Array:
-    """Returns the codes of the vectors at these positions [n, vectors]. flags [n, 32]: bit i sets `FLAG` in element i."""
+    """Returns the codes of the vectors at these positions [n, vectors]. flags [n, 32]: bit i sets
+    `FLAG` in element i."""
     vectors = _vectors(name)[positions].view(np.uint64) | FLAGS[flags]
     return vectors.view(np.uint8).reshape(len(positions), -1)
 
 
 def _bits(packed: Array, width: int, count: int) -> Array:
-    """Splits numbers into `count` numbers of `width` bits, lowest first: [n, k] → [n, k * count]."""
+    """Splits numbers into `count` numbers of `width` bits, lowest first: [n, k] → [n, k *
+    count]."""
     shifts = np.arange(0, width * count, width).astype(packed.dtype)
-    return (packed[:, :, None] >> shifts & packed.dtype.type((1 << width) - 1)).reshape(len(packed), -1)
+    return (packed[:, :, None] >> shifts & packed.dtype.type((1 << width) - 1)).reshape(
+        len(packed), -1
+    )
 
 
 def _position(low: Array, high: Array) -> Array:
@@ -144,15 +165,21 @@ def _iq2_xs(blocks: Array) -> Array:
 
 
 def _iq2_s(blocks: Array) -> Array:
-    return _looked_up("IQ2_S", _position(blocks[:, 2:34], _bits(blocks[:, 66:74], 2, 4)), blocks[:, 34:66])
+    return _looked_up(
+        "IQ2_S", _position(blocks[:, 2:34], _bits(blocks[:, 66:74], 2, 4)), blocks[:, 34:66]
+    )
 
 
 def _iq3_xxs(blocks: Array) -> Array:
-    return _looked_up("IQ3_XXS", blocks[:, 2:66], SIGNS[_bits(_words(blocks, 66, 98, np.uint32), 7, 4)])
+    return _looked_up(
+        "IQ3_XXS", blocks[:, 2:66], SIGNS[_bits(_words(blocks, 66, 98, np.uint32), 7, 4)]
+    )
 
 
 def _iq3_s(blocks: Array) -> Array:
-    return _looked_up("IQ3_S", _position(blocks[:, 2:66], _bits(blocks[:, 66:74], 1, 8)), blocks[:, 74:106])
+    return _looked_up(
+        "IQ3_S", _position(blocks[:, 2:66], _bits(blocks[:, 66:74], 1, 8)), blocks[:, 74:106]
+    )
 
 
 def _iq1_s(blocks: Array) -> Array:
@@ -165,7 +192,9 @@ def _iq1_s(blocks: Array) -> Array:
 def _iq1_m(blocks: Array) -> Array:
     """As in IQ1_S, with one sign per eight elements."""
     nibbles = _halves_of(blocks[:, 32:48])
-    return _looked_up("IQ1_M", _position(blocks[:, :32], nibbles & 7), (nibbles >> 3) * np.uint8(255))
+    return _looked_up(
+        "IQ1_M", _position(blocks[:, :32], nibbles & 7), (nibbles >> 3) * np.uint8(255)
+    )
 
 
 def _iq1_m_scales(blocks: Array) -> Array:
@@ -175,7 +204,12 @@ def _iq1_m_scales(blocks: Array) -> Array:
 def _iq1_m_outer(blocks: Array) -> Array:
     """The scale of the block is in the upper four bits of four words."""
     words = _words(blocks, 48, 56, np.uint16)
-    return (words[:, :1] >> 12 | words[:, 1:2] >> 8 & 0xF0 | words[:, 2:3] >> 4 & 0xF00 | words[:, 3:] & 0xF000).view(np.float16)
+    return (
+        words[:, :1] >> 12
+        | words[:, 1:2] >> 8 & 0xF0
+        | words[:, 2:3] >> 4 & 0xF00
+        | words[:, 3:] & 0xF000
+    ).view(np.float16)
 
 
 def _two_levels(
@@ -200,8 +234,11 @@ def _values(sizes: Sequence[float], flagged: Sequence[float]) -> tuple[float, ..
 
 
 FLAG = 8
-"""The bit of a code that says that an element is negative, or for the IQ1 types, that its offset is."""
-FLAGS = np.array([sum(FLAG << 8 * bit for bit in range(8) if byte >> bit & 1) for byte in range(256)], np.uint64)
+"""The bit of a code that says that an element is negative, or for the IQ1 types, that its offset
+is."""
+FLAGS = np.array(
+    [sum(FLAG << 8 * bit for bit in range(8) if byte >> bit & 1) for byte in range(256)], np.uint64
+)
 """FLAG in byte i where bit i is set."""
 SIGNS = np.array([bits | bits.bit_count() % 2 << 7 for bits in range(128)], np.uint8)
 """Signs that are stored in seven bits: the eighth makes their number even."""
@@ -218,22 +255,55 @@ SIZES = {
 }
 """The elements of each grid, smallest first."""
 OFFSET = 0.125
-IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
-IQ2, IQ3_XXS, IQ3_S = (_values(sizes, [-size for size in sizes]) for sizes in (IQ2_SIZES, IQ3_XXS_SIZES, IQ3_S_SIZES))
+IQ4 = (
+    -127.0,
+    -104.0,
+    -83.0,
+    -65.0,
+    -49.0,
+    -35.0,
+    -22.0,
+    -10.0,
+    1.0,
+    13.0,
+    25.0,
+    38.0,
+    53.0,
+    69.0,
+    89.0,
+    113.0,
+)
+IQ2, IQ3_XXS, IQ3_S = (
+    _values(sizes, [-size for size in sizes]) for sizes in (IQ2_SIZES, IQ3_XXS_SIZES, IQ3_S_SIZES)
+)
 IQ1 = _values([size + OFFSET for size in IQ1_SIZES], [size - OFFSET for size in IQ1_SIZES])
 MXFP4 = tuple(E2M1.tolist())
 
 CODE_FORMATS = {
     "IQ4_NL": CodeFormat(32, IQ4, _nibbles(2, 18, 16), lambda blocks: _half(blocks, 0)),
     "IQ4_XS": _two_levels(32, IQ4, _nibbles(8, 136, 16), _iq4_xs_scales, _steps(64, 1.0, -32.0)),
-    "MXFP4": CodeFormat(32, MXFP4, _nibbles(1, 17, 16), lambda blocks: blocks[:, :1], torch.float8_e8m0fnu),
+    "MXFP4": CodeFormat(
+        32, MXFP4, _nibbles(1, 17, 16), lambda blocks: blocks[:, :1], torch.float8_e8m0fnu
+    ),
     "NVFP4": CodeFormat(16, MXFP4, _nibbles(4, 36, 8), _nvfp4_scales, torch.float8_e4m3fn),
-    "IQ2_XXS": _two_levels(32, IQ2, _iq2_xxs, lambda blocks: blocks[:, 9:66:8] >> 4, _steps(16, 0.25, 0.125)),
-    "IQ2_XS": _two_levels(16, IQ2, _iq2_xs, lambda blocks: _halves_of(blocks[:, 66:]), _steps(16, 0.25, 0.125)),
-    "IQ2_S": _two_levels(16, IQ2, _iq2_s, lambda blocks: _halves_of(blocks[:, 74:]), _steps(16, 0.25, 0.125)),
-    "IQ3_XXS": _two_levels(32, IQ3_XXS, _iq3_xxs, lambda blocks: blocks[:, 69:98:4] >> 4, _steps(16, 0.5, 0.25)),
-    "IQ3_S": _two_levels(32, IQ3_S, _iq3_s, lambda blocks: _halves_of(blocks[:, 106:]), _steps(16, 2.0, 1.0)),
-    "IQ1_S": _two_levels(32, IQ1, _iq1_s, lambda blocks: blocks[:, 35:50:2] >> 4 & 7, _steps(8, 2.0, 1.0)),
+    "IQ2_XXS": _two_levels(
+        32, IQ2, _iq2_xxs, lambda blocks: blocks[:, 9:66:8] >> 4, _steps(16, 0.25, 0.125)
+    ),
+    "IQ2_XS": _two_levels(
+        16, IQ2, _iq2_xs, lambda blocks: _halves_of(blocks[:, 66:]), _steps(16, 0.25, 0.125)
+    ),
+    "IQ2_S": _two_levels(
+        16, IQ2, _iq2_s, lambda blocks: _halves_of(blocks[:, 74:]), _steps(16, 0.25, 0.125)
+    ),
+    "IQ3_XXS": _two_levels(
+        32, IQ3_XXS, _iq3_xxs, lambda blocks: blocks[:, 69:98:4] >> 4, _steps(16, 0.5, 0.25)
+    ),
+    "IQ3_S": _two_levels(
+        32, IQ3_S, _iq3_s, lambda blocks: _halves_of(blocks[:, 106:]), _steps(16, 2.0, 1.0)
+    ),
+    "IQ1_S": _two_levels(
+        32, IQ1, _iq1_s, lambda blocks: blocks[:, 35:50:2] >> 4 & 7, _steps(8, 2.0, 1.0)
+    ),
     "IQ1_M": _two_levels(16, IQ1, _iq1_m, _iq1_m_scales, _steps(8, 2.0, 1.0), _iq1_m_outer),
 }
 """The forms by stored type. Every code takes four bits."""

@@ -1,4 +1,5 @@
-"""The tensor types of ggml: number in the file, name, elements per block, bytes per block. Standard library only.
+"""The tensor types of ggml: number in the file, name, elements per block, bytes per block. Standard
+library only.
 
 Source: the GGUF specification's `ggml_type` and the block structures of ggml-common.h.
 """
@@ -22,7 +23,8 @@ PLAIN = {
 
 @dataclass(frozen=True, slots=True)
 class GGMLType:
-    """A type. `stored` is its name in a TensorEntry: a torch dtype for plain types, the ggml name for blocks."""
+    """A type. `stored` is its name in a TensorEntry: a torch dtype for plain types, the ggml name
+    for blocks."""
 
     name: str
     block_size: int
@@ -79,7 +81,10 @@ GGML_TYPES: dict[int, GGMLType] = {
 NEVER_STORED = {
     9: "Q8_1, which ggml uses for activations only",
     **dict.fromkeys((4, 5), "Q4_2 or Q4_3, which the format no longer has"),
-    **dict.fromkeys((31, 32, 33, 36, 37, 38), "an interleaved form of Q4_0 or IQ4_NL, which the format no longer has"),
+    **dict.fromkeys(
+        (31, 32, 33, 36, 37, 38),
+        "an interleaved form of Q4_0 or IQ4_NL, which the format no longer has",
+    ),
 }
 """Types that files do not have, or no longer have, by number: what each one is."""
 

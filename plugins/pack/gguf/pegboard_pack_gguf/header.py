@@ -7,8 +7,8 @@ Layout (specification: ggml docs/gguf.md), all numbers little endian:
     tensor_count × name string | num_dims u32 | dims u64 × num_dims | type u32 | offset u64
     padding to `general.alignment` | tensor data, each tensor at data_start + offset
 
-Every count and length is checked against the bytes that are left before anything is allocated, so a damaged file costs no
-more than its own size.
+Every count and length is checked against the bytes that are left before anything is allocated, so a
+damaged file costs no more than its own size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,21 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
-STRING, ARRAY = 8, 9
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING = 8
+ARRAY = 9
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 MIN_KV_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
@@ -39,8 +52,8 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor of the file. shape: rows first (the file stores the reverse order). offset: the position of the first byte in the
-    file."""
+    """A tensor of the file. shape: rows first (the file stores the reverse order). offset: the
+    position of the first byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +64,8 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """The header of a file. `sha256` covers the header's bytes: metadata and tensor index, not the weights."""
+    """The header of a file. `sha256` covers the header's bytes: metadata and tensor index, not the
+    weights."""
 
     path: Path
     version: int
@@ -69,7 +83,8 @@ def read_header(path: Path) -> GGUFHeader:
             refuse_pointer(path, start)
             if not start.startswith(MAGIC):
                 raise ModelError(
-                    f"{path} is not a GGUF file: it starts with {start[: len(MAGIC)]!r} instead of {MAGIC!r}; fetch it again"
+                    f"{path} is not a GGUF file: it starts with {start[: len(MAGIC)]!r} instead "
+                    f"of {MAGIC!r}; fetch it again"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
@@ -87,14 +102,22 @@ class _Reader:
         self.position = len(MAGIC)
 
     def fail(self, what: str) -> NoReturn:
-        raise ModelError(f"damaged GGUF file {self.path}: {what} (at byte {self.position} of {self.end}); fetch it again")
+        raise ModelError(
+            f"damaged GGUF file {self.path}: {what} (at byte {self.position} of {self.end}); "
+            "fetch it again"
+        )
 
     def header(self) -> GGUFHeader:
         version = self.u32("version")
         if version not in VERSIONS:
             if version and version & 0xFFFF == 0:
-                raise ModelError(f"{self.path} is a big-endian GGUF file; only little-endian files are supported")
-            raise ModelError(f"{self.path} has GGUF version {version}; versions {VERSIONS} are supported; convert the file again")
+                raise ModelError(
+                    f"{self.path} is a big-endian GGUF file; only little-endian files are supported"
+                )
+            raise ModelError(
+                f"{self.path} has GGUF version {version}; versions {VERSIONS} are supported; "
+                "convert the file again"
+            )
         num_tensors = self.count("tensor", MIN_TENSOR_BYTES)
         num_values = self.count("metadata", MIN_KV_BYTES)
         metadata: dict[str, Any] = {}
@@ -150,7 +173,9 @@ class _Reader:
         code = SCALARS.get(number)
         if code is None:
             self.fail(f"metadata key {key!r} has the unknown value type {number}")
-        return struct.unpack_from("<" + code, self.data, self.take(struct.calcsize("<" + code), f"the value of {key!r}"))[0]
+        return struct.unpack_from(
+            "<" + code, self.data, self.take(struct.calcsize("<" + code), f"the value of {key!r}")
+        )[0]
 
     def array(self, key: str) -> list[Any]:
         number = self.u32(f"the item type of {key!r}")
@@ -165,9 +190,11 @@ class _Reader:
         return list(struct.unpack_from(f"<{length}{code}", self.data, start))
 
     def strings(self, key: str, length: int) -> list[str]:
-        """Reads an array of strings. Vocabularies have 10⁵ strings, and this loop takes most of the time of a read, so it uses
-        only local names."""
-        data, position, end = self.data, self.position, self.end
+        """Reads an array of strings. Vocabularies have 10⁵ strings, and this loop takes most of the
+        time of a read, so it uses only local names."""
+        data = self.data
+        position = self.position
+        end = self.end
         length_at = _U64.unpack_from
         items: list[bytes] = []
         for index in range(length):
@@ -190,15 +217,24 @@ class _Reader:
         if not 1 <= num_dims <= MAX_DIMS:
             self.fail(f"tensor {name!r} has {num_dims} dimensions, 1 to {MAX_DIMS} are possible")
         dims = tuple(self.u64(f"the dimensions of tensor {name!r}") for _ in range(num_dims))
-        return name, dims, self.u32(f"the type of tensor {name!r}"), self.u64(f"the offset of tensor {name!r}")
+        return (
+            name,
+            dims,
+            self.u32(f"the type of tensor {name!r}"),
+            self.u64(f"the offset of tensor {name!r}"),
+        )
 
-    def placed(self, raw: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int) -> tuple[GGUFTensor, ...]:
+    def placed(
+        self, raw: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int
+    ) -> tuple[GGUFTensor, ...]:
         tensors: dict[str, GGUFTensor] = {}
         for name, dims, number, offset in raw:
             ggml_type = GGML_TYPES.get(number)
             if ggml_type is None:
                 told = NEVER_STORED.get(number)
-                known = f"unknown; known are {', '.join(known.name for known in GGML_TYPES.values())}"
+                known = (
+                    f"unknown; known are {', '.join(known.name for known in GGML_TYPES.values())}"
+                )
                 raise ModelError(
                     f"{self.path}: tensor {name!r} has type {number}, which is "
                     + (known if told is None else f"{told}; convert the model again")
@@ -207,12 +243,20 @@ class _Reader:
             for dim in dims:
                 num_elements *= dim
             if num_elements < 1 or dims[0] % ggml_type.block_size:
-                self.fail(f"tensor {name!r} of type {ggml_type.name} cannot have the dimensions {dims}")
+                self.fail(
+                    f"tensor {name!r} of type {ggml_type.name} cannot have the dimensions {dims}"
+                )
             if offset % alignment:
-                self.fail(f"tensor {name!r} is at offset {offset}, which is not aligned to {alignment}")
-            start, num_bytes = data_start + offset, ggml_type.num_bytes(num_elements)
+                self.fail(
+                    f"tensor {name!r} is at offset {offset}, which is not aligned to {alignment}"
+                )
+            start = data_start + offset
+            num_bytes = ggml_type.num_bytes(num_elements)
             if start + num_bytes > self.end:
-                self.fail(f"tensor {name!r} should end at byte {start + num_bytes}, past the end of the file")
+                self.fail(
+                    f"tensor {name!r} should end at byte {start + num_bytes}, past the end of the "
+                    "file"
+                )
             if name in tensors:
                 self.fail(f"tensor {name!r} occurs twice")
             tensors[name] = GGUFTensor(name, dims[::-1], ggml_type, start, num_bytes)

@@ -1,4 +1,5 @@
-"""Weight loader `gguf`: describes a GGUF file in Hugging Face terms (no torch) and streams its tensors from mapped memory."""
+"""Weight loader `gguf`: describes a GGUF file in Hugging Face terms (no torch) and streams its
+tensors from mapped memory."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class GGUFLoader:
         path = find_file(files.root)
         header = read_header(path)
         headers = [header, *_other_shards(header)]
-        whole = replace(header, tensors=tuple(tensor for part in headers for tensor in part.tensors))
+        whole = replace(
+            header, tensors=tuple(tensor for part in headers for tensor in part.tensors)
+        )
         prefix, architecture = architecture_of(header)
         config = hf_config(whole, prefix, architecture)
         tensors = _index(headers, architecture, config)
@@ -77,24 +80,34 @@ class GGUFLoader:
             digest=_digest(headers, files.digests),
         )
 
-    def tensors(self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]) -> Iterator[WeightPiece]:
-        """Yields blocks as read-only views of the mapped file, and plain types as tensors over private mappings. Tensors that the
-        converter changed are changed back, in new memory."""
+    def tensors(
+        self, checkpoint: Checkpoint, wanted: Iterable[WantedWeight]
+    ) -> Iterator[WeightPiece]:
+        """Yields blocks as read-only views of the mapped file, and plain types as tensors over
+        private mappings. Tensors that the converter changed are changed back, in new memory."""
         architecture = BY_MODEL_TYPE[checkpoint.config["model_type"]]
         files = _MappedFiles(checkpoint.path.parent)
-        chosen = [_entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)]
+        chosen = [
+            _entry(checkpoint, name) for name in dict.fromkeys(weight.name for weight in wanted)
+        ]
         for entry in sorted(chosen, key=lambda entry: (entry.file, entry.offset)):
             parts = up_projection_parts(entry, checkpoint.tensors) if architecture.is_latent else ()
             if parts:
                 from pegboard_pack_gguf.delivery import up_projection
 
-                yield up_projection(entry, *(files.piece(_entry(checkpoint, part)) for part in parts))
+                yield up_projection(
+                    entry, *(files.piece(_entry(checkpoint, part)) for part in parts)
+                )
                 continue
             if names := joined_parts(architecture, entry.name, checkpoint.tensors):
                 from pegboard_pack_gguf.delivery import changed, joined
 
-                pieces = [_delivered(files.piece(_entry(checkpoint, name)), architecture, checkpoint) for name in names]
-                whole, change = joined(entry, pieces), architecture.joined_change
+                pieces = [
+                    _delivered(files.piece(_entry(checkpoint, name)), architecture, checkpoint)
+                    for name in names
+                ]
+                whole = joined(entry, pieces)
+                change = architecture.joined_change
                 yield whole if change is None else changed(whole, change, checkpoint.config)
                 continue
             piece = files.piece(entry)
@@ -116,14 +129,22 @@ class _MappedFiles:
         if data is None:
             data = self.maps[entry.file] = _map_file(path)
         if entry.offset + entry.num_bytes > len(data):
-            raise ModelError(f"{path} has shrunk since it was described: {entry.name!r} is past its end")
+            raise ModelError(
+                f"{path} has shrunk since it was described: {entry.name!r} is past its end"
+            )
         if entry.stored in PLAIN.values():
             return WeightPiece(entry.name, entry.stored, entry.shape, plain_tensor(path, entry))
-        return WeightPiece(entry.name, entry.stored, entry.shape, memoryview(data)[entry.offset : entry.offset + entry.num_bytes])
+        return WeightPiece(
+            entry.name,
+            entry.stored,
+            entry.shape,
+            memoryview(data)[entry.offset : entry.offset + entry.num_bytes],
+        )
 
 
 def find_file(root: Path) -> Path:
-    """Returns the GGUF file of a model: `root` itself, or the only one (or the first shard of the only set) in that directory."""
+    """Returns the GGUF file of a model: `root` itself, or the only one (or the first shard of the
+    only set) in that directory."""
     if SHARD.fullmatch(root.name) or root.is_file():
         found = SHARD.fullmatch(root.name)
         return root if found is None else root.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
@@ -134,56 +155,86 @@ def find_file(root: Path) -> Path:
     if len(firsts) == 1:
         return root / firsts[0]
     if not firsts:
-        raise ModelError(f"{root} contains no GGUF file" + (f", only later parts of one: {', '.join(names)}" if names else ""))
-    raise ModelError(f"{root} contains several models; name one of these files: {', '.join(firsts)}")
+        raise ModelError(
+            f"{root} contains no GGUF file"
+            + (f", only later parts of one: {', '.join(names)}" if names else "")
+        )
+    raise ModelError(
+        f"{root} contains several models; name one of these files: {', '.join(firsts)}"
+    )
 
 
 def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
-    """Returns the shards 2…N that belong to the first one. Only the first contains the metadata of the model."""
+    """Returns the shards 2…N that belong to the first one. Only the first contains the metadata of
+    the model."""
     found = SHARD.fullmatch(first.path.name)
     num_shards = first.metadata.get("split.count", 1)
     if found is None:
         if num_shards not in (0, 1):
-            raise ModelError(f"{first.path} is one of {num_shards} parts; keep their names, like name-00001-of-00002.gguf")
+            raise ModelError(
+                f"{first.path} is one of {num_shards} parts; keep their names, like "
+                "name-00001-of-00002.gguf"
+            )
         return []
     if num_shards != int(found[3]):
-        raise ModelError(f"{first.path} says that it is one of {num_shards!r} parts, but its name says {int(found[3])}")
+        raise ModelError(
+            f"{first.path} says that it is one of {num_shards!r} parts, but its name says "
+            f"{int(found[3])}"
+        )
     headers = []
     for number in range(2, num_shards + 1):
         path = first.path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
         if not path.is_file():
-            raise ModelError(f"{first.path} is the first of {num_shards} parts, and {path.name} is missing; download it too")
+            raise ModelError(
+                f"{first.path} is the first of {num_shards} parts, and {path.name} is missing; "
+                "download it too"
+            )
         header = read_header(path)
-        if header.metadata.get("split.no") != number - 1 or header.metadata.get("split.count") != num_shards:
+        if (
+            header.metadata.get("split.no") != number - 1
+            or header.metadata.get("split.count") != num_shards
+        ):
             raise ModelError(f"{path} is not part {number} of {num_shards} of {first.path.name}")
         headers.append(header)
     count = sum(len(header.tensors) for header in (first, *headers))
     expected = first.metadata.get("split.tensors.count", count)
     if expected != count:
-        raise ModelError(f"the {num_shards} parts of {first.path} contain {count} tensors; {expected!r} were split")
+        raise ModelError(
+            f"the {num_shards} parts of {first.path} contain {count} tensors; {expected!r} were "
+            "split"
+        )
     return headers
 
 
-def _index(headers: list[GGUFHeader], architecture: Architecture, config: Mapping[str, Any]) -> dict[str, TensorEntry]:
+def _index(
+    headers: list[GGUFHeader], architecture: Architecture, config: Mapping[str, Any]
+) -> dict[str, TensorEntry]:
     index: dict[str, TensorEntry] = {}
     for header in headers:
         for entry in tensor_entries(header, architecture, config):
             if entry.name in index:
                 raise ModelError(f"{header.path}: {entry.name!r} occurs twice")
             index[entry.name] = entry
-    index |= {entry.name: entry for entry in joined_entries(str(headers[0].path), index, architecture)}
+    index |= {
+        entry.name: entry for entry in joined_entries(str(headers[0].path), index, architecture)
+    }
     return index
 
 
 def _tokenizer_data(header: GGUFHeader) -> dict[str, Any]:
-    """Returns everything under "tokenizer." by the rest of its name ("ggml.tokens"), and the settings that decide whether special
-    tokens strip white space."""
-    data = {key.removeprefix(PAYLOAD_PREFIX): value for key, value in header.metadata.items() if key.startswith(PAYLOAD_PREFIX)}
+    """Returns everything under "tokenizer." by the rest of its name ("ggml.tokens"), and the
+    settings that decide whether special tokens strip white space."""
+    data = {
+        key.removeprefix(PAYLOAD_PREFIX): value
+        for key, value in header.metadata.items()
+        if key.startswith(PAYLOAD_PREFIX)
+    }
     return {**data, "name": header.metadata.get("general.name", ""), "path": str(header.path)}
 
 
 def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
-    """Returns the type with the most bytes in matrices, or None when that is a block type or a type of integers."""
+    """Returns the type with the most bytes in matrices, or None when that is a block type or a type
+    of integers."""
     sizes: dict[str, int] = {}
     for entry in tensors.values():
         if len(entry.shape) > 1:
@@ -193,12 +244,16 @@ def _main_dtype(tensors: Mapping[str, TensorEntry]) -> str | None:
 
 
 def _digest(headers: list[GGUFHeader], known: Mapping[str, str]) -> str:
-    """Returns the source's own digests if it has them. Otherwise the identity consists of header, size and modification time,
-    because hashing gigabytes of weights would take longer than loading them."""
+    """Returns the source's own digests if it has them. Otherwise the identity consists of header,
+    size and modification time, because hashing gigabytes of weights would take longer than loading
+    them."""
     parts = []
     for header in headers:
         name = header.path.name
-        parts.append(known.get(name) or f"{name}:{header.sha256}:{header.file_bytes}:{header.path.stat().st_mtime_ns}")
+        parts.append(
+            known.get(name)
+            or f"{name}:{header.sha256}:{header.file_bytes}:{header.path.stat().st_mtime_ns}"
+        )
     return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -209,7 +264,9 @@ def _entry(checkpoint: Checkpoint, name: str) -> TensorEntry:
     return entry
 
 
-def _delivered(piece: WeightPiece, architecture: Architecture, checkpoint: Checkpoint) -> WeightPiece:
+def _delivered(
+    piece: WeightPiece, architecture: Architecture, checkpoint: Checkpoint
+) -> WeightPiece:
     change = change_of(architecture, piece.name) if architecture.changes else None
     if change is None:
         return piece
@@ -227,14 +284,19 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def plain_tensor(path: Path, entry: TensorEntry) -> "Tensor":
-    """Returns a tensor of a plain type over its own private mapping. Torch needs writable memory, and a writable mapping of the
-    whole file would count against the memory that the system can commit."""
+    """Returns a tensor of a plain type over its own private mapping. Torch needs writable memory,
+    and a writable mapping of the whole file would count against the memory that the system can
+    commit."""
     import torch
 
     start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     skip = entry.offset - start
     with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), skip + entry.num_bytes, access=mmap.ACCESS_COPY, offset=start)
+        data = mmap.mmap(
+            file.fileno(), skip + entry.num_bytes, access=mmap.ACCESS_COPY, offset=start
+        )
     dtype = getattr(torch, entry.stored)
-    tensor = torch.frombuffer(data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=skip)
+    tensor = torch.frombuffer(
+        data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=skip
+    )
     return tensor.view(entry.shape)

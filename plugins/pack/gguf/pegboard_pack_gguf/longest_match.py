@@ -1,4 +1,5 @@
-"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token at each place, from left to right, by bytes.
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token at each place, from left to
+right, by bytes.
 
 Tokens are stored as Python writes bytes: "\\n", "\\xff", "\\\\".
 """
@@ -26,16 +27,26 @@ class LongestMatch:
         self.unknown_id = vocabulary.token_id("ggml.unknown_token_id")
         self.bytes_of = [_unescaped(token) for token in vocabulary.tokens]
         special = {token.token_id for token in vocabulary.special_tokens()}
-        self.ids = {text: token_id for token_id, text in enumerate(self.bytes_of) if text and token_id not in special}
+        self.ids = {
+            text: token_id
+            for token_id, text in enumerate(self.bytes_of)
+            if text and token_id not in special
+        }
         self.lengths: dict[int, list[int]] = {}
         for text in self.ids:
             self.lengths.setdefault(text[0], []).append(len(text))
-        self.lengths = {first: sorted(set(lengths), reverse=True) for first, lengths in self.lengths.items()}
+        self.lengths = {
+            first: sorted(set(lengths), reverse=True) for first, lengths in self.lengths.items()
+        }
 
     def encode(self, text: str) -> list[int]:
-        source, ids, at = text.encode(), [], 0
+        source = text.encode()
+        ids = []
+        at = 0
         while at < len(source):
-            found = next((n for n in self.lengths.get(source[at], ()) if source[at : at + n] in self.ids), 0)
+            found = next(
+                (n for n in self.lengths.get(source[at], ()) if source[at : at + n] in self.ids), 0
+            )
             token_id = self.ids[source[at : at + found]] if found else self.unknown_id
             if token_id is not None:
                 ids.append(token_id)

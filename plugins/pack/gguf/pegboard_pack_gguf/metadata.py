@@ -11,7 +11,8 @@ MAX_COUNT = 2**31 - 1
 
 
 class Metadata:
-    """The metadata of one file under one prefix ("llama" for "llama.block_count"). Wrong types raise ModelError."""
+    """The metadata of one file under one prefix ("llama" for "llama.block_count"). Wrong types
+    raise ModelError."""
 
     def __init__(self, header: GGUFHeader, prefix: str) -> None:
         self.header = header
@@ -27,7 +28,8 @@ class Metadata:
         return ModelError(f"{self.header.path}: metadata {self.prefix}.{key} {what}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Returns a count, which is at least 1. A list with one value per layer is accepted when all values are equal."""
+        """Returns a count, which is at least 1. A list with one value per layer is accepted when
+        all values are equal."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -45,9 +47,11 @@ class Metadata:
         """Returns a count, 0 if the file has none."""
         return self.count(key) if self.get(key) not in (None, 0) else 0
 
-    def layer_counts(self, key: str, num_layers: int, default: list[int] | None = None) -> list[int]:
-        """Returns a count for each layer, which may be 0. One number is that of all layers. A list may also have those of the
-        layers that draft tokens, which come last."""
+    def layer_counts(
+        self, key: str, num_layers: int, default: list[int] | None = None
+    ) -> list[int]:
+        """Returns a count for each layer, which may be 0. One number is that of all layers. A list
+        may also have those of the layers that draft tokens, which come last."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -57,18 +61,28 @@ class Metadata:
         if len(values) not in (num_layers, self.get("block_count")) or any(
             type(each) is not int or not 0 <= each <= MAX_COUNT for each in values
         ):
-            raise self.fail(key, f"is {value!r}, expected a number from 0 to {MAX_COUNT} for each of {num_layers} layers")
+            raise self.fail(
+                key,
+                (
+                    f"is {value!r}, expected a number from 0 to {MAX_COUNT} for each of "
+                    f"{num_layers} layers"
+                ),
+            )
         return values[:num_layers]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a positive finite number. float32 values are returned as the shortest decimal that represents them: 1e-05, not
-        9.99…e-06."""
+        """Returns a positive finite number. float32 values are returned as the shortest decimal
+        that represents them: 1e-05, not 9.99…e-06."""
         value = self.get(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing")
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < float("inf")
+        ):
             raise self.fail(key, f"is {value!r}, expected a positive number")
         return float(f"{value:.7g}")
 

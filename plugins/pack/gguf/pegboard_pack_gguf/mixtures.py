@@ -22,7 +22,8 @@ from pegboard_pack_gguf.table_parts import (
 
 
 def _experts(pattern: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """Returns `Architecture.experts`. pattern: of the modules, with the expert's number and then the name as `{}`."""
+    """Returns `Architecture.experts`. pattern: of the modules, with the expert's number and then
+    the name as `{}`."""
     names = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
     return {stacked: pattern.format("{}", name) for stacked, name in names.items()}
 
@@ -38,7 +39,9 @@ _MLP_LAYER = {**LAYER, "ffn_gate_inp": "mlp.gate"}
 _USED: dict[str, Any] = {**RMS, "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED)}
 _COUNTS = {**_USED, "num_experts": Key("expert_count", "count", REQUIRED)}
 _LOCAL_COUNTS = {**_USED, "num_local_experts": Key("expert_count", "count", REQUIRED)}
-_WIDTH: dict[str, Any] = {"moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED)}
+_WIDTH: dict[str, Any] = {
+    "moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED)
+}
 _CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _DEEPSEEK: dict[str, Any] = {
     **RMS,
@@ -65,18 +68,26 @@ MIXTRAL = Architecture(
 QWEN_MOE = Architecture(
     class_name="Qwen2MoeForCausalLM",
     model_type="qwen2_moe",
-    layer={**_MLP_LAYER, "ffn_gate_inp_shexp": "mlp.shared_expert_gate", **_shared("mlp.shared_expert")},
+    layer={
+        **_MLP_LAYER,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        **_shared("mlp.shared_expert"),
+    },
     experts=_MLP_EXPERTS,
     config={
         **_COUNTS,
         **_WIDTH,
-        "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+        "shared_expert_intermediate_size": Key(
+            "expert_shared_feed_forward_length", "count", REQUIRED
+        ),
         "norm_topk_prob": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
 )
-_NO_SHARED_EXPERT = {name: value for name, value in QWEN_MOE.config.items() if not name.startswith("shared_expert")}
+_NO_SHARED_EXPERT = {
+    name: value for name, value in QWEN_MOE.config.items() if not name.startswith("shared_expert")
+}
 DEEPSEEK_V2 = Architecture(
     class_name="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
@@ -105,7 +116,9 @@ DEEPSEEK_V2 = Architecture(
     },
     is_latent=True,
 )
-DEEPSEEK_V3 = replace(DEEPSEEK_V2, class_name="DeepseekV3ForCausalLM", model_type="deepseek_v3", whole=_CORRECTION)
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2, class_name="DeepseekV3ForCausalLM", model_type="deepseek_v3", whole=_CORRECTION
+)
 _GRANITE_EXPERTS = _experts("block_sparse_moe.{}.{}", "gate_proj", "up_proj", "output_linear")
 GRANITE_MOE = Architecture(
     class_name="GraniteMoeForCausalLM",
@@ -126,7 +139,10 @@ GRANITE_MOE_SHARED = replace(
         "ffn_down_shexp": "shared_mlp.output_linear",
     },
     joined={"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj")},
-    config={**GRANITE_MOE.config, "shared_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED)},
+    config={
+        **GRANITE_MOE.config,
+        "shared_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+    },
 )
 _BAILING_LAYER = {
     **_MLP_LAYER,
@@ -147,7 +163,9 @@ BAILING = Architecture(
     split={},
     experts=_MLP_EXPERTS,
     changes=UNPERMUTE,
-    joined={"attention.query_key_value": ("attention.q_proj", "attention.k_proj", "attention.v_proj")},
+    joined={
+        "attention.query_key_value": ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+    },
     config={
         **_COUNTS,
         **_WIDTH,
@@ -257,10 +275,18 @@ MIXTURES: dict[str, Architecture] = {
     "glm4moe": Architecture(
         class_name="Glm4MoeForCausalLM",
         model_type="glm4_moe",
-        layer={**_MLP_LAYER, "post_attention_norm": "post_attention_layernorm", **_shared("mlp.shared_experts")},
+        layer={
+            **_MLP_LAYER,
+            "post_attention_norm": "post_attention_layernorm",
+            **_shared("mlp.shared_experts"),
+        },
         experts=_MLP_EXPERTS,
         whole=_CORRECTION,
-        config={**_DEEPSEEK, "attention_bias": QKV_BIAS, "use_qk_norm": Has(("blk.0.attn_q_norm.weight",))},
+        config={
+            **_DEEPSEEK,
+            "attention_bias": QKV_BIAS,
+            "use_qk_norm": Has(("blk.0.attn_q_norm.weight",)),
+        },
         is_partly_rotary=True,
     ),
     "afmoe": Architecture(

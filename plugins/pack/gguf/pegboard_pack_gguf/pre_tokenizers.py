@@ -1,7 +1,8 @@
 """How each `tokenizer.ggml.pre` cuts text before byte-level BPE. Standard library only.
 
-The names, and which of them share a cut, follow llama.cpp's table; the patterns are those of the models' own tokenizers.
-`patterns` are applied in order: each cuts the pieces that the previous one left. Both matches and gaps are pieces.
+The names, and which of them share a cut, follow llama.cpp's table; the patterns are those of the
+models' own tokenizers. `patterns` are applied in order: each cuts the pieces that the previous one
+left. Both matches and gaps are pieces.
 """
 
 from __future__ import annotations
@@ -10,21 +11,31 @@ from dataclasses import dataclass
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 QWEN35_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| "
+    r"?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SEED_CODER_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-BAILING_PATTERN = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BAILING_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEKKEN_PATTERN = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}" + CASED_END
+TEKKEN_PATTERN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    + CASED_END
+)
 GPT4O_PATTERN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}"
     r"|\p{N}{1,3}" + CASED_END
@@ -52,8 +63,8 @@ CASED_LETTERS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """A pre-tokenizer. ignore_merges: a piece that is already a token is not merged. add_bos: the default when the file does not
-    say it."""
+    """A pre-tokenizer. ignore_merges: a piece that is already a token is not merged. add_bos: the
+    default when the file does not say it."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -76,7 +87,9 @@ DEEPSEEK_LLM = PreTokenizer(
         r"\p{N}+",
     )
 )
-DEEPSEEK3 = PreTokenizer((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK3_PATTERN))
+DEEPSEEK3 = PreTokenizer(
+    (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK3_PATTERN)
+)
 GPT4O = PreTokenizer((GPT4O_PATTERN,))
 BLOOM = PreTokenizer((BLOOM_PATTERN,))
 BAILING = PreTokenizer((BAILING_PATTERN,))
@@ -84,15 +97,53 @@ BAILING = PreTokenizer((BAILING_PATTERN,))
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(
-        ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion", "granite-docling"),
+        (
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ),
         GPT2,
     ),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), DIGITS_GPT2),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), LLAMA3),
+    **dict.fromkeys(
+        (
+            "smollm",
+            "starcoder",
+            "refact",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ),
+        DIGITS_GPT2,
+    ),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        LLAMA3,
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), LLAMA3_MERGING),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer((LLAMA3_PATTERN,), ignore_merges=True)),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"), QWEN2
+        (
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ),
+        QWEN2,
     ),
     "qwen35": PreTokenizer((QWEN35_PATTERN,)),
     "seed-coder": PreTokenizer((SEED_CODER_PATTERN,)),

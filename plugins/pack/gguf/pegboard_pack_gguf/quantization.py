@@ -1,7 +1,8 @@
 """Quantization method `gguf`: weights stay packed, as `Blocks` or `FloatCodes`.
 
-Pieces are views of the mapped file. It is decided per weight, whatever mix of GGUF types its parts are stored in. If an earlier
-start left the packed form in the repack cache, the file is not read at all.
+Pieces are views of the mapped file. It is decided per weight, whatever mix of GGUF types its parts
+are stored in. If an earlier start left the packed form in the repack cache, the file is not read at
+all.
 """
 
 from __future__ import annotations
@@ -21,26 +22,36 @@ from pegboard_pack_gguf.dequantize import dequantize_into
 from pegboard_pack_gguf.float_codes import float_codes, is_codes
 from pegboard_pack_gguf.ggml_types import BY_STORED, PLAIN
 from pegboard_pack_gguf.options import GGUFOptions
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, floats, module_of
+from pegboard_weights.stored_weight import (
+    AnyLayer,
+    Form,
+    FormatMethod,
+    Pieces,
+    PlainReader,
+    floats,
+    module_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DECODING = "gguf 3"
-"""Part of the keys of the repack cache. Change it whenever the same file decodes to different values."""
+"""Part of the keys of the repack cache. Change it whenever the same file decodes to different
+values."""
 
 
 class GGUFQuantization(FormatMethod):
     def __init__(self, options: GGUFOptions, setup: QuantizationSetup) -> None:
         super().__init__(setup)
-        self.options, self._reader = options, GGUFReader(options.compute == "native")
+        self.options = options
+        self._reader = GGUFReader(options.compute == "native")
 
     def reader(self, module: str, layer: AnyLayer) -> GGUFReader:
         return self._reader
 
     def kv_cache(self, layer: object) -> str | None:
-        """Half precision, which is usual in programs that compute with these blocks. Its rounding error is far smaller than
-        theirs."""
+        """Half precision, which is usual in programs that compute with these blocks. Its rounding
+        error is far smaller than theirs."""
         is_float32 = self.setup.dtype == "float32"
         return "float16" if self.options.compute == "native" and is_float32 else None
 
@@ -54,9 +65,14 @@ class GGUFReader(PlainReader):
     def __init__(self, is_native: bool) -> None:
         self.is_native = is_native
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         scale = _scale_of(part)
-        return [*super().tensors(part, columns, available), *([WantedWeight(scale, (1,))] if scale in available else [])]
+        return [
+            *super().tensors(part, columns, available),
+            *([WantedWeight(scale, (1,))] if scale in available else []),
+        ]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         stored = pieces[part.name].stored
@@ -64,15 +80,23 @@ class GGUFReader(PlainReader):
             return "float_weight"
         if is_codes(stored):
             return "code_weight"
-        return "block_weight" if is_decodable(stored) and _scale_of(part) not in pieces else "float_weight"
+        return (
+            "block_weight"
+            if is_decodable(stored) and _scale_of(part) not in pieces
+            else "float_weight"
+        )
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         piece = pieces[part.name]
-        factor = floats(pieces, _scale_of(part)).float().item() if _scale_of(part) in pieces else 1.0
+        factor = (
+            floats(pieces, _scale_of(part)).float().item() if _scale_of(part) in pieces else 1.0
+        )
         if isinstance(piece.data, torch.Tensor):
             return piece.data if factor == 1.0 else piece.data.float() * factor
         if piece.stored not in BY_STORED:
-            raise ModelError(f"{piece.name!r} is stored as {piece.stored!r}, which is not a GGUF type")
+            raise ModelError(
+                f"{piece.name!r} is stored as {piece.stored!r}, which is not a GGUF type"
+            )
         form = self.form(part, columns, pieces)
         if form == "block_weight":
             return decode(piece.data, piece.stored, piece.shape)

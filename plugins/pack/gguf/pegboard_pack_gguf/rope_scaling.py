@@ -1,10 +1,11 @@
 """Rotary embedding settings of a GGUF file in Hugging Face form.
 
-Llama 3 scaling is stored as one divisor per frequency (tensor `rope_freqs.weight`), not as the parameters it came from;
-`llama3_parameters` recovers them. With wavelength w_i of the unscaled frequency i, original context C, factor f and limits
-low, high, Llama 3 divides frequency i by
+Llama 3 scaling is stored as one divisor per frequency (tensor `rope_freqs.weight`), not as the
+parameters it came from; `llama3_parameters` recovers them. With wavelength w_i of the unscaled
+frequency i, original context C, factor f and limits low, high, Llama 3 divides frequency i by
 
-    1 where w_i < C/high,   f where w_i > C/low,   else 1 / ((1 - s)/f + s)   with s = (C/w_i - low) / (high - low)
+    1 where w_i < C/high,   f where w_i > C/low,   else 1 / ((1 - s)/f + s)   with s = (C/w_i - low)
+    / (high - low)
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from pegboard_pack_gguf.header import GGUFHeader
 from pegboard_pack_gguf.metadata import Metadata
 
 ORIGINAL_CONTEXT = 8192
-"""Only C/low and C/high follow from the divisors. This C gives Llama 3's own numbers (low 1, high 4)."""
+"""Only C/low and C/high follow from the divisors. This C gives Llama 3's own numbers (low 1, high
+4)."""
 
 MAX_FREQUENCIES = 4096
 
 
-def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly_rotary: bool) -> dict[str, Any]:
-    """Returns `rope_theta`, `rope_scaling` when the frequencies are changed, and `partial_rotary_factor` if `is_partly_rotary` or
-    if not all of each head is rotated."""
+def rope_config(
+    header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly_rotary: bool
+) -> dict[str, Any]:
+    """Returns `rope_theta`, `rope_scaling` when the frequencies are changed, and
+    `partial_rotary_factor` if `is_partly_rotary` or if not all of each head is rotated."""
     theta = metadata.number("rope.freq_base", 10000.0)
     config: dict[str, Any] = {"rope_theta": theta}
     rotary_dim = metadata.count("rope.dimension_count", head_dim)
@@ -40,7 +44,11 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly
     elif (long := _floats(header, "rope_factors_long.weight")) is not None:
         short = _floats(header, "rope_factors_short.weight") or long
         original = metadata.count("rope.scaling.original_context_length", context)
-        config["rope_scaling"] = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        config["rope_scaling"] = {
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+        }
         config["original_max_position_embeddings"] = original
         if metadata.has("rope.scaling.attn_factor"):
             config["rope_scaling"]["attention_factor"] = metadata.number("rope.scaling.attn_factor")
@@ -50,26 +58,40 @@ def rope_config(header: GGUFHeader, metadata: Metadata, head_dim: int, is_partly
     elif kind == "yarn":
         original = metadata.count("rope.scaling.original_context_length", context)
         factor = metadata.number("rope.scaling.factor")
-        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        found = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
         for name in ("beta_fast", "beta_slow"):
             if metadata.has(f"rope.scaling.yarn_{name}"):
                 found[name] = metadata.number(f"rope.scaling.yarn_{name}")
-        if metadata.has("rope.scaling.attn_factor"):  # of the usual factor, which grows with the length
-            found["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
+        # of the usual factor, which grows with the length
+        if metadata.has("rope.scaling.attn_factor"):
+            found["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (
+                0.1 * math.log(factor) + 1
+            )
         if metadata.has("rope.scaling.yarn_log_multiplier"):  # of DeepSeek: a tenth of both
             mscale = float(f"{10 * metadata.number('rope.scaling.yarn_log_multiplier'):.7g}")
             found["mscale"] = found["mscale_all_dim"] = mscale
         config["rope_scaling"] = found
     elif kind not in (None, "none"):
-        raise metadata.fail("rope.scaling.type", f"is {kind!r}; supported are none, linear, yarn, longrope and llama3 divisors")
+        raise metadata.fail(
+            "rope.scaling.type",
+            f"is {kind!r}; supported are none, linear, yarn, longrope and llama3 divisors",
+        )
     return config
 
 
-def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) -> dict[str, Any] | None:
-    """Returns the settings for these divisors: Llama 3 parameters that give them, or the divisors themselves in longrope's form,
-    or None if all divisors are 1."""
+def divisors_config(
+    divisors: Sequence[float], theta: float, rotary_dim: int
+) -> dict[str, Any] | None:
+    """Returns the settings for these divisors: Llama 3 parameters that give them, or the divisors
+    themselves in longrope's form, or None if all divisors are 1."""
     if len(divisors) != rotary_dim // 2:
-        raise ModelError(f"rope_freqs.weight holds {len(divisors)} divisors, expected {rotary_dim // 2}")
+        raise ModelError(
+            f"rope_freqs.weight holds {len(divisors)} divisors, expected {rotary_dim // 2}"
+        )
     if all(divisor == 1.0 for divisor in divisors):
         return None
     found = llama3_parameters(divisors, theta)
@@ -85,8 +107,8 @@ def divisors_config(divisors: Sequence[float], theta: float, rotary_dim: int) ->
 
 
 def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any] | None:
-    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. Returns None when the divisors do not form such
-    a curve."""
+    """Fit the middle band: s is linear in 1/w_i, so two points give low and high. Returns None when
+    the divisors do not form such a curve."""
     factor = max(divisors)
     wavelengths = [2 * math.pi * theta ** (i / len(divisors)) for i in range(len(divisors))]
     middle = [
@@ -96,7 +118,8 @@ def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any]
     ]
     if factor <= 1.0 or len(middle) < 2:
         return None
-    (x0, s0), (x1, s1) = middle[0], middle[-1]
+    (x0, s0) = middle[0]
+    (x1, s1) = middle[-1]
     slope = (s0 - s1) / (x0 - x1)
     if not slope > 0:
         return None
@@ -115,8 +138,10 @@ def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any]
 
 def llama3_divisors(parameters: Mapping[str, Any], wavelengths: Sequence[float]) -> list[float]:
     """The formula in the module's docstring."""
-    context, factor = parameters["original_max_position_embeddings"], parameters["factor"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    context = parameters["original_max_position_embeddings"]
+    factor = parameters["factor"]
+    low = parameters["low_freq_factor"]
+    high = parameters["high_freq_factor"]
     divisors = []
     for wavelength in wavelengths:
         smooth = min(max((context / wavelength - low) / (high - low), 0.0), 1.0)
@@ -130,12 +155,16 @@ def _rounded(value: float) -> float:
 
 
 def _floats(header: GGUFHeader, name: str) -> list[float] | None:
-    """Returns the values of a small float32 tensor, or None when the file has no tensor with that name."""
+    """Returns the values of a small float32 tensor, or None when the file has no tensor with that
+    name."""
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None
     if tensor.type.name != "F32" or tensor.num_bytes > 4 * MAX_FREQUENCIES:
-        raise ModelError(f"{header.path}: {name} is {tensor.type.name} {tensor.shape}, expected a short list of F32")
+        raise ModelError(
+            f"{header.path}: {name} is {tensor.type.name} {tensor.shape}, expected a short list "
+            "of F32"
+        )
     with header.path.open("rb") as file:
         file.seek(tensor.offset)
         data = file.read(tensor.num_bytes)

@@ -1,8 +1,10 @@
-"""SentencePiece BPE (`tokenizer.ggml.model` "llama"): pieces with scores, ▁ for spaces, bytes for characters without a piece.
+"""SentencePiece BPE (`tokenizer.ggml.model` "llama"): pieces with scores, ▁ for spaces, bytes for
+characters without a piece.
 
-Source: SentencePiece's BPE encoder. The best-scoring pair of neighbors that forms a piece is joined, leftmost first among equals,
-until none is left. Pieces rarely contain a ▁ after another character. When none does, no join crosses the start of a word, so
-words are encoded separately and cached.
+Source: SentencePiece's BPE encoder. The best-scoring pair of neighbors that forms a piece is
+joined, leftmost first among equals, until none is left. Pieces rarely contain a ▁ after another
+character. When none does, no join crosses the start of a word, so words are encoded separately and
+cached.
 """
 
 from __future__ import annotations
@@ -32,17 +34,22 @@ class SentencePieceBPE:
         self.closing_id = vocabulary.token_id("ggml.eos_token_id")
         self.add_bos = vocabulary.flag("ggml.add_bos_token", True)
         bos = vocabulary.token_id("ggml.bos_token_id")
-        self.bos_token_id = bos if "ggml.bos_token_id" in vocabulary.data else min(1, len(vocabulary.tokens) - 1)
+        self.bos_token_id = (
+            bos if "ggml.bos_token_id" in vocabulary.data else min(1, len(vocabulary.tokens) - 1)
+        )
         self.ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
         self.scores: list[float] = vocabulary.items("ggml.scores", float, int)
         if len(self.scores) != len(vocabulary.tokens):
-            raise vocabulary.fail("ggml.scores", f"has {len(self.scores)} items for {len(vocabulary.tokens)} tokens")
+            raise vocabulary.fail(
+                "ggml.scores", f"has {len(self.scores)} items for {len(vocabulary.tokens)} tokens"
+            )
         self.byte_ids = [self._byte_id(byte) for byte in range(256)]
         self.word_by_word = not any(CROSSES_WORDS.search(token) for token in vocabulary.tokens)
         self.remembered: dict[str, list[int]] = {}
 
     def _byte_id(self, byte: int) -> int | None:
-        """Returns the id of `<0xAB>`, or of the piece of that one character, or of the unknown token."""
+        """Returns the id of `<0xAB>`, or of the piece of that one character, or of the unknown
+        token."""
         for text in (f"<0x{byte:02X}>", chr(byte) if byte < 0x80 else ""):
             if text in self.ids:
                 return self.ids[text]
@@ -63,7 +70,8 @@ class SentencePieceBPE:
         return ids
 
     def _join(self, text: str) -> list[int]:
-        """`pieces[i]` is the piece that starts at character i, or "" after it was joined to its left neighbor."""
+        """`pieces[i]` is the piece that starts at character i, or "" after it was joined to its
+        left neighbor."""
         pieces = list(text)
         before = list(range(-1, len(pieces) - 1))
         behind = [*range(1, len(pieces)), -1]
@@ -80,9 +88,14 @@ class SentencePieceBPE:
             offer(index - 1, index)
         while waiting:
             _, left, right, joined = heapq.heappop(waiting)
-            if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != len(joined):
+            if (
+                not pieces[left]
+                or not pieces[right]
+                or len(pieces[left]) + len(pieces[right]) != len(joined)
+            ):
                 continue  # one of the two was joined to another piece in the meantime
-            pieces[left], pieces[right] = joined, ""
+            pieces[left] = joined
+            pieces[right] = ""
             behind[left] = behind[right]
             if behind[left] >= 0:
                 before[behind[left]] = left

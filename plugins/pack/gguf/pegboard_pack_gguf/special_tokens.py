@@ -1,4 +1,5 @@
-"""Cuts text at special tokens that are written out in it, as llama.cpp does with `parse_special`."""
+"""Cuts text at special tokens that are written out in it, as llama.cpp does with
+`parse_special`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ ASCII_SPACE = " \t\n\v\f\r"
 
 
 def partition(text: str, special_tokens: Sequence[SpecialToken]) -> list[str | int]:
-    """Returns plain runs of text and ids, in order. The tokens are searched in the given order, each in all the remaining text.
-    So a longer token wins over a shorter one even if the shorter one starts earlier."""
+    """Returns plain runs of text and ids, in order. The tokens are searched in the given order,
+    each in all the remaining text. So a longer token wins over a shorter one even if the shorter
+    one starts earlier."""
     fragments: list[str | int] = [text] if text else []
     for token in special_tokens:
         if token.text in text:

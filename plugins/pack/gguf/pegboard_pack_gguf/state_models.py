@@ -1,8 +1,10 @@
-"""The architectures whose layers keep a state: state-space models, and hybrids that mix such layers with attention.
+"""The architectures whose layers keep a state: state-space models, and hybrids that mix such layers
+with attention.
 
-Converters store the decays of states as they are used (-exp of the logarithm that checkpoints have), convolutions without the
-dimension of one, and norms of groups with one row for each group. A file says which layers have attention with its number of KV
-heads by layer, which is 0 for the others."""
+Converters store the decays of states as they are used (-exp of the logarithm that checkpoints
+have), convolutions without the dimension of one, and norms of groups with one row for each group. A
+file says which layers have attention with its number of KV heads by layer, which is 0 for the
+others."""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from pegboard_pack_gguf.table_parts import (
     Key,
 )
 
-_CHANGES: dict[str, Change] = {"ssm_a": "logarithm", "ssm_d": "flat", "ssm_norm": "flat", "ssm_conv1d": "convolution"}
+_CHANGES: dict[str, Change] = {
+    "ssm_a": "logarithm",
+    "ssm_d": "flat",
+    "ssm_norm": "flat",
+    "ssm_conv1d": "convolution",
+}
 _EPS = {"layer_norm_epsilon": RMS["rms_norm_eps"]}
 
 
@@ -38,7 +45,11 @@ def _has(tensor: str) -> Has:
 
 
 def _mixer(path: str) -> dict[str, str]:
-    return {"ssm_in": f"{path}.in_proj", "ssm_conv1d": f"{path}.conv1d", "ssm_out": f"{path}.out_proj"}
+    return {
+        "ssm_in": f"{path}.in_proj",
+        "ssm_conv1d": f"{path}.conv1d",
+        "ssm_out": f"{path}.out_proj",
+    }
 
 
 def _first(path: str) -> dict[str, Any]:
@@ -55,7 +66,12 @@ def _second(path: str) -> dict[str, Any]:
 
 def _named(**names: str) -> dict[str, Any]:
     """Returns what the config of Mamba-2 layers has, by the names of the model."""
-    sizes = {"heads": "time_step_rank", "groups": "group_count", "state": "state_size", "kernel": "conv_kernel"}
+    sizes = {
+        "heads": "time_step_rank",
+        "groups": "group_count",
+        "state": "state_size",
+        "kernel": "conv_kernel",
+    }
     return {names[key]: _size(value) for key, value in sizes.items()}
 
 
@@ -63,8 +79,14 @@ def _feed_forward(path: str, gate: str, up: str, down: str) -> dict[str, str]:
     return {"ffn_gate": f"{path}.{gate}", "ffn_up": f"{path}.{up}", "ffn_down": f"{path}.{down}"}
 
 
-_BACKBONE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
-_HYBRID = _named(heads="mamba_n_heads", groups="mamba_n_groups", state="mamba_d_state", kernel="mamba_d_conv")
+_BACKBONE = {
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "output": "lm_head",
+}
+_HYBRID = _named(
+    heads="mamba_n_heads", groups="mamba_n_groups", state="mamba_d_state", kernel="mamba_d_conv"
+)
 _HYBRID |= {"mamba_d_ssm": _size("inner_size"), "mamba_conv_bias": _has("ssm_conv1d.bias")}
 _PLAIN_FFN = _feed_forward("feed_forward", "gate_proj", "up_proj", "down_proj")
 _GRANITE_FFN = _feed_forward("shared_mlp", "gate_linear", "up_linear", "output_linear")
@@ -112,7 +134,9 @@ NEMOTRON_H = Architecture(
     keeps_states=True,
     config={
         **_EPS,
-        **_named(heads="mamba_num_heads", groups="n_groups", state="ssm_state_size", kernel="conv_kernel"),
+        **_named(
+            heads="mamba_num_heads", groups="n_groups", state="ssm_state_size", kernel="conv_kernel"
+        ),
         "use_bias": _has("ssm_in.bias"),
         "use_conv_bias": _has("ssm_conv1d.bias"),
         "mlp_bias": _has("ffn_up.bias"),
@@ -122,7 +146,11 @@ NEMOTRON_H = Architecture(
 LFM2 = Architecture(
     class_name="Lfm2ForCausalLM",
     model_type="lfm2",
-    top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    top={
+        "token_embd": "model.embed_tokens",
+        "token_embd_norm": "model.embedding_norm",
+        "output": "lm_head",
+    },
     layer={
         **ATTENTION,
         **_feed_forward("feed_forward", "w1", "w3", "w2"),
@@ -159,7 +187,9 @@ STATE_MODELS: dict[str, Architecture] = {
         keeps_states=True,
         config={
             **_EPS,
-            **_named(heads="num_heads", groups="n_groups", state="state_size", kernel="conv_kernel"),
+            **_named(
+                heads="num_heads", groups="n_groups", state="state_size", kernel="conv_kernel"
+            ),
             "use_bias": _has("ssm_in.bias"),
             "use_conv_bias": _has("ssm_conv1d.bias"),
         },
@@ -181,7 +211,9 @@ STATE_MODELS: dict[str, Architecture] = {
             **NEMOTRON_H.config,
             **_EXPERTS,
             "n_routed_experts": Key("expert_count", "count", REQUIRED),
-            "moe_shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+            "moe_shared_expert_intermediate_size": Key(
+                "expert_shared_feed_forward_length", "count", REQUIRED
+            ),
             "moe_latent_size": Key("moe_latent_size", "count"),
             "mlp_bias": _has("ffn_up_shexp.bias"),
             "n_group": Key("expert_group_count", "count", 1),
@@ -258,7 +290,10 @@ STATE_MODELS: dict[str, Architecture] = {
             "ffn_gate_inp": "feed_forward.router",
         },
         whole=_first("mamba")["whole"],
-        experts={f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+        experts={
+            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj"
+            for part in ("gate", "up", "down")
+        },
         changes=_CHANGES,
         keeps_states=True,
         config={
@@ -288,11 +323,16 @@ STATE_MODELS: dict[str, Architecture] = {
             "post_attention_norm": "post_attention_layernorm",
             "ffn_gate_inp": "mlp.gate",
             "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+            **{
+                f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj"
+                for part in ("gate", "up", "down")
+            },
         },
         whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
         split={},
-        experts={f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+        experts={
+            f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
+        },
         joined={"linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")},
         joined_change="by_key_head",
         changes={"ssm_a": "logarithm", "ssm_conv1d": "convolution"},
@@ -309,7 +349,9 @@ STATE_MODELS: dict[str, Architecture] = {
             "num_experts": Key("expert_count", "count", REQUIRED),
             "num_experts_per_tok": Key("expert_used_count", "count", REQUIRED),
             "moe_intermediate_size": Key("expert_feed_forward_length", "count", REQUIRED),
-            "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length", "count", REQUIRED),
+            "shared_expert_intermediate_size": Key(
+                "expert_shared_feed_forward_length", "count", REQUIRED
+            ),
             "norm_topk_prob": True,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
@@ -323,7 +365,8 @@ STATE_MODELS: dict[str, Architecture] = {
         layer={**LFM2.layer, "ffn_gate_inp": "feed_forward.gate"},
         whole={**LFM2.whole, "exp_probs_b.bias": "feed_forward.expert_bias"},
         experts={
-            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{own}" for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{own}"
+            for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
         config={
             **LFM2.config,
@@ -342,12 +385,20 @@ def state_heads(metadata: Metadata, hidden_size: int, num_layers: int) -> dict[s
     kv_counts = metadata.layer_counts("attention.head_count_kv", num_layers, counts)
     if not any(kv_counts):
         return {}
-    num_heads, num_kv_heads = max(counts), max(kv_counts)
+    num_heads = max(counts)
+    num_kv_heads = max(kv_counts)
     if set(kv_counts) - {0, num_kv_heads} or not num_heads or num_heads % num_kv_heads:
-        told = f"is {sorted(set(kv_counts))} for {num_heads} heads; expected 0 or one divisor of them for every layer"
+        told = (
+            f"is {sorted(set(kv_counts))} for {num_heads} heads; expected 0 or one divisor of "
+            "them for every layer"
+        )
         raise metadata.fail("attention.head_count_kv", told)
     head_dim = metadata.count("attention.key_length", max(hidden_size // num_heads, 1))
-    return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
+    return {
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+    }
 
 
 HEAD_DIMS = {
@@ -360,34 +411,52 @@ HEAD_DIMS = {
 
 
 def state_config(
-    model_type: str, config: Mapping[str, Any], metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]
+    model_type: str,
+    config: Mapping[str, Any],
+    metadata: Metadata,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Any]:
-    """Returns what follows from the numbers of heads and channels by layer, and from the file's tensors."""
+    """Returns what follows from the numbers of heads and channels by layer, and from the file's
+    tensors."""
     num_layers = config["num_hidden_layers"]
     no_heads = [0] * num_layers
-    attends = [bool(count) for count in metadata.layer_counts("attention.head_count_kv", num_layers, no_heads)]
+    attends = [
+        bool(count)
+        for count in metadata.layer_counts("attention.head_count_kv", num_layers, no_heads)
+    ]
     widths = metadata.layer_counts("feed_forward_length", num_layers, no_heads)
-    found: dict[str, Any] = {"intermediate_size": max(widths)} if any(widths) and model_type != "mamba" else {}
+    found: dict[str, Any] = (
+        {"intermediate_size": max(widths)} if any(widths) and model_type != "mamba" else {}
+    )
     if set(widths) - {0, max(widths)}:
         raise metadata.fail("feed_forward_length", "differs between layers, which is not supported")
     for heads, head_dim in HEAD_DIMS.items():
         if heads in config:
             inner = metadata.count("ssm.inner_size")
             if inner % config[heads]:
-                raise metadata.fail("ssm.inner_size", f"is {inner}, which {config[heads]} heads cannot share")
+                raise metadata.fail(
+                    "ssm.inner_size", f"is {inner}, which {config[heads]} heads cannot share"
+                )
             found[head_dim] = inner // config[heads]
     if model_type == "nemotron_h":
         block = "moe" if "n_routed_experts" in config else "mlp"
         kinds = [block if width else "linear_attention" for width in widths]
-        kinds = ["full_attention" if own else kind for own, kind in zip(attends, kinds, strict=True)]
+        kinds = [
+            "full_attention" if own else kind for own, kind in zip(attends, kinds, strict=True)
+        ]
         found["layers_block_type"] = kinds
     elif model_type == "qwen3_next":
         every = metadata.count("full_attention_interval", 4)
-        kinds = ["linear_attention" if (index + 1) % every else "full_attention" for index in range(num_layers)]
+        kinds = [
+            "linear_attention" if (index + 1) % every else "full_attention"
+            for index in range(num_layers)
+        ]
         found["layer_types"] = kinds
     elif model_type == "jamba":
         with_experts = [f"blk.{index}.ffn_gate_inp.weight" in shapes for index in range(num_layers)]
-        found |= _period(metadata, "attn_layer", attends) | _period(metadata, "expert_layer", with_experts)
+        found |= _period(metadata, "attn_layer", attends) | _period(
+            metadata, "expert_layer", with_experts
+        )
         found["mamba_expand"] = _multiple(metadata, config["hidden_size"])
         if not any(with_experts):
             found["num_experts"] = 1
@@ -395,10 +464,15 @@ def state_config(
         other = "linear_attention" if model_type == "granitemoehybrid" else "conv"
         found["layer_types"] = ["full_attention" if each else other for each in attends]
     if model_type == "granitemoehybrid":
-        found["shared_intermediate_size"] = metadata.count("expert_shared_feed_forward_length", max(widths) or None)
+        found["shared_intermediate_size"] = metadata.count(
+            "expert_shared_feed_forward_length", max(widths) or None
+        )
         rotates = metadata.get("rope.scaling.finetuned") is True
         if rotates and "partial_rotary_factor" in config:
-            raise metadata.fail("rope.dimension_count", "is a part of a head, as in Bamba, which is not read from GGUF files yet")
+            raise metadata.fail(
+                "rope.dimension_count",
+                "is a part of a head, as in Bamba, which is not read from GGUF files yet",
+            )
         found["position_embedding_type"] = "rope" if rotates else "nope"
         if config["attention_multiplier"] is None and any(attends):
             found["attention_multiplier"] = config["head_dim"] ** -0.5
@@ -408,15 +482,22 @@ def state_config(
 def _multiple(metadata: Metadata, hidden_size: int) -> int:
     inner = metadata.count("ssm.inner_size")
     if inner % hidden_size:
-        raise metadata.fail("ssm.inner_size", f"is {inner}, which is not a multiple of the embedding length {hidden_size}")
+        raise metadata.fail(
+            "ssm.inner_size",
+            f"is {inner}, which is not a multiple of the embedding length {hidden_size}",
+        )
     return inner // hidden_size
 
 
 def _period(metadata: Metadata, name: str, layers: Sequence[bool]) -> dict[str, int]:
-    """Returns which layers are chosen, as Jamba's config says it: every so many layers, from an offset on."""
+    """Returns which layers are chosen, as Jamba's config says it: every so many layers, from an
+    offset on."""
     chosen = [index for index, each in enumerate(layers) if each]
     offset = chosen[0] if chosen else len(layers)
     period = chosen[1] - offset if len(chosen) > 1 else max(len(layers), offset + 1)
     if [index for index in range(len(layers)) if index % period == offset] != chosen:
-        raise metadata.fail("block_count", f"is {len(layers)}; of these, {chosen} are {name}s, which are not evenly spaced")
+        raise metadata.fail(
+            "block_count",
+            f"is {len(layers)}; of these, {chosen} are {name}s, which are not evenly spaced",
+        )
     return {f"{name}_period": period, f"{name}_offset": offset}

@@ -1,7 +1,7 @@
 """What a table of an architecture has, and what many tables share.
 
-GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the models. The defaults of metadata
-are those of llama.cpp.
+GGUF names come from llama.cpp's tensor table, Hugging Face names from the checkpoints of the
+models. The defaults of metadata are those of llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Change = Literal["unpermute", "transpose", "float", "by_head", "logarithm", "flat", "convolution", "by_key_head"]
+Change = Literal[
+    "unpermute", "transpose", "float", "by_head", "logarithm", "flat", "convolution", "by_key_head"
+]
 """What is done to a tensor before it is delivered:
 
-unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on Hugging Face
-by_head     rows of Q, K and V, one after the other, become those of each KV head: its queries, its key and its value
-by_key_head rows of all queries, keys, values and gates of linear attention become those of each key head
-transpose   the model stores [in, out]; blocks are dequantized
-float       blocks are dequantized, because the model takes no others
+unpermute   rows of Q or K, which the converter stored in pairs, get the order that the model has on
+Hugging Face by_head     rows of Q, K and V, one after the other, become those of each KV head: its
+queries, its key and its value by_key_head rows of all queries, keys, values and gates of linear
+attention become those of each key head transpose   the model stores [in, out]; blocks are
+dequantized float       blocks are dequantized, because the model takes no others
 logarithm   the file has -exp(x); a last dimension of one is dropped
 flat        all dimensions become one
 convolution [C, K] becomes [C, 1, K]
@@ -26,7 +28,8 @@ convolution [C, K] becomes [C, 1, K]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A value of the metadata. default: if the file has none; REQUIRED = that is an error, None = the config has none either."""
+    """A value of the metadata. default: if the file has none; REQUIRED = that is an error, None =
+    the config has none either."""
 
     name: str
     kind: Literal["number", "count"] = "number"
@@ -42,8 +45,8 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """True if the file has one of these tensors. in_any_layer: they are named without their layer, and one that has it is
-    enough."""
+    """True if the file has one of these tensors. in_any_layer: they are named without their layer,
+    and one that has it is enough."""
 
     tensors: tuple[str, ...]
     in_any_layer: bool = False
@@ -62,7 +65,12 @@ ATTENTION = {
     "attn_k_norm": "self_attn.k_norm",
 }
 GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-LAYER = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", **ATTENTION, **GATED}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **ATTENTION,
+    **GATED,
+}
 
 RMS = {"rms_norm_eps": Key("attention.layer_norm_rms_epsilon", default=REQUIRED)}
 LAYER_NORM_EPS = Key("attention.layer_norm_epsilon", default=1e-5)
@@ -79,17 +87,20 @@ GRANITE_SCALES = {
 class Architecture:
     """One architecture. Names are without the ending ".weight" or ".bias".
 
-    layers: where the layers are. top, layer: Hugging Face names by GGUF names. split: merged tensors whose rows are the parts
-    that are named here, Q, K and V. experts: GGUF stacks them into one tensor, but Hugging Face names each one; `{}` is the
-    expert's number. changes: by GGUF name. rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them,
-    which needs a model that can compute with them. norm_offset: the number that the converter added to every norm weight (Gemma
-    stores 1 + w), but those of states. config: values of the configuration beyond those that all models have. full_every: with
-    a sliding window, every so many layers has full attention. is_partly_rotary: the config says how much of each head is
-    rotated, even if it is all of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or bias, by
-    the whole GGUF name, which `changes` has too. is_latent: keys and values are functions of one vector per token (MLA), so
-    other sizes describe a head. joined: modules of a layer that the converter took apart: their parts, below each other, by the
-    Hugging Face name of the whole. joined_change: what is done to these. keeps_states: some layers or all have a state in place
-    of attention.
+    layers: where the layers are. top, layer: Hugging Face names by GGUF names. split: merged
+    tensors whose rows are the parts that are named here, Q, K and V. experts: GGUF stacks them into
+    one tensor, but Hugging Face names each one; `{}` is the expert's number. changes: by GGUF name.
+    rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them, which needs
+    a model that can compute with them. norm_offset: the number that the converter added to every
+    norm weight (Gemma stores 1 + w), but those of states. config: values of the configuration
+    beyond those that all models have. full_every: with a sliding window, every so many layers has
+    full attention. is_partly_rotary: the config says how much of each head is rotated, even if it
+    is all of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or
+    bias, by the whole GGUF name, which `changes` has too. is_latent: keys and values are functions
+    of one vector per token (MLA), so other sizes describe a head. joined: modules of a layer that
+    the converter took apart: their parts, below each other, by the Hugging Face name of the whole.
+    joined_change: what is done to these. keeps_states: some layers or all have a state in place of
+    attention.
     """
 
     class_name: str

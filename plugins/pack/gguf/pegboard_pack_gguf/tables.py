@@ -1,5 +1,5 @@
-"""The architectures of GGUF files: one table each, of names of tensors and of the configuration. Those with experts are in
-`mixtures`, those with states in `state_models`."""
+"""The architectures of GGUF files: one table each, of names of tensors and of the configuration.
+Those with experts are in `mixtures`, those with states in `state_models`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from pegboard_pack_gguf.table_parts import (
     Key,
 )
 
-_POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GEMMA_LAYER = {**LAYER, **_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 _MERGED_UP = {**LAYER, "ffn_up": "mlp.gate_up_proj"}
 _GPT2_TOP = {
@@ -63,16 +66,24 @@ _MPT_LAYER = {
     "ffn_down": "ffn.down_proj",
 }
 _WINDOW = {"sliding_window": Key("attention.sliding_window", "count")}
-_GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+_GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+}
 _GPT2_NAMES |= {"n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
 COPIES = {
     "gpt2": _GPT2_NAMES,
     "gpt_bigcode": _GPT2_NAMES,
     "falcon": {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"},
     "bloom": {"seq_length": "max_position_embeddings"},
-    "mpt": {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-            "max_seq_len": "max_position_embeddings"},
-}  # fmt: skip
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+    },
+}
 """Values of the config that the model calls by another name, by model type."""
 
 
@@ -102,7 +113,13 @@ OLMO2 = Architecture(
     model_type="olmo2",
     layer={**ATTENTION, **GATED, **_POST_NORMS},
 )
-OLMO3 = replace(OLMO2, class_name="Olmo3ForCausalLM", model_type="olmo3", full_every=4, config={**RMS, **_WINDOW})
+OLMO3 = replace(
+    OLMO2,
+    class_name="Olmo3ForCausalLM",
+    model_type="olmo3",
+    full_every=4,
+    config={**RMS, **_WINDOW},
+)
 GRANITE = Architecture(
     class_name="GraniteForCausalLM",
     model_type="granite",
@@ -142,9 +159,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xverse": LLAMA,
     "exaone": replace(LLAMA, rope_style="halves"),
     "qwen2": Architecture(class_name="Qwen2ForCausalLM", model_type="qwen2"),
-    "qwen3": Architecture(class_name="Qwen3ForCausalLM", model_type="qwen3", config={**RMS, "attention_bias": QKV_BIAS}),
+    "qwen3": Architecture(
+        class_name="Qwen3ForCausalLM",
+        model_type="qwen3",
+        config={**RMS, "attention_bias": QKV_BIAS},
+    ),
     "gemma": Architecture(
-        class_name="GemmaForCausalLM", model_type="gemma", norm_offset=1.0, config={**RMS, **_GEMMA_ACTIVATION}
+        class_name="GemmaForCausalLM",
+        model_type="gemma",
+        norm_offset=1.0,
+        config={**RMS, **_GEMMA_ACTIVATION},
     ),
     "gemma2": GEMMA2,
     "gemma3": replace(
@@ -165,7 +189,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="PhiForCausalLM",
         model_type="phi",
         top={**TOP, "output_norm": "model.final_layernorm"},
-        layer={**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        layer={
+            **LAYER,
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
         config={"layer_norm_eps": LAYER_NORM_EPS, "hidden_act": "gelu_new"},
         is_partly_rotary=True,
     ),
@@ -197,7 +226,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         layer=_GPT2_LAYER,
         split={},
         changes={"position_embd": "float"},
-        config={"layer_norm_epsilon": LAYER_NORM_EPS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+        config={
+            "layer_norm_epsilon": LAYER_NORM_EPS,
+            "activation_function": "gelu_pytorch_tanh",
+            "multi_query": True,
+        },
     ),
     "starcoder2": Architecture(
         class_name="Starcoder2ForCausalLM",
@@ -213,7 +246,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gptneox": Architecture(
         class_name="GPTNeoXForCausalLM",
         model_type="gpt_neox",
-        top={"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+        top={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
         layers="gpt_neox.layers",
         layer={
             "attn_norm": "input_layernorm",
@@ -247,7 +284,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mpt": Architecture(
         class_name="MptForCausalLM",
         model_type="mpt",
-        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+        top={
+            "token_embd": "transformer.wte",
+            "output_norm": "transformer.norm_f",
+            "output": "lm_head",
+        },
         layers="transformer.blocks",
         layer=_MPT_LAYER,
         split={},
@@ -260,7 +301,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "stablelm": Architecture(
         class_name="StableLmForCausalLM",
         model_type="stablelm",
-        config={"layer_norm_eps": LAYER_NORM_EPS, "use_qkv_bias": QKV_BIAS, "qk_layernorm": Has(("blk.0.attn_q_norm.weight",))},
+        config={
+            "layer_norm_eps": LAYER_NORM_EPS,
+            "use_qkv_bias": QKV_BIAS,
+            "qk_layernorm": Has(("blk.0.attn_q_norm.weight",)),
+        },
         is_partly_rotary=True,
     ),
     "command-r": Architecture(
@@ -328,7 +373,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         config={"rms_norm_eps": LAYER_NORM_EPS, "attention_bias": QKV_BIAS},
     ),
     "pangu-embedded": Architecture(
-        class_name="PanguEmbeddedForCausalLM", model_type="PanguEmbedded", config={**RMS, "bias": QKV_BIAS}
+        class_name="PanguEmbeddedForCausalLM",
+        model_type="PanguEmbedded",
+        config={**RMS, "bias": QKV_BIAS},
     ),
     "smollm3": Architecture(
         class_name="SmolLM3ForCausalLM",
@@ -366,7 +413,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="ArceeForCausalLM",
         model_type="arcee",
         changes=UNPERMUTE,
-        config={**RMS, "hidden_act": "relu2", "attention_bias": QKV_BIAS, "mlp_bias": Has(("blk.0.ffn_down.bias",))},
+        config={
+            **RMS,
+            "hidden_act": "relu2",
+            "attention_bias": QKV_BIAS,
+            "mlp_bias": Has(("blk.0.ffn_down.bias",)),
+        },
     ),
     "ernie4_5": Architecture(
         class_name="Ernie4_5ForCausalLM",
@@ -377,18 +429,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         class_name="SeedOssForCausalLM",
         model_type="seed_oss",
         layer={**LAYER, "post_attention_norm": "post_attention_layernorm"},
-        config={**RMS, "attention_bias": QKV_BIAS, "attention_out_bias": Has(("blk.0.attn_output.bias",))},
+        config={
+            **RMS,
+            "attention_bias": QKV_BIAS,
+            "attention_out_bias": Has(("blk.0.attn_output.bias",)),
+        },
     ),
     "hunyuan-dense": Architecture(
         class_name="HunYuanDenseV1ForCausalLM",
         model_type="hunyuan_v1_dense",
-        layer={**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        layer={
+            **LAYER,
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
         config={**RMS, "attention_bias": QKV_BIAS},
     ),
     "bitnet": Architecture(
         class_name="BitNetForCausalLM",
         model_type="bitnet",
-        layer={**LAYER, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+        layer={
+            **LAYER,
+            "attn_sub_norm": "self_attn.attn_sub_norm",
+            "ffn_sub_norm": "mlp.ffn_sub_norm",
+        },
         config={**RMS, "hidden_act": "relu2"},
     ),
     **MIXTURES,

@@ -18,9 +18,10 @@ from pegboard_pack_gguf.word_piece import WordPiece
 
 
 class Model(Protocol):
-    """A way to turn text without special tokens into ids. vocabulary: of the file. adds_space: text after a special token, or at
-    the start, gets a space before it. starts_with_space: ids of a whole text decode to a space too many. add_bos, adds_eos: what
-    is added unless the file says it. bos_token_id, closing_id: what is added before and after a text."""
+    """A way to turn text without special tokens into ids. vocabulary: of the file. adds_space: text
+    after a special token, or at the start, gets a space before it. starts_with_space: ids of a
+    whole text decode to a space too many. add_bos, adds_eos: what is added unless the file says it.
+    bos_token_id, closing_id: what is added before and after a text."""
 
     adds_space: bool
     starts_with_space: bool
@@ -49,8 +50,8 @@ class GGUFTokenizer(TransformersMethods):
         found = GGUFVocabulary(setup.checkpoint.tokenizer.data)
         if found.model not in MODELS:
             raise ModelError(
-                f"{found.path}: tokenizer.ggml.model is {found.model!r}; supported are {', '.join(sorted(MODELS))}. "
-                "Use the model's own tokenizer files instead"
+                f"{found.path}: tokenizer.ggml.model is {found.model!r}; supported are "
+                f"{', '.join(sorted(MODELS))}. Use the model's own tokenizer files instead"
             )
         self.model = MODELS[found.model](found)
         self.special_tokens = found.special_tokens()
@@ -58,19 +59,26 @@ class GGUFTokenizer(TransformersMethods):
         self.token_bytes = self.model.token_bytes()
         self.hidden = frozenset(found.ids_of(UNKNOWN, CONTROL))
         self._vocabulary = Vocabulary(
-            token_bytes=[b"" if token_id in self.hidden else text for token_id, text in enumerate(self.token_bytes)],
+            token_bytes=[
+                b"" if token_id in self.hidden else text
+                for token_id, text in enumerate(self.token_bytes)
+            ],
             special_token_ids=self.hidden,
             eos_token_ids=tuple(end_token_ids(found.data)),
             bos_token_id=self.model.bos_token_id,
         )
         texts = {
-            "bos_token": None if self.model.bos_token_id is None else found.tokens[self.model.bos_token_id],
+            "bos_token": None
+            if self.model.bos_token_id is None
+            else found.tokens[self.model.bos_token_id],
             "eos_token": found.token_text("ggml.eos_token_id"),
             "unk_token": found.token_text("ggml.unknown_token_id"),
             "pad_token": found.token_text("ggml.padding_token_id"),
         }
         source = setup.chat_template or found.chat_templates()
-        self.template = ChatTemplate(source, {name: text for name, text in texts.items() if text is not None})
+        self.template = ChatTemplate(
+            source, {name: text for name, text in texts.items() if text is not None}
+        )
 
     def render(self, chat: Chat) -> Rendered:
         text = self.template.render(chat)
@@ -80,7 +88,9 @@ class GGUFTokenizer(TransformersMethods):
         try:
             text.encode()
         except UnicodeEncodeError as error:  # unpaired surrogates have no UTF-8 form
-            raise RequestError(f"the text cannot be written as UTF-8: {error}", parameter="prompt") from error
+            raise RequestError(
+                f"the text cannot be written as UTF-8: {error}", parameter="prompt"
+            ) from error
         ids: list[int] = []
         if add_special_tokens and self.model.add_bos and self.model.bos_token_id is not None:
             ids.append(self.model.bos_token_id)
@@ -89,7 +99,9 @@ class GGUFTokenizer(TransformersMethods):
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self.model.encode(" " + fragment if behind_special and self.model.adds_space else fragment)
+                ids += self.model.encode(
+                    " " + fragment if behind_special and self.model.adds_space else fragment
+                )
             behind_special = isinstance(fragment, int)
         if add_special_tokens and self.add_eos and self.model.closing_id is not None:
             ids.append(self.model.closing_id)
@@ -97,12 +109,19 @@ class GGUFTokenizer(TransformersMethods):
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         stream = self.stream((), skip_special_tokens=skip_special_tokens)
-        return stream.push([token_ids] if isinstance(token_ids, int) else token_ids) + stream.flush()
+        return (
+            stream.push([token_ids] if isinstance(token_ids, int) else token_ids) + stream.flush()
+        )
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextStream:
-        """The space that SentencePiece puts before the first word is dropped only if no prompt precedes it."""
+        """The space that SentencePiece puts before the first word is dropped only if no prompt
+        precedes it."""
         stream = ByteTextStream(self.token_bytes, self.hidden, skip_special_tokens)
-        return UnspacedStream(stream) if self.model.starts_with_space and not prompt_token_ids else stream
+        return (
+            UnspacedStream(stream)
+            if self.model.starts_with_space and not prompt_token_ids
+            else stream
+        )
 
     def vocabulary(self) -> Vocabulary:
         return self._vocabulary

@@ -1,7 +1,8 @@
-"""SentencePiece unigram (`tokenizer.ggml.model` "t5"): the pieces whose scores have the largest sum.
+"""SentencePiece unigram (`tokenizer.ggml.model` "t5"): the pieces whose scores have the largest
+sum.
 
-Source: SentencePiece's unigram encoder and normalizer. As there, scores are added in float32, and the first of
-equal sums is kept.
+Source: SentencePiece's unigram encoder and normalizer. As there, scores are added in float32, and
+the first of equal sums is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import struct
 import numpy as np
 
 from pegboard_pack_gguf.sentencepiece_bpe import BYTE_PIECE, SPACE
-from pegboard_pack_gguf.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, GGUFVocabulary
+from pegboard_pack_gguf.vocabulary import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    GGUFVocabulary,
+)
 
 UNKNOWN_PENALTY = np.float32(10.0)
 MAX_PIECE_CHARS = 512
@@ -34,7 +42,9 @@ class Unigram:
         self.unknown_id = vocabulary.token_id("ggml.unknown_token_id")
         scores = vocabulary.items("ggml.scores", float, int)
         if len(scores) != len(vocabulary.tokens):
-            raise vocabulary.fail("ggml.scores", f"has {len(scores)} items for {len(vocabulary.tokens)} tokens")
+            raise vocabulary.fail(
+                "ggml.scores", f"has {len(scores)} items for {len(vocabulary.tokens)} tokens"
+            )
         hidden = set(vocabulary.ids_of(UNKNOWN, CONTROL, UNUSED, BYTE))
         self.pieces = {
             token: (token_id, np.float32(scores[token_id]))
@@ -42,7 +52,10 @@ class Unigram:
             if token and token_id not in hidden and len(token) <= MAX_PIECE_CHARS
         }
         self.longest = max(map(len, self.pieces), default=0)
-        self.unknown_score = min((score for _, score in self.pieces.values()), default=np.float32(0)) - UNKNOWN_PENALTY
+        self.unknown_score = (
+            min((score for _, score in self.pieces.values()), default=np.float32(0))
+            - UNKNOWN_PENALTY
+        )
         self.byte_ids = {
             int(found[1], 16): token_id
             for token_id in vocabulary.ids_of(BYTE)
@@ -85,7 +98,8 @@ class Unigram:
                     self._offer(best, start, end, here[0] + found[1])
             if text[start] not in self.pieces:
                 self._offer(best, start, start + 1, here[0] + self.unknown_score)
-        pieces, end = [], len(text)
+        pieces = []
+        end = len(text)
         while end > 0:
             last = best[end]
             assert last is not None
@@ -94,7 +108,9 @@ class Unigram:
         return pieces[::-1]
 
     @staticmethod
-    def _offer(best: list[tuple[np.float32, int] | None], start: int, end: int, score: np.float32) -> None:
+    def _offer(
+        best: list[tuple[np.float32, int] | None], start: int, end: int, score: np.float32
+    ) -> None:
         known = best[end]
         if known is None or score > known[0]:
             best[end] = (score, start)
@@ -103,7 +119,8 @@ class Unigram:
         as_text = set(self.vocabulary.ids_of(UNKNOWN, CONTROL, USER_DEFINED))
         by_id = {token_id: bytes([byte]) for byte, token_id in self.byte_ids.items()}
         return [
-            by_id.get(token_id) or (token if token_id in as_text else token.replace(SPACE, " ")).encode()
+            by_id.get(token_id)
+            or (token if token_id in as_text else token.replace(SPACE, " ")).encode()
             for token_id, token in enumerate(self.vocabulary.tokens)
         ]
 
@@ -111,9 +128,10 @@ class Unigram:
 class Charsmap:
     """Replaces the longest known sequences of bytes, from left to right.
 
-    `tokenizer.ggml.precompiled_charsmap` holds: the size of a trie in bytes (u32), the trie as a double array of u32, and the
-    replacements, each with a zero byte after it. A unit of the trie has its label in the lowest eight bits and bit 31, the
-    distance to its children in the bits from 10 on (in steps of 256 if bit 9 is set), and bit 8 if a value follows.
+    `tokenizer.ggml.precompiled_charsmap` holds: the size of a trie in bytes (u32), the trie as a
+    double array of u32, and the replacements, each with a zero byte after it. A unit of the trie
+    has its label in the lowest eight bits and bit 31, the distance to its children in the bits from
+    10 on (in steps of 256 if bit 9 is set), and bit 8 if a value follows.
     """
 
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
@@ -126,7 +144,9 @@ class Charsmap:
             return
         size = struct.unpack_from("<I", data)[0] if len(data) >= 4 else 0
         if size % 4 or not 4 <= size <= len(data) - 4:
-            raise vocabulary.fail("ggml.precompiled_charsmap", "is damaged: its trie does not fit in it")
+            raise vocabulary.fail(
+                "ggml.precompiled_charsmap", "is damaged: its trie does not fit in it"
+            )
         self.units = struct.unpack_from(f"<{size // 4}I", data, 4)
         self.replacements = data[4 + size :]
 
@@ -134,11 +154,20 @@ class Charsmap:
         if not self.units:
             return text
         source = text.encode()
-        parts, at = [], 0
+        parts = []
+        at = 0
         while at < len(source):
             length, replacement = self._longest(source, at)
             if not length:
-                length = 1 if source[at] < 0x80 else 2 if source[at] < 0xE0 else 3 if source[at] < 0xF0 else 4
+                length = (
+                    1
+                    if source[at] < 0x80
+                    else 2
+                    if source[at] < 0xE0
+                    else 3
+                    if source[at] < 0xF0
+                    else 4
+                )
                 replacement = source[at : at + length]
             parts.append(replacement)
             at += length
@@ -146,7 +175,9 @@ class Charsmap:
 
     def _longest(self, source: bytes, at: int) -> tuple[int, bytes]:
         """Returns the length of the longest known sequence at `at`, or 0, and what replaces it."""
-        position, length, value = self._children(0), 0, 0
+        position = self._children(0)
+        length = 0
+        value = 0
         for index in range(at, len(source)):
             position ^= source[index]
             if position >= len(self.units) or self.units[position] & 0x800000FF != source[index]:
@@ -154,7 +185,8 @@ class Charsmap:
             has_value = self.units[position] >> 8 & 1
             position = self._children(position)
             if has_value and position < len(self.units):
-                length, value = index + 1 - at, self.units[position] & 0x7FFFFFFF
+                length = index + 1 - at
+                value = self.units[position] & 0x7FFFFFFF
         end = self.replacements.find(b"\0", value) if value < len(self.replacements) else -1
         return (length, self.replacements[value:end]) if length and end >= 0 else (0, b"")
 

@@ -1,5 +1,5 @@
-"""The vocabulary of a GGUF file: tokens, their types and the settings around them. It is checked when it is read. Standard
-library only."""
+"""The vocabulary of a GGUF file: tokens, their types and the settings around them. It is checked
+when it is read. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 from pegboard.errors import ModelError
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6
 """Values of `tokenizer.ggml.token_type`; 1 is a normal token."""
 
 END_TEXTS = frozenset(
@@ -31,25 +35,34 @@ END_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
-"""Control tokens that end a turn, whatever the file says. GGUF has room for only one end token. The list is llama.cpp's."""
+"""Control tokens that end a turn, whatever the file says. GGUF has room for only one end token. The
+list is llama.cpp's."""
 
 KEEPS_SPACES_BEHIND = frozenset({"<unk>", "<s>", "<|endoftext|>"})
-"""Phi-3's special tokens, except these, remove the whitespace after them (GGUF does not store this; rule: llama.cpp)."""
+"""Phi-3's special tokens, except these, remove the whitespace after them (GGUF does not store this;
+rule: llama.cpp)."""
 
 
 def end_token_ids(data: Mapping[str, Any]) -> list[int]:
-    """Returns every id that ends a sequence: the file's own, then tokens known to end a turn. Accepts any data, even
-    incomplete."""
+    """Returns every id that ends a sequence: the file's own, then tokens known to end a turn.
+    Accepts any data, even incomplete."""
     tokens = data.get("ggml.tokens")
     tokens = tokens if isinstance(tokens, list) else []
     named = (data.get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    found = [token_id for token_id in named if type(token_id) is int and 0 <= token_id < len(tokens)]
-    return list(dict.fromkeys([*found, *(token_id for token_id, text in enumerate(tokens) if text in END_TEXTS)]))
+    found = [
+        token_id for token_id in named if type(token_id) is int and 0 <= token_id < len(tokens)
+    ]
+    return list(
+        dict.fromkeys(
+            [*found, *(token_id for token_id, text in enumerate(tokens) if text in END_TEXTS)]
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """A token that is recognized when its text is written out. strips_right: white space after it is dropped."""
+    """A token that is recognized when its text is written out. strips_right: white space after it
+    is dropped."""
 
     text: str
     token_id: int
@@ -57,8 +70,8 @@ class SpecialToken:
 
 
 class GGUFVocabulary:
-    """Reads the vocabulary. `data` is the tokenizer payload from the loader. Raises ModelError when it is incomplete or
-    contradicts itself."""
+    """Reads the vocabulary. `data` is the tokenizer payload from the loader. Raises ModelError when
+    it is incomplete or contradicts itself."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -69,9 +82,14 @@ class GGUFVocabulary:
             raise self.fail("ggml.tokens", "is missing or empty: this file has no vocabulary")
         self.types: list[int] = self.items("ggml.token_type", int) or [1] * len(self.tokens)
         if len(self.types) != len(self.tokens):
-            raise self.fail("ggml.token_type", f"has {len(self.types)} items for {len(self.tokens)} tokens")
+            raise self.fail(
+                "ggml.token_type", f"has {len(self.types)} items for {len(self.tokens)} tokens"
+            )
         if not END_TEXTS.isdisjoint(self.tokens):  # some converters marked these as normal tokens
-            self.types = [CONTROL if text in END_TEXTS else kind for text, kind in zip(self.tokens, self.types, strict=True)]
+            self.types = [
+                CONTROL if text in END_TEXTS else kind
+                for text, kind in zip(self.tokens, self.types, strict=True)
+            ]
 
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.path}: metadata tokenizer.{key} {what}")
@@ -106,11 +124,17 @@ class GGUFVocabulary:
         return (token_id for token_id, kind in enumerate(self.types) if kind in types)
 
     def chat_templates(self) -> dict[str, str]:
-        """Returns Jinja sources by name: `tokenizer.chat_template` is "default", `tokenizer.chat_template.NAME` are the
-        others."""
+        """Returns Jinja sources by name: `tokenizer.chat_template` is "default",
+        `tokenizer.chat_template.NAME` are the others."""
         key = "chat_template"
-        named = {name: self.text(name) for name in self.data if name == key or name.startswith(f"{key}.")}
-        return {name.removeprefix(key).lstrip(".") or "default": source for name, source in named.items() if source is not None}
+        named = {
+            name: self.text(name) for name in self.data if name == key or name.startswith(f"{key}.")
+        }
+        return {
+            name.removeprefix(key).lstrip(".") or "default": source
+            for name, source in named.items()
+            if source is not None
+        }
 
     def special_tokens(self) -> list[SpecialToken]:
         """Sorted by length in bytes, longest first. Text is searched for them in this order."""

@@ -1,4 +1,5 @@
-"""WordPiece (`tokenizer.ggml.model` "bert"): the longest piece at each place of a word, from left to right.
+"""WordPiece (`tokenizer.ggml.model` "bert"): the longest piece at each place of a word, from left
+to right.
 
 Converters mark the first piece of a word with a ▁ and take the "##" from all others.
 """
@@ -35,10 +36,16 @@ class WordPiece:
         ids = {unknown: vocabulary.token_id("ggml.unknown_token_id") or 0}
         for token_id, token in enumerate(vocabulary.tokens):
             if token_id not in self.special:
-                ids.setdefault(token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}", token_id)
+                ids.setdefault(
+                    token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}", token_id
+                )
         lowers = vocabulary.flag("ggml.normalizer.lowercase", True)
-        self.tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token=unknown, max_input_chars_per_word=MAX_WORD_CHARS))
-        self.tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=lowers, lowercase=lowers)
+        self.tokenizer = Tokenizer(
+            models.WordPiece(vocab=ids, unk_token=unknown, max_input_chars_per_word=MAX_WORD_CHARS)
+        )
+        self.tokenizer.normalizer = normalizers.BertNormalizer(
+            strip_accents=lowers, lowercase=lowers
+        )
         self.tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def encode(self, text: str) -> list[int]:

@@ -12,13 +12,20 @@ import pytest
 
 Writer = Callable[..., Path]
 HIDDEN_SCALES = {"MXFP4": (slice(0, 1), 0x7F), "NVFP4": (slice(0, 4), 0x3F)}
-"""Bytes of a block, and the bits that are used of them in the tests. The types of torch and ggml differ for codes above."""
-VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, LAYERS = 64, 32, 64, 4, 2, 2
+"""Bytes of a block, and the bits that are used of them in the tests. The types of torch and ggml
+differ for codes above."""
+VOCAB = 64
+HIDDEN = 32
+FFN = 64
+HEADS = 4
+KV_HEADS = 2
+LAYERS = 2
 HEAD_DIM = HIDDEN // HEADS
 
 
 def random_blocks(name: str, num_blocks: int, seed: int) -> np.ndarray:
-    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones and NaN."""
+    """Random bytes: any bit pattern is a block, with all possible scales, including infinite ones
+    and NaN."""
     num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
     blocks = np.random.default_rng(seed).integers(0, 256, (num_blocks, num_bytes), dtype=np.uint8)
     if name in HIDDEN_SCALES:
@@ -28,8 +35,8 @@ def random_blocks(name: str, num_blocks: int, seed: int) -> np.ndarray:
 
 
 def block_values(blocks: np.ndarray, name: str) -> np.ndarray:
-    """Returns what the package says that blocks hold, or for types that it cannot decode, what the format says: [n, block]
-    float32."""
+    """Returns what the package says that blocks hold, or for types that it cannot decode, what the
+    format says: [n, block] float32."""
     with np.errstate(all="ignore"):
         if name == "Q8_K":
             return blocks[:, 4:260].view(np.int8) * blocks[:, :4].copy().view(np.float32)
@@ -75,9 +82,15 @@ def tensors_of(arch: str, seed: int = 0) -> dict[str, np.ndarray]:
             f"{name}ffn_down.weight": normal(HIDDEN, FFN),
         }
         if arch == "qwen2":
-            tensors |= {f"{name}attn_{part}.bias": normal(rows) for part, rows in (("q", 32), ("k", 16), ("v", 16))}
+            tensors |= {
+                f"{name}attn_{part}.bias": normal(rows)
+                for part, rows in (("q", 32), ("k", 16), ("v", 16))
+            }
         if arch == "qwen3":
-            tensors |= {f"{name}attn_q_norm.weight": normal(HEAD_DIM), f"{name}attn_k_norm.weight": normal(HEAD_DIM)}
+            tensors |= {
+                f"{name}attn_q_norm.weight": normal(HEAD_DIM),
+                f"{name}attn_k_norm.weight": normal(HEAD_DIM),
+            }
     return tensors
 
 
@@ -107,8 +120,8 @@ def block_values_fixture() -> Callable[[np.ndarray, str], np.ndarray]:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Writer:
-    """write_gguf(arch, tensors=…, types={name: "Q4_1"}, metadata=…) writes a file and returns its path. Metadata keys without a
-    known prefix get the architecture's prefix."""
+    """write_gguf(arch, tensors=…, types={name: "Q4_1"}, metadata=…) writes a file and returns its
+    path. Metadata keys without a known prefix get the architecture's prefix."""
 
     def write(
         arch: str = "llama",
@@ -125,7 +138,11 @@ def write_gguf(tmp_path: Path) -> Writer:
             write_value(writer, full, value)
         for tensor_name, values in (tensors_of(arch) if tensors is None else tensors).items():
             kind = gguf.GGMLQuantizationType[(types or {}).get(tensor_name, "F32")]
-            data = values if kind == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(values, kind)
+            data = (
+                values
+                if kind == gguf.GGMLQuantizationType.F32
+                else gguf.quants.quantize(values, kind)
+            )
             writer.add_tensor(tensor_name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

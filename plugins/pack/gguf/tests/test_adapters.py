@@ -1,4 +1,5 @@
-"""LoRA adapters in GGUF change a model as the same adapters of PEFT do, whatever the format of the base model."""
+"""LoRA adapters in GGUF change a model as the same adapters of PEFT do, whatever the format of the
+base model."""
 
 from __future__ import annotations
 
@@ -24,10 +25,20 @@ from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import Worker
 from pegboard_testing.fake_build import adapter_product, fake_build, load_layers
 
-HEADS, KV_HEADS, HEAD_DIM, WIDTH, RANK, ALPHA = 4, 2, 8, 32, 2, 8.0
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 8
+WIDTH = 32
+RANK = 2
+ALPHA = 8.0
 ROWS = {"q_proj": HEADS * HEAD_DIM, "k_proj": KV_HEADS * HEAD_DIM, "v_proj": KV_HEADS * HEAD_DIM}
 GGUF_NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"}
-CONFIG = {"model_type": "llama", "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
+CONFIG = {
+    "model_type": "llama",
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+}
 
 
 def base(rope_style: Any = "halves") -> Checkpoint:
@@ -52,22 +63,37 @@ def matrices() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A and B of each module, with rows as on Hugging Face."""
     random = np.random.default_rng(0)
     return {
-        name: (random.standard_normal((RANK, WIDTH)).astype(np.float32), random.standard_normal((rows, RANK)).astype(np.float32))
+        name: (
+            random.standard_normal((RANK, WIDTH)).astype(np.float32),
+            random.standard_normal((rows, RANK)).astype(np.float32),
+        )
         for name, rows in ROWS.items()
     }
 
 
 def write(
-    folder: Path, tensors: Mapping[str, np.ndarray], arch: str = "llama", kind: str = "F32", **metadata: str | float
+    folder: Path,
+    tensors: Mapping[str, np.ndarray],
+    arch: str = "llama",
+    kind: str = "F32",
+    **metadata: str | float,
 ) -> Path:
     folder.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(folder / "adapter.gguf", arch)
-    values = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": ALPHA} | metadata
+    values = {
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": ALPHA,
+    } | metadata
     for key, value in values.items():
-        writer.add_float32(key, value) if isinstance(value, float) else writer.add_string(key, value)
+        writer.add_float32(key, value) if isinstance(value, float) else writer.add_string(
+            key, value
+        )
     for name, data in tensors.items():
         number = gguf.GGMLQuantizationType[kind if data.shape[-1] % 32 == 0 else "F32"]
-        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(data), number), raw_dtype=number)
+        writer.add_tensor(
+            name, gguf.quants.quantize(np.ascontiguousarray(data), number), raw_dtype=number
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -75,21 +101,35 @@ def write(
     return folder
 
 
-def as_gguf(matrices: Mapping[str, tuple[np.ndarray, np.ndarray]], is_permuted: bool) -> dict[str, np.ndarray]:
+def as_gguf(
+    matrices: Mapping[str, tuple[np.ndarray, np.ndarray]], is_permuted: bool
+) -> dict[str, np.ndarray]:
     tensors = {}
     for name, (a, b) in matrices.items():
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name)
         tensors[f"blk.0.{GGUF_NAMES[name]}.weight.lora_a"] = a
-        tensors[f"blk.0.{GGUF_NAMES[name]}.weight.lora_b"] = in_pairs(b, heads) if is_permuted and heads else b
+        tensors[f"blk.0.{GGUF_NAMES[name]}.weight.lora_b"] = (
+            in_pairs(b, heads) if is_permuted and heads else b
+        )
     return tensors
 
 
 def loaded(folder: Path, checkpoint: Checkpoint) -> tuple[str | None, torch.Tensor]:
-    """Lets a worker load the adapter. Returns why it is not possible, and what it adds to the merged weight."""
-    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None).at("model.layers.0.self_attn")
+    """Lets a worker load the adapter. Returns why it is not possible, and what it adds to the
+    merged weight."""
+    build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None).at(
+        "model.layers.0.self_attn"
+    )
     layer = Linear(build, WIDTH, sum(ROWS.values()), parts=ROWS)
-    load_layers([layer], {f"{build.path}.{name}.weight": torch.zeros(rows, WIDTH) for name, rows in ROWS.items()})
-    worker = Worker(Registry.discover(), SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=checkpoint), 0)
+    load_layers(
+        [layer],
+        {f"{build.path}.{name}.weight": torch.zeros(rows, WIDTH) for name, rows in ROWS.items()},
+    )
+    worker = Worker(
+        Registry.discover(),
+        SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=checkpoint),
+        0,
+    )
     worker.build = SimpleNamespace(declared=SimpleNamespace(layers=[layer]))
     while (answer := worker.read_adapter(1, LoRARequest("poet", 1, str(folder)))) is None:
         time.sleep(0.001)
@@ -104,11 +144,14 @@ def loaded(folder: Path, checkpoint: Checkpoint) -> tuple[str | None, torch.Tens
 @pytest.mark.parametrize("rope_style", ["halves", "pairs"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_any_adapter_on_any_base(matrices: Any, tmp_path: Path, arch: str, rope_style: str) -> None:
-    """A file of Llama has permuted rows, whether the base model has them or not. Nothing else is permuted."""
+    """A file of Llama has permuted rows, whether the base model has them or not. Nothing else is
+    permuted."""
     expected = [b @ a * (ALPHA / RANK) for a, b in matrices.values()]
     if arch == "llama" and rope_style == "pairs":
         expected = [in_pairs(expected[0], HEADS), in_pairs(expected[1], KV_HEADS), expected[2]]
-    reason, found = loaded(write(tmp_path, as_gguf(matrices, arch == "llama"), arch), base(rope_style))
+    reason, found = loaded(
+        write(tmp_path, as_gguf(matrices, arch == "llama"), arch), base(rope_style)
+    )
     assert reason is None
     torch.testing.assert_close(found, torch.from_numpy(np.concatenate(expected)))
 
@@ -119,12 +162,19 @@ def test_peft_and_gguf_are_the_same_adapter(matrices: Any, tmp_path: Path) -> No
     peft = tmp_path / "peft"
     peft.mkdir()
     (peft / "adapter_config.json").write_text(f'{{"r": {RANK}, "lora_alpha": {ALPHA}}}')
-    names = {f"base_model.model.model.layers.0.self_attn.{name}.lora_{end}.weight": torch.from_numpy(value)
-             for name, pair in matrices.items() for end, value in zip("AB", pair, strict=True)}  # fmt: skip
+    names = {
+        f"base_model.model.model.layers.0.self_attn.{name}.lora_{end}.weight": torch.from_numpy(
+            value
+        )
+        for name, pair in matrices.items()
+        for end, value in zip("AB", pair, strict=True)
+    }
     save_file(names, peft / "adapter_model.safetensors")
     other = write(tmp_path / "gguf", as_gguf(matrices, is_permuted=True))
     for rope_style in ("halves", "pairs"):
-        (no_reason, first), (also_none, second) = (loaded(folder, base(rope_style)) for folder in (peft, other))
+        (no_reason, first), (also_none, second) = (
+            loaded(folder, base(rope_style)) for folder in (peft, other)
+        )
         assert no_reason is None and also_none is None
         torch.testing.assert_close(first, second)
 
@@ -133,7 +183,9 @@ def test_architectures_whose_rows_are_moved_back(matrices: Any, tmp_path: Path) 
     """Granite is permuted in its files, but not in the model, whatever the format of the base."""
     _, found = read_adapter(write(tmp_path, as_gguf(matrices, is_permuted=True), "granite"), base())
     for name, (_, b) in matrices.items():
-        torch.testing.assert_close(found[f"model.layers.0.self_attn.{name}"][1], torch.from_numpy(b * (ALPHA / RANK)))
+        torch.testing.assert_close(
+            found[f"model.layers.0.self_attn.{name}"][1], torch.from_numpy(b * (ALPHA / RANK))
+        )
 
 
 def test_merged_and_quantized_matrices(matrices: Any, tmp_path: Path) -> None:
@@ -144,11 +196,14 @@ def test_merged_and_quantized_matrices(matrices: Any, tmp_path: Path) -> None:
     packed = gguf.quants.quantize(a, gguf.GGMLQuantizationType.Q8_0)
     for name, (_, b) in matrices.items():
         pair = found[f"model.layers.0.self_attn.{name}"]
-        assert np.array_equal(pair[0].numpy(), gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
+        assert np.array_equal(
+            pair[0].numpy(), gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+        )
         torch.testing.assert_close(pair[1], torch.from_numpy(b * (ALPHA / RANK)))
 
 
-A, B = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
+A = "blk.0.attn_q.weight.lora_a"
+B = "blk.0.attn_q.weight.lora_b"
 GOOD = {A: np.ones((2, 32), np.float32), B: np.ones((32, 2), np.float32)}
 
 
@@ -163,11 +218,19 @@ GOOD = {A: np.ones((2, 32), np.float32), B: np.ones((32, 2), np.float32)}
         ({A: GOOD[A]}, {}, "lacks lora_b"),
         ({B: GOOD[B]}, {}, "lacks lora_a"),
         ({**GOOD, A: np.ones((3, 32), np.float32)}, {}, "the ranks of .* differ: 3 and 2"),
-        ({**GOOD, "blk.0.attn_norm.weight": np.ones((32, 1), np.float32)}, {}, "attn_norm.weight.* is not supported"),
+        (
+            {**GOOD, "blk.0.attn_norm.weight": np.ones((32, 1), np.float32)},
+            {},
+            "attn_norm.weight.* is not supported",
+        ),
         ({**GOOD, "blk.0.teapot.weight.lora_a": GOOD[A]}, {}, "teapot.* is not supported"),
         ({**GOOD, A: np.ones((2, 2, 32), np.float32)}, {}, "is not supported"),
         ({A: GOOD[A], B: np.ones((30, 2), np.float32)}, {}, "cannot be divided into 8 equal parts"),
-        ({"blk.9.attn_q.weight.lora_a": GOOD[A], "blk.9.attn_q.weight.lora_b": GOOD[B]}, {}, "does not have: model.layers.9"),
+        (
+            {"blk.9.attn_q.weight.lora_a": GOOD[A], "blk.9.attn_q.weight.lora_b": GOOD[B]},
+            {},
+            "does not have: model.layers.9",
+        ),
     ],
 )
 def test_a_bad_adapter_is_an_error_that_names_it(

@@ -22,7 +22,13 @@ from torch import Tensor
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.quantization import Part, QuantizationSetup
 from pegboard.interfaces.tokenizer import TokenizerSetup
-from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WantedWeight, WeightLoaderSetup, WeightPiece
+from pegboard.interfaces.weight_loader import (
+    Checkpoint,
+    TokenizerPayload,
+    WantedWeight,
+    WeightLoaderSetup,
+    WeightPiece,
+)
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
 from pegboard_testing.contract_tokenizer import TokenizerContract
@@ -50,7 +56,11 @@ class TestLoader(WeightLoaderContract):
         checkpoint = loader.describe(files)
         plain = [entry for entry in checkpoint.tensors.values() if entry.stored == "float32"]
         pieces = loader.tensors(checkpoint, [WantedWeight(entry.name) for entry in plain])
-        return files, {piece.name: torch.clone(piece.data) for piece in pieces if isinstance(piece.data, Tensor)}
+        return files, {
+            piece.name: torch.clone(piece.data)
+            for piece in pieces
+            if isinstance(piece.data, Tensor)
+        }
 
 
 class TestQ8(QuantizationContract):
@@ -65,8 +75,14 @@ class TestQ8(QuantizationContract):
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         kind: Any = gguf.GGMLQuantizationType[self.ggml_type]
         packed = gguf.quants.quantize(np.ascontiguousarray(values.numpy()), kind)
-        true = torch.from_numpy(gguf.quants.dequantize(packed, kind)).to(getattr(torch, dtype)).float()
-        return [WeightPiece(part.name, self.ggml_type, tuple(values.shape), memoryview(packed.tobytes()))], true
+        true = (
+            torch.from_numpy(gguf.quants.dequantize(packed, kind)).to(getattr(torch, dtype)).float()
+        )
+        return [
+            WeightPiece(
+                part.name, self.ggml_type, tuple(values.shape), memoryview(packed.tobytes())
+            )
+        ], true
 
 
 class TestQ4(TestQ8):
@@ -87,7 +103,8 @@ class TestTQ2(TestQ8):
 
 
 class TestIQ3(TestQ8):
-    """Random blocks, because the package does not quantize to this type. scales: where the blocks have scales in float16."""
+    """Random blocks, because the package does not quantize to this type. scales: where the blocks
+    have scales in float16."""
 
     ggml_type = "IQ3_XXS"
     block = 256
@@ -97,11 +114,22 @@ class TestIQ3(TestQ8):
         kind: Any = gguf.GGMLQuantizationType[self.ggml_type]
         block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         random = np.random.default_rng(zlib.crc32(values.numpy().tobytes()))
-        blocks = random.integers(0, 256, (values.numel() // block_size, block_bytes), dtype=np.uint8)
+        blocks = random.integers(
+            0, 256, (values.numel() // block_size, block_bytes), dtype=np.uint8
+        )
         for at in self.scales:
             blocks[:, at : at + 2] = np.full((len(blocks), 1), 0.01, np.float16).view(np.uint8)
-        true = torch.from_numpy(gguf.quants.dequantize(blocks, kind)).view(values.shape).to(getattr(torch, dtype)).float()
-        return [WeightPiece(part.name, self.ggml_type, tuple(values.shape), memoryview(blocks.tobytes()))], true
+        true = (
+            torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+            .view(values.shape)
+            .to(getattr(torch, dtype))
+            .float()
+        )
+        return [
+            WeightPiece(
+                part.name, self.ggml_type, tuple(values.shape), memoryview(blocks.tobytes())
+            )
+        ], true
 
 
 class TestIQ4NL(TestIQ3):
@@ -145,7 +173,12 @@ class TestFloat(TestQ8):
 class TestByteLevelTokenizer(TokenizerContract):
     def tokenizer(self, chat_template: str | None = None) -> GGUFTokenizer:
         merges = ["h e", "l l", "he ll", "hell o", "Ġ hello"]
-        tokens = [*BYTE_ALPHABET, *(merge.replace(" ", "") for merge in merges), "<|im_start|>", "<|im_end|>"]
+        tokens = [
+            *BYTE_ALPHABET,
+            *(merge.replace(" ", "") for merge in merges),
+            "<|im_start|>",
+            "<|im_end|>",
+        ]
         data = {
             "ggml.model": "gpt2",
             "ggml.pre": "gpt-2",
@@ -157,5 +190,12 @@ class TestByteLevelTokenizer(TokenizerContract):
             "ggml.add_bos_token": True,
         }
         payload = TokenizerPayload("gguf", data=data)
-        checkpoint = Checkpoint(format="gguf", path=Path("m"), config={}, architectures=(), tensors={}, tokenizer=payload)
+        checkpoint = Checkpoint(
+            format="gguf",
+            path=Path("m"),
+            config={},
+            architectures=(),
+            tensors={},
+            tokenizer=payload,
+        )
         return GGUFTokenizer(None, TokenizerSetup(checkpoint, chat_template))

@@ -26,14 +26,21 @@ SCALES = {
 
 
 @pytest.fixture
-def check(random_blocks: Callable[..., np.ndarray], block_values: Callable[..., np.ndarray]) -> Callable[..., Any]:
-    """check(stored, rows, blocks per row, seed) decodes random blocks, compares the values bit by bit, and returns the form."""
+def check(
+    random_blocks: Callable[..., np.ndarray], block_values: Callable[..., np.ndarray]
+) -> Callable[..., Any]:
+    """check(stored, rows, blocks per row, seed) decodes random blocks, compares the values bit by
+    bit, and returns the form."""
 
     def decoded(stored: str, rows: int, per_row: int, seed: int) -> Any:
         blocks = random_blocks(stored, rows * per_row, seed)
         shape = (rows, per_row * BY_STORED[stored].block_size)
-        form = (decode if is_decodable(stored) else float_codes)(memoryview(blocks.tobytes()), stored, shape)
-        assert np.array_equal(form.dense().numpy(), block_values(blocks, stored).reshape(shape), equal_nan=True)
+        form = (decode if is_decodable(stored) else float_codes)(
+            memoryview(blocks.tobytes()), stored, shape
+        )
+        assert np.array_equal(
+            form.dense().numpy(), block_values(blocks, stored).reshape(shape), equal_nan=True
+        )
         return form
 
     return decoded
@@ -64,7 +71,11 @@ def test_codes_have_a_form_that_kernels_take(check: Callable[..., Any], stored: 
     found = check(stored, 7, 2, 0)
     columns = 2 * BY_STORED[stored].block_size
     assert code_form(columns, found.block[1]) == "code_weight"
-    assert found.codes.shape == (7, columns) and found.codes.dtype == torch.uint8 and int(found.codes.max()) < 16
+    assert (
+        found.codes.shape == (7, columns)
+        and found.codes.dtype == torch.uint8
+        and int(found.codes.max()) < 16
+    )
     assert found.values.shape == (16,) and found.values.dtype == torch.float32
     stored_scales = found.scale.codes if isinstance(found.scale, ScaleCodes) else found.scale
     assert stored_scales.shape == (7, columns // found.block[1])
@@ -81,6 +92,11 @@ def test_every_type_of_the_package_is_plain_or_packed() -> None:
     """Q8_1 is a type of activations. No type is expanded."""
     known = {known.name for known in GGML_TYPES.values()}
     assert {kind.name for kind in gguf.GGMLQuantizationType} - known == {"Q8_1"}
-    assert {name for name in known - set(PLAIN) if not is_decodable(name) and not is_codes(name)} == set()
+    assert {
+        name for name in known - set(PLAIN) if not is_decodable(name) and not is_codes(name)
+    } == set()
     sizes = {known.name: (known.block_size, known.block_bytes) for known in GGML_TYPES.values()}
-    assert all(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == size for name, size in sizes.items())
+    assert all(
+        gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == size
+        for name, size in sizes.items()
+    )

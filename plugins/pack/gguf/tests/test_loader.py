@@ -81,7 +81,10 @@ def test_describes_and_streams(write_gguf, arch: str, class_name: str, rope_styl
     assert "rope_scaling" not in found.config
     stored = stored_values(path)
     assert len(found.tensors) == len(stored)
-    pieces = {piece.name: piece for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])}
+    pieces = {
+        piece.name: piece
+        for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])
+    }
     for gguf_name, name in NAMES.items():
         if gguf_name in stored:
             assert np.array_equal(pieces[name].data.numpy(), stored[gguf_name]), gguf_name
@@ -92,14 +95,20 @@ def test_describes_and_streams(write_gguf, arch: str, class_name: str, rope_styl
 def test_real_checkpoint_file_order_and_once(write_gguf) -> None:
     found = describe(write_gguf())
     names = list(found.tensors)
-    got = [piece.name for piece in LOADER.tensors(found, [WantedWeight(name) for name in reversed(names)])]
+    got = [
+        piece.name
+        for piece in LOADER.tensors(found, [WantedWeight(name) for name in reversed(names)])
+    ]
     assert got == sorted(names, key=lambda name: found.tensors[name].offset)
 
 
 def test_untied_head_and_bias_flags(write_gguf) -> None:
     from_conftest = stored_values(write_gguf(name="first.gguf"))
     head = np.ones((64, 32), np.float32)
-    path = write_gguf(tensors=from_conftest | {"output.weight": head, "blk.0.attn_q.bias": np.ones(32, np.float32)})
+    path = write_gguf(
+        tensors=from_conftest
+        | {"output.weight": head, "blk.0.attn_q.bias": np.ones(32, np.float32)}
+    )
     found = describe(path)
     assert not found.config["tie_word_embeddings"]
     assert found.config["attention_bias"]
@@ -107,9 +116,13 @@ def test_untied_head_and_bias_flags(write_gguf) -> None:
 
 
 def test_plain_tensors_come_in_their_type(write_gguf) -> None:
-    found = describe(write_gguf(types={"blk.0.ffn_up.weight": "F16", "blk.0.ffn_gate.weight": "BF16"}))
+    found = describe(
+        write_gguf(types={"blk.0.ffn_up.weight": "F16", "blk.0.ffn_gate.weight": "BF16"})
+    )
     up, gate = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
-    pieces = {piece.name: piece.data for piece in LOADER.tensors(found, map(WantedWeight, (up, gate)))}
+    pieces = {
+        piece.name: piece.data for piece in LOADER.tensors(found, map(WantedWeight, (up, gate)))
+    }
     assert (pieces[up].dtype, pieces[gate].dtype) == (torch.float16, torch.bfloat16)
     assert (found.tensors[up].stored, found.tensors[gate].stored) == ("float16", "bfloat16")
 
@@ -132,11 +145,19 @@ def test_an_unknown_tensor_is_named(write_gguf) -> None:
 
 def test_main_dtype_is_none_for_blocks(write_gguf) -> None:
     tensors = stored_values(write_gguf(name="plain.gguf"))
-    assert describe(write_gguf(types=dict.fromkeys((n for n in tensors if "norm" not in n), "Q8_0"))).dtype is None
+    assert (
+        describe(
+            write_gguf(types=dict.fromkeys((n for n in tensors if "norm" not in n), "Q8_0"))
+        ).dtype
+        is None
+    )
 
 
-def llama3_divisors(theta: float, head_dim: int, factor: float, low: float, high: float, context: int) -> list[float]:
-    """Returns the divisors as the converter writes them (implemented again here, frequency by frequency)."""
+def llama3_divisors(
+    theta: float, head_dim: int, factor: float, low: float, high: float, context: int
+) -> list[float]:
+    """Returns the divisors as the converter writes them (implemented again here, frequency by
+    frequency)."""
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * np.pi * theta ** (2 * index / head_dim)
@@ -150,17 +171,29 @@ def llama3_divisors(theta: float, head_dim: int, factor: float, low: float, high
     return [float(np.float32(divisor)) for divisor in divisors]
 
 
-@pytest.mark.parametrize(("factor", "head_dim", "high"), [(8.0, 128, 4.0), (32.0, 64, 4.0), (32.0, 128, 4.0), (4.0, 128, 2.0)])
+@pytest.mark.parametrize(
+    ("factor", "head_dim", "high"),
+    [(8.0, 128, 4.0), (32.0, 64, 4.0), (32.0, 128, 4.0), (4.0, 128, 2.0)],
+)
 def test_llama3_scaling_is_recovered(factor: float, head_dim: int, high: float) -> None:
-    found = divisors_config(llama3_divisors(500000.0, head_dim, factor, 1.0, high, 8192), 500000.0, head_dim)
-    expected = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": high}
+    found = divisors_config(
+        llama3_divisors(500000.0, head_dim, factor, 1.0, high, 8192), 500000.0, head_dim
+    )
+    expected = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": high,
+    }
     assert found == {**expected, "original_max_position_embeddings": 8192}
 
 
 def test_other_divisors_are_kept_as_they_are() -> None:
     divisors = [1.0, 3.0, 2.0, 5.0]
     found = divisors_config(divisors, 10000.0, 8)
-    assert found is not None and found["rope_type"] == "longrope" and found["long_factor"] == divisors
+    assert (
+        found is not None and found["rope_type"] == "longrope" and found["long_factor"] == divisors
+    )
     assert divisors_config([1.0] * 4, 10000.0, 8) is None
 
 
@@ -173,9 +206,15 @@ def test_rope_scaling_from_the_file(write_gguf) -> None:
     )
     assert describe(path).config["rope_scaling"]["rope_type"] == "llama3"
     assert "rope_freqs.weight" not in describe(path).tensors
-    linear = describe(write_gguf(metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}))
+    linear = describe(
+        write_gguf(metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+    )
     assert linear.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
-    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    }
     expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     assert describe(write_gguf(metadata=yarn)).config["rope_scaling"] == expected
     yarn |= {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.attn_factor": 2.0}
@@ -203,16 +242,30 @@ def test_senseless_metadata(write_gguf, metadata: dict, message: str) -> None:
 
 
 def test_senseless_numbers_of_other_architectures(write_gguf) -> None:
-    with pytest.raises(ModelError, match=r"metadata xielu.alpha_p is None, expected a finite number for each of \d+ layers"):
+    with pytest.raises(
+        ModelError,
+        match=r"metadata xielu.alpha_p is None, expected a finite number for each of \d+ layers",
+    ):
         describe(write_gguf("apertus"))
-    with pytest.raises(ModelError, match=r"mpt.feed_forward_length is \d+, expected a multiple of embedding_length"):
-        describe(write_gguf("mpt", metadata={"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 97}))
+    with pytest.raises(
+        ModelError, match=r"mpt.feed_forward_length is \d+, expected a multiple of embedding_length"
+    ):
+        describe(
+            write_gguf(
+                "mpt", metadata={"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 97}
+            )
+        )
 
 
 def test_unknown_architecture_and_tensor(write_gguf) -> None:
-    with pytest.raises(ModelError, match="architecture 'teapot' is not supported; supported are afmoe, apertus, arcee,"):
+    with pytest.raises(
+        ModelError,
+        match="architecture 'teapot' is not supported; supported are afmoe, apertus, arcee,",
+    ):
         describe(write_gguf("teapot"))
-    with pytest.raises(ModelError, match="architecture 'rwkv7' cannot be served: it has recurrent layers"):
+    with pytest.raises(
+        ModelError, match="architecture 'rwkv7' cannot be served: it has recurrent layers"
+    ):
         describe(write_gguf("rwkv7"))
     with pytest.raises(ModelError, match="contains no model: its general.type is 'adapter'"):
         describe(write_gguf(metadata={"general.type": "adapter"}))
@@ -222,17 +275,31 @@ def test_unknown_architecture_and_tensor(write_gguf) -> None:
 
 
 def test_experts_become_tensors_of_their_own(write_gguf) -> None:
-    tensors = {name: values for name, values in stored_values(write_gguf(name="plain.gguf")).items() if "ffn_gate" not in name}
-    tensors = {name: values for name, values in tensors.items() if "ffn_up" not in name and "ffn_down" not in name}
+    tensors = {
+        name: values
+        for name, values in stored_values(write_gguf(name="plain.gguf")).items()
+        if "ffn_gate" not in name
+    }
+    tensors = {
+        name: values
+        for name, values in tensors.items()
+        if "ffn_up" not in name and "ffn_down" not in name
+    }
     experts = np.random.default_rng(1).standard_normal((3, 64, 32)).astype(np.float32)
     for layer in (0, 1):
         tensors[f"blk.{layer}.ffn_gate_inp.weight"] = np.ones((3, 32), np.float32)
         for part in ("gate", "up", "down"):
-            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = experts if part != "down" else experts.reshape(3, 32, 64)
-    found = describe(write_gguf(tensors=tensors, metadata={"expert_count": 3, "expert_used_count": 2}))
+            tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = (
+                experts if part != "down" else experts.reshape(3, 32, 64)
+            )
+    found = describe(
+        write_gguf(tensors=tensors, metadata={"expert_count": 3, "expert_used_count": 2})
+    )
     assert found.architectures == ("MixtralForCausalLM",)
     assert (found.config["num_local_experts"], found.config["num_experts_per_tok"]) == (3, 2)
-    (piece,) = LOADER.tensors(found, [WantedWeight("model.layers.1.block_sparse_moe.experts.2.w3.weight")])
+    (piece,) = LOADER.tensors(
+        found, [WantedWeight("model.layers.1.block_sparse_moe.experts.2.w3.weight")]
+    )
     assert np.array_equal(piece.data.numpy(), experts[2])
 
 
@@ -247,11 +314,14 @@ def test_merged_queries_keys_and_values_are_taken_apart(write_gguf) -> None:
     tensors = stored_values(write_gguf("qwen2", name="plain.gguf"))
     for layer in (0, 1):
         for ending in ("weight", "bias"):
-            parts = [tensors.pop(f"blk.{layer}.attn_{part}.{ending}", None) for part in ("q", "k", "v")]
+            parts = [
+                tensors.pop(f"blk.{layer}.attn_{part}.{ending}", None) for part in ("q", "k", "v")
+            ]
             if parts[0] is not None:
                 tensors[f"blk.{layer}.attn_qkv.{ending}"] = np.concatenate(parts)
     path = write_gguf("qwen2", tensors=tensors, types={"blk.1.attn_qkv.weight": "Q8_0"})
-    found, plain = describe(path), describe(path.with_name("plain.gguf"))
+    found = describe(path)
+    plain = describe(path.with_name("plain.gguf"))
     names = list(plain.tensors)
     assert list(found.tensors) != names and set(found.tensors) == set(names)
     pieces = {piece.name: piece for piece in LOADER.tensors(found, map(WantedWeight, names))}
@@ -264,17 +334,29 @@ def test_merged_queries_keys_and_values_are_taken_apart(write_gguf) -> None:
             packed = gguf.quants.quantize(piece.data.numpy(), gguf.GGMLQuantizationType.Q8_0)
             assert bytes(other.data) == packed.tobytes()
     with pytest.raises(ModelError, match="has 64 rows, expected 64 \\+ 16 \\+ 16"):
-        describe(write_gguf("qwen2", tensors=tensors, metadata={"attention.key_length": 16, "attention.head_count_kv": 1}))
+        describe(
+            write_gguf(
+                "qwen2",
+                tensors=tensors,
+                metadata={"attention.key_length": 16, "attention.head_count_kv": 1},
+            )
+        )
 
 
 def test_experts_in_blocks_are_cut_between_experts(write_gguf) -> None:
     tensors = stored_values(write_gguf("qwen3", name="plain.gguf"))
-    tensors["blk.0.ffn_up_exps.weight"] = np.arange(4 * 64 * 32, dtype=np.float32).reshape(4, 64, 32)
+    tensors["blk.0.ffn_up_exps.weight"] = np.arange(4 * 64 * 32, dtype=np.float32).reshape(
+        4, 64, 32
+    )
     metadata = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
-    path = write_gguf("qwen3moe", tensors=tensors, types={"blk.0.ffn_up_exps.weight": "Q8_0"}, metadata=metadata)
+    path = write_gguf(
+        "qwen3moe", tensors=tensors, types={"blk.0.ffn_up_exps.weight": "Q8_0"}, metadata=metadata
+    )
     names = [f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in range(4)]
     pieces = list(LOADER.tensors(describe(path), [WantedWeight(name) for name in names]))
-    assert [(piece.name, piece.stored, piece.shape) for piece in pieces] == [(name, "Q8_0", (64, 32)) for name in names]
+    assert [(piece.name, piece.stored, piece.shape) for piece in pieces] == [
+        (name, "Q8_0", (64, 32)) for name in names
+    ]
     whole = np.frombuffer(path.read_bytes(), np.uint8)
     joined = np.concatenate([np.frombuffer(piece.data, np.uint8) for piece in pieces])
     assert joined.tobytes() in whole.tobytes() and len(joined) == 4 * 64 * 34
@@ -296,7 +378,10 @@ def test_split_files(write_gguf) -> None:
     for root in (first, second, first.parent):
         found = describe(root)
         assert found.path == first
-        pieces = {piece.name: piece for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])}
+        pieces = {
+            piece.name: piece
+            for piece in LOADER.tensors(found, [WantedWeight(name) for name in found.tensors])
+        }
         assert len(pieces) == len(tensors)
         for gguf_name, name in NAMES.items():
             if gguf_name in tensors:
@@ -314,7 +399,9 @@ def test_split_files(write_gguf) -> None:
         describe(second)
     first.with_name("other").rename(first)
     second.unlink()
-    with pytest.raises(ModelError, match="first of 2 parts, and model-00002-of-00002.gguf is missing"):
+    with pytest.raises(
+        ModelError, match="first of 2 parts, and model-00002-of-00002.gguf is missing"
+    ):
         describe(first)
 
 
@@ -350,11 +437,14 @@ def test_shrunken_file_is_noticed(write_gguf) -> None:
 
 def test_describe_imports_no_torch(write_gguf) -> None:
     code = (
-        "import sys; from pathlib import Path; from pegboard.interfaces.model_source import LocalFiles;"
-        "from pegboard_pack_gguf.loader import GGUFLoader; GGUFLoader(None, None).describe(LocalFiles(Path(sys.argv[1])));"
-        "print(sorted({'torch', 'numpy', 'gguf', 'transformers'} & set(sys.modules)))"
+        "import sys; from pathlib import Path; from pegboard.interfaces.model_source import "
+        "LocalFiles;from pegboard_pack_gguf.loader import GGUFLoader; GGUFLoader(None, "
+        "None).describe(LocalFiles(Path(sys.argv[1])));print(sorted({'torch', 'numpy', 'gguf', "
+        "'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(write_gguf())], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(write_gguf())], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -363,8 +453,15 @@ def test_smollm2(smollm2_gguf: Path) -> None:
     found = describe(smollm2_gguf)
     assert found.architectures == ("LlamaForCausalLM",)
     assert found.config["tie_word_embeddings"] and found.config["rope_theta"] == 100000.0
-    assert (found.dtype, found.rope_style, found.generation_config["eos_token_id"]) == (None, "pairs", [2, 0])
+    assert (found.dtype, found.rope_style, found.generation_config["eos_token_id"]) == (
+        None,
+        "pairs",
+        [2, 0],
+    )
     assert len(found.tensors) == 272
     assert found.chat_template is not None and "<|im_start|>" in found.chat_template
-    sizes = {piece.name: len(piece.data) for piece in LOADER.tensors(found, [WantedWeight("model.embed_tokens.weight")])}
+    sizes = {
+        piece.name: len(piece.data)
+        for piece in LOADER.tensors(found, [WantedWeight("model.embed_tokens.weight")])
+    }
     assert sizes == {"model.embed_tokens.weight": 49152 * 576 // 32 * 34}

@@ -1,4 +1,5 @@
-"""Vocabularies that the original libraries trained, written as converters write them, give the ids of those libraries."""
+"""Vocabularies that the original libraries trained, written as converters write them, give the ids
+of those libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.tokenizer import TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 
-NORMAL, CONTROL = 1, 3
+NORMAL = 1
+CONTROL = 3
 LINES = (
     "the quick brown fox jumps over the lazy dog and then it sleeps for a long time",
     "Zażółć gęślą jaźń, and crème brûlée! 1234 5678 90 (x + y) = z; don't we'll I'm",
@@ -33,7 +35,12 @@ LINES = (
 
 def tokenizer(data: dict[str, Any]) -> GGUFTokenizer:
     checkpoint = Checkpoint(
-        format="gguf", path=Path("m.gguf"), config={}, architectures=(), tensors={}, tokenizer=TokenizerPayload("gguf", data=data)
+        format="gguf",
+        path=Path("m.gguf"),
+        config={},
+        architectures=(),
+        tensors={},
+        tokenizer=TokenizerPayload("gguf", data=data),
     )
     return GGUFTokenizer(None, TokenizerSetup(checkpoint, None))
 
@@ -41,8 +48,16 @@ def tokenizer(data: dict[str, Any]) -> GGUFTokenizer:
 def random_texts(count: int, more: str = "") -> list[str]:
     """Mixes of the lines' words and characters, and of spaces."""
     chosen = random.Random(0)
-    words = [word for line in LINES for word in line.split()] + list("".join(LINES)) + list(more) + [" ", "  "]
-    return [chosen.choice(["", " "]).join(chosen.choices(words, k=chosen.randint(0, 12))) for _ in range(count)]
+    words = (
+        [word for line in LINES for word in line.split()]
+        + list("".join(LINES))
+        + list(more)
+        + [" ", "  "]
+    )
+    return [
+        chosen.choice(["", " "]).join(chosen.choices(words, k=chosen.randint(0, 12)))
+        for _ in range(count)
+    ]
 
 
 def trained(kind: str, byte_fallback: bool = False, **more: Any) -> tuple[Any, dict[str, Any]]:
@@ -50,9 +65,17 @@ def trained(kind: str, byte_fallback: bool = False, **more: Any) -> tuple[Any, d
     model = io.BytesIO()
     corpus = (random.Random(1).choice(LINES) for _ in range(300))
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=corpus, model_writer=model, vocab_size=400 if byte_fallback else 150, model_type=kind,
-        byte_fallback=byte_fallback, hard_vocab_limit=False, minloglevel=2, character_coverage=0.98, num_threads=1, **more,
-    )  # fmt: skip
+        sentence_iterator=corpus,
+        model_writer=model,
+        vocab_size=400 if byte_fallback else 150,
+        model_type=kind,
+        byte_fallback=byte_fallback,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        character_coverage=0.98,
+        num_threads=1,
+        **more,
+    )
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model.getvalue())
     data = {
@@ -91,7 +114,9 @@ def test_unigram_equals_sentencepiece(byte_fallback: bool, settings: dict[str, A
 
 
 def test_sentencepiece_bpe_equals_sentencepiece() -> None:
-    original, data = trained("bpe", True, normalization_rule_name="identity", remove_extra_whitespaces=False)
+    original, data = trained(
+        "bpe", True, normalization_rule_name="identity", remove_extra_whitespaces=False
+    )
     found = tokenizer(data)
     for text in [*LINES, *random_texts(300, "ß…①Å\u0301€😀")]:
         assert found.encode(text, add_special_tokens=False) == original.encode(text), text
@@ -101,11 +126,17 @@ def test_byte_level_bpe_equals_tokenizers() -> None:
     original = Tokenizer(models.BPE())
     original.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    original.train_from_iterator(LINES, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    original.train_from_iterator(
+        LINES, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
     state = original.model.__getstate__()
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(state)["merges"]]
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(state)["merges"]
+    ]
     tokens = sorted(original.get_vocab(), key=original.get_vocab().__getitem__)
-    found = tokenizer({"ggml.model": "gpt2", "ggml.pre": "gpt-2", "ggml.tokens": tokens, "ggml.merges": merges})
+    found = tokenizer(
+        {"ggml.model": "gpt2", "ggml.pre": "gpt-2", "ggml.tokens": tokens, "ggml.merges": merges}
+    )
     for text in [*LINES, *random_texts(300, "ß…①Å\u0301€😀")]:
         assert found.encode(text, add_special_tokens=False) == original.encode(text).ids, text
 
@@ -120,7 +151,10 @@ def test_word_piece_equals_bert(lowercase: bool) -> None:
     vocabulary = model.get_vocab()
     original = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase)
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    stored = [token if token in special else token[2:] if token.startswith("##") else f"▁{token}" for token in tokens]
+    stored = [
+        token if token in special else token[2:] if token.startswith("##") else f"▁{token}"
+        for token in tokens
+    ]
     found = tokenizer(
         {
             "ggml.model": "bert",
@@ -139,17 +173,35 @@ def test_word_piece_equals_bert(lowercase: bool) -> None:
 
 
 def test_rwkv_takes_the_longest_token() -> None:
-    tokens = ["<s>", *(repr(bytes([byte]))[2:-1] for byte in range(256)), "ab", "abcd", "bcde", r"\n\n", r"\xc5\xbc", "\\\\x"]
+    tokens = [
+        "<s>",
+        *(repr(bytes([byte]))[2:-1] for byte in range(256)),
+        "ab",
+        "abcd",
+        "bcde",
+        r"\n\n",
+        r"\xc5\xbc",
+        "\\\\x",
+    ]
     found = LongestMatch(
-        GGUFVocabulary({"ggml.model": "rwkv", "ggml.tokens": tokens, "ggml.token_type": [CONTROL] + [NORMAL] * 262})
+        GGUFVocabulary(
+            {
+                "ggml.model": "rwkv",
+                "ggml.tokens": tokens,
+                "ggml.token_type": [CONTROL] + [NORMAL] * 262,
+            }
+        )
     )
     assert found.bytes_of[1:257] == [bytes([byte]) for byte in range(256)]
     chosen = random.Random(0)
     for _ in range(200):
         text = "".join(chosen.choices(["ab", "cd", "bcde", "\n", "ż", "\\x", "é", "'"], k=8))
-        ids, rest = found.encode(text), text.encode()
+        ids = found.encode(text)
+        rest = text.encode()
         for token_id in ids:
-            longest = max((piece for piece in found.bytes_of[1:] if rest.startswith(piece)), key=len)
+            longest = max(
+                (piece for piece in found.bytes_of[1:] if rest.startswith(piece)), key=len
+            )
             assert found.bytes_of[token_id] == longest
             rest = rest[len(longest) :]
         assert not rest

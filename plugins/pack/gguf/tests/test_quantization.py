@@ -18,8 +18,19 @@ from pegboard_pack_gguf.quantization import GGUFQuantization
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, RepackCache
-from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightLoaderSetup, WeightPiece
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    Part,
+    QuantizationSetup,
+    RepackCache,
+)
+from pegboard.interfaces.weight_loader import (
+    TensorEntry,
+    WantedWeight,
+    WeightLoaderSetup,
+    WeightPiece,
+)
 from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
@@ -30,34 +41,48 @@ BLOCK_TYPES = [known for known in GGML_TYPES.values() if known.block_size > 1]
 
 
 def quantization(dtype: str = "float32", compute: str = "native", **more: Any) -> GGUFQuantization:
-    setup = QuantizationSetup({"quant_method": "gguf"}, dtype, "cpu", **{"kernels": REFERENCES, **more})
+    setup = QuantizationSetup(
+        {"quant_method": "gguf"}, dtype, "cpu", **{"kernels": REFERENCES, **more}
+    )
     return GGUFQuantization(GGUFOptions(compute=compute), setup)
 
 
 def oracle(blocks: np.ndarray, known: GGMLType) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[known.name]).astype(np.float32)
+        return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[known.name]).astype(
+            np.float32
+        )
 
 
 @pytest.mark.parametrize("known", BLOCK_TYPES, ids=lambda known: known.name)
-def test_every_type_equals_the_package_bit_by_bit(known: GGMLType, random_blocks: Any, block_values: Any) -> None:
+def test_every_type_equals_the_package_bit_by_bit(
+    known: GGMLType, random_blocks: Any, block_values: Any
+) -> None:
     for seed, (rows, per_row) in enumerate([(1, 1), (2, 3), (40, 2)]):
         blocks = random_blocks(known.name, rows * per_row, seed)
         out = torch.full((rows, per_row * known.block_size), 7.0)
         with np.errstate(all="ignore"):
             dequantize_into(memoryview(blocks.tobytes()), known.stored, out)
-        assert np.array_equal(out.numpy(), block_values(blocks, known.name).reshape(out.shape), equal_nan=True)
+        assert np.array_equal(
+            out.numpy(), block_values(blocks, known.name).reshape(out.shape), equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_long_tensors_are_decoded_in_chunks(dtype: torch.dtype) -> None:
-    known, width = BY_STORED["Q4_1"], 96
+    known = BY_STORED["Q4_1"]
+    width = 96
     rows = 2 * CHUNK_ELEMENTS // width + 5
     values = np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
     packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_1)
     out = torch.empty(rows, width, dtype=dtype)
     dequantize_into(memoryview(packed.tobytes()), "Q4_1", out)
-    assert torch.equal(out, torch.from_numpy(oracle(packed.reshape(-1, known.block_bytes), known)).view(rows, width).to(dtype))
+    assert torch.equal(
+        out,
+        torch.from_numpy(oracle(packed.reshape(-1, known.block_bytes), known))
+        .view(rows, width)
+        .to(dtype),
+    )
 
 
 def piece_of(name: str, values: torch.Tensor, kind: str) -> WeightPiece:
@@ -72,7 +97,9 @@ def value_of(piece: WeightPiece) -> torch.Tensor:
     if isinstance(piece.data, torch.Tensor):
         return piece.data.float()
     known = BY_STORED[piece.stored]
-    return torch.from_numpy(oracle(np.frombuffer(piece.data, np.uint8).reshape(-1, known.block_bytes), known)).view(piece.shape)
+    return torch.from_numpy(
+        oracle(np.frombuffer(piece.data, np.uint8).reshape(-1, known.block_bytes), known)
+    ).view(piece.shape)
 
 
 MIXED = ("Q4_1", "float16", "Q8_0")
@@ -82,14 +109,18 @@ IN_BLOCKS = ("Q4_1", "Q4_0", "Q8_0")
 def linear(layer: LinearLayer, *arguments: str, **more: Any) -> Any:
     """Return the weight of a layer, which knows the tensors that it is read from."""
     weight = quantization(*arguments, **more).linear(layer)
-    assert weight is not None and [wanted.name for wanted in weight.declare({})] == [part.name for part in layer.parts]
+    assert weight is not None and [wanted.name for wanted in weight.declare({})] == [
+        part.name for part in layer.parts
+    ]
     return weight
 
 
 def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer, list[WeightPiece]]:
     torch.manual_seed(0)
     kinds = {"q": (stored[0], 64), "k": (stored[1], 32), "v": (stored[2], 32)}
-    parts, pieces, row = [], [], 0
+    parts = []
+    pieces = []
+    row = 0
     for name, (kind, rows) in kinds.items():
         parts.append(Part(name, (row, row + rows)))
         pieces.append(piece_of(name, torch.randn(rows, 64), kind))
@@ -100,7 +131,9 @@ def merged_layer(stored: tuple[str, str, str] = IN_BLOCKS) -> tuple[LinearLayer,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", [MIXED, IN_BLOCKS], ids=" ".join)
 @pytest.mark.parametrize("compute", ["native", "float"])
-def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, str], compute: str) -> None:
+def test_merged_linear_of_different_types(
+    dtype: str, stored: tuple[str, str, str], compute: str
+) -> None:
     layer, pieces = merged_layer(stored)
     method = linear(layer, dtype, compute)
     for piece in reversed(pieces):
@@ -125,7 +158,8 @@ def test_merged_linear_of_different_types(dtype: str, stored: tuple[str, str, st
     ],
 )
 def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: type) -> None:
-    """Parts of the same packed form are held together, and parts of other forms next to them, unless floats were requested."""
+    """Parts of the same packed form are held together, and parts of other forms next to them,
+    unless floats were requested."""
     layer, _ = merged_layer()
     method = linear(layer, "float32", compute)
     for part, kind in zip(layer.parts, stored, strict=True):
@@ -134,7 +168,11 @@ def test_how_a_weight_is_held(stored: tuple[str, str, str], compute: str, held: 
         if kind == "float16":
             method.accept(piece_of(part.name, torch.zeros(rows, 64), kind))
         else:
-            method.accept(WeightPiece(part.name, kind, (rows, 64), data[: rows * BY_STORED[kind].num_bytes(64)]))
+            method.accept(
+                WeightPiece(
+                    part.name, kind, (rows, 64), data[: rows * BY_STORED[kind].num_bytes(64)]
+                )
+            )
     method.finish()
     assert type(method.weight()) is held
 
@@ -222,7 +260,8 @@ def test_reload_reaches_the_callables(stored: tuple[str, str, str]) -> None:
     for piece in pieces:
         method.accept(piece_of(piece.name, torch.ones(piece.shape), piece.stored))
     method.finish()
-    assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)  # float16 scales of ones
+    # float16 scales of ones
+    assert torch.allclose(call(torch.ones(1, 64)), torch.full((1, 128), 64.0), rtol=1e-3)
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
@@ -279,7 +318,10 @@ def test_accepts_what_the_loader_delivers(write_gguf: Any) -> None:
         method.accept(piece)
     method.finish()
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    expected = [gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in map(stored.get, FFN_NAMES)]
+    expected = [
+        gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in map(stored.get, FFN_NAMES)
+    ]
     assert np.array_equal(method.dequantize().numpy(), np.concatenate(expected))
 
 
@@ -290,7 +332,11 @@ FFN_NAMES = ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight")
 def test_smollm2_layer_equals_the_package(smollm2_gguf: Path) -> None:
     loader = GGUFLoader(None, WeightLoaderSetup())
     checkpoint = loader.describe(LocalFiles(smollm2_gguf))
-    for name in ("model.embed_tokens.weight", "model.layers.29.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight"):
+    for name in (
+        "model.embed_tokens.weight",
+        "model.layers.29.mlp.down_proj.weight",
+        "model.layers.3.self_attn.q_proj.weight",
+    ):
         (piece,) = loader.tensors(checkpoint, [WantedWeight(name)])
         rows, width = piece.shape
         method = linear(LinearLayer("layer", width, rows, (Part(name, (0, rows)),)))

@@ -26,7 +26,9 @@ SSM = {
 }
 
 
-def describe(write_gguf: Any, arch: str, tensors: dict[str, np.ndarray] | None = None, **metadata: Any) -> Checkpoint:
+def describe(
+    write_gguf: Any, arch: str, tensors: dict[str, np.ndarray] | None = None, **metadata: Any
+) -> Checkpoint:
     chosen = {**SSM, **{key.replace("__", "."): value for key, value in metadata.items()}}
     given = {"token_embd.weight": np.ones((64, 32), np.float32), **(tensors or {})}
     path: Path = write_gguf(arch, tensors=given, metadata=chosen)
@@ -35,18 +37,41 @@ def describe(write_gguf: Any, arch: str, tensors: dict[str, np.ndarray] | None =
 
 def test_layers_with_attention(write_gguf: Any) -> None:
     granite = describe(write_gguf, "granitehybrid").config
-    assert granite["layer_types"] == ["linear_attention", "full_attention"] and granite["position_embedding_type"] == "nope"
-    assert (granite["shared_intermediate_size"], granite["num_key_value_heads"], granite["mamba_d_head"]) == (64, 2, 8)
-    kinds = describe(write_gguf, "nemotron_h", feed_forward_length=[64, 0]).config["layers_block_type"]
+    assert (
+        granite["layer_types"] == ["linear_attention", "full_attention"]
+        and granite["position_embedding_type"] == "nope"
+    )
+    assert (
+        granite["shared_intermediate_size"],
+        granite["num_key_value_heads"],
+        granite["mamba_d_head"],
+    ) == (64, 2, 8)
+    kinds = describe(write_gguf, "nemotron_h", feed_forward_length=[64, 0]).config[
+        "layers_block_type"
+    ]
     assert kinds == ["mlp", "full_attention"]
-    jamba = describe(write_gguf, "jamba", {"blk.1.ffn_gate_inp.weight": np.ones((4, 32), np.float32)}, expert_count=4).config
-    assert [jamba[f"{kind}_layer_{part}"] for kind in ("attn", "expert") for part in ("period", "offset")] == [2, 1, 2, 1]
+    jamba = describe(
+        write_gguf,
+        "jamba",
+        {"blk.1.ffn_gate_inp.weight": np.ones((4, 32), np.float32)},
+        expert_count=4,
+    ).config
+    assert [
+        jamba[f"{kind}_layer_{part}"]
+        for kind in ("attn", "expert")
+        for part in ("period", "offset")
+    ] == [2, 1, 2, 1]
     assert (jamba["mamba_expand"], jamba["num_experts"]) == (2, 4)
     assert describe(write_gguf, "jamba", expert_count=4).config["num_experts"] == 1
 
 
 def test_layers_that_draft_tokens_have_counts_of_their_own(write_gguf: Any) -> None:
-    metadata = {**QWEN, "attention__head_count_kv": [0, 2, 2], "feed_forward_length": [16, 0, 16], "block_count": 3}
+    metadata = {
+        **QWEN,
+        "attention__head_count_kv": [0, 2, 2],
+        "feed_forward_length": [16, 0, 16],
+        "block_count": 3,
+    }
     found = describe(write_gguf, "nemotron_h_moe", **metadata, nextn_predict_layers=1)
     assert found.config["layers_block_type"] == ["moe", "full_attention"]
 
@@ -54,7 +79,9 @@ def test_layers_that_draft_tokens_have_counts_of_their_own(write_gguf: Any) -> N
 def test_a_model_without_attention_has_no_heads(write_gguf: Any) -> None:
     none = {"attention__head_count": 0, "attention__head_count_kv": 0, "feed_forward_length": 0}
     found = describe(write_gguf, "mamba", **none)
-    assert found.architectures == ("MambaForCausalLM",) and "num_attention_heads" not in found.config
+    assert (
+        found.architectures == ("MambaForCausalLM",) and "num_attention_heads" not in found.config
+    )
     falcon = describe(write_gguf, "mamba", **none, ssm__dt_b_c_rms=True)
     assert falcon.architectures == ("FalconMambaForCausalLM",)
     assert falcon.config["intermediate_size"] == 64
@@ -63,19 +90,49 @@ def test_a_model_without_attention_has_no_heads(write_gguf: Any) -> None:
 @pytest.mark.parametrize(
     ("arch", "metadata", "told"),
     [
-        ("granitehybrid", {"attention__head_count_kv": [0, 2, 2]}, "from 0 to .* for each of 2 layers"),
-        ("granitehybrid", {"attention__head_count_kv": [1, 2]}, r"is \[1, 2\] for 4 heads; expected 0 or one divisor"),
+        (
+            "granitehybrid",
+            {"attention__head_count_kv": [0, 2, 2]},
+            "from 0 to .* for each of 2 layers",
+        ),
+        (
+            "granitehybrid",
+            {"attention__head_count_kv": [1, 2]},
+            r"is \[1, 2\] for 4 heads; expected 0 or one divisor",
+        ),
         ("granitehybrid", {"attention__head_count_kv": [0, 3]}, "expected 0 or one divisor"),
-        ("granitehybrid", {"ssm__time_step_rank": 7}, "ssm.inner_size is 64, which 7 heads cannot share"),
-        ("granitehybrid", {"rope__scaling__finetuned": True, "rope__dimension_count": 4}, "as in Bamba"),
-        ("nemotron_h", {"feed_forward_length": [32, 64]}, "feed_forward_length differs between layers"),
+        (
+            "granitehybrid",
+            {"ssm__time_step_rank": 7},
+            "ssm.inner_size is 64, which 7 heads cannot share",
+        ),
+        (
+            "granitehybrid",
+            {"rope__scaling__finetuned": True, "rope__dimension_count": 4},
+            "as in Bamba",
+        ),
+        (
+            "nemotron_h",
+            {"feed_forward_length": [32, 64]},
+            "feed_forward_length differs between layers",
+        ),
         ("mamba2", {"ssm__group_count": 0}, "ssm.group_count is 0"),
-        ("jamba", {"ssm__inner_size": 40}, "inner_size is 40, which is not a multiple of the embedding length 32"),
-        ("jamba", {"block_count": 5, "attention__head_count_kv": [2, 2, 0, 0, 2]}, r"\[0, 1, 4\] are attn_layers, which are not"),
+        (
+            "jamba",
+            {"ssm__inner_size": 40},
+            "inner_size is 40, which is not a multiple of the embedding length 32",
+        ),
+        (
+            "jamba",
+            {"block_count": 5, "attention__head_count_kv": [2, 2, 0, 0, 2]},
+            r"\[0, 1, 4\] are attn_layers, which are not",
+        ),
         ("lfm2", {}, "shortconv.l_cache is missing"),
     ],
 )
-def test_senseless_metadata(write_gguf: Any, arch: str, metadata: dict[str, Any], told: str) -> None:
+def test_senseless_metadata(
+    write_gguf: Any, arch: str, metadata: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ModelError, match=told):
         describe(write_gguf, arch, **metadata)
 
@@ -101,8 +158,15 @@ def test_tensors_of_a_state_get_the_form_of_checkpoints(write_gguf: Any) -> None
     names = {f"backbone.layers.0.mixer.{name}": values for name, values in expected.items()}
     assert set(names) < set(found.tensors)
     for piece in LOADER.tensors(found, [WantedWeight(name) for name in names]):
-        assert piece.shape == tuple(piece.data.shape) == found.tensors[piece.name].shape == names[piece.name].shape
-        torch.testing.assert_close(piece.data, torch.from_numpy(names[piece.name]).float(), rtol=1e-6, atol=1e-6)
+        assert (
+            piece.shape
+            == tuple(piece.data.shape)
+            == found.tensors[piece.name].shape
+            == names[piece.name].shape
+        )
+        torch.testing.assert_close(
+            piece.data, torch.from_numpy(names[piece.name]).float(), rtol=1e-6, atol=1e-6
+        )
 
 
 QWEN = {
@@ -125,9 +189,15 @@ def test_rows_of_linear_attention_get_the_order_of_key_heads(write_gguf: Any, st
     kind = gguf.GGMLQuantizationType[stored]
     given = {"token_embd.weight": np.ones((64, 32), np.float32), **parts}
     metadata = {**SSM, **{key.replace("__", "."): value for key, value in QWEN.items()}}
-    path = write_gguf("qwen3next", tensors=given, types=dict.fromkeys(parts, stored), metadata=metadata)
+    path = write_gguf(
+        "qwen3next", tensors=given, types=dict.fromkeys(parts, stored), metadata=metadata
+    )
     (piece,) = LOADER.tensors(LOADER.describe(LocalFiles(path)), [WantedWeight(MERGED)])
-    values = piece.data.numpy() if isinstance(piece.data, torch.Tensor) else np.frombuffer(piece.data, np.uint8).reshape(144, -1)
+    values = (
+        piece.data.numpy()
+        if isinstance(piece.data, torch.Tensor)
+        else np.frombuffer(piece.data, np.uint8).reshape(144, -1)
+    )
     found = values if stored == "F32" else gguf.quants.dequantize(values, kind)
     first = [*range(4), *range(8, 12), *range(16, 48), *range(80, 112)]
     second = [*range(4, 8), *range(12, 16), *range(48, 80), *range(112, 144)]
@@ -135,10 +205,17 @@ def test_rows_of_linear_attention_get_the_order_of_key_heads(write_gguf: Any, st
 
 
 def test_projections_of_linear_attention_that_do_not_fit_are_refused(write_gguf: Any) -> None:
-    parts = {"blk.0.attn_qkv.weight": np.ones((79, 32), np.float32), "blk.0.attn_gate.weight": np.ones((64, 32), np.float32)}
+    parts = {
+        "blk.0.attn_qkv.weight": np.ones((79, 32), np.float32),
+        "blk.0.attn_gate.weight": np.ones((64, 32), np.float32),
+    }
     found = describe(write_gguf, "qwen3next", parts, **QWEN)
-    with pytest.raises(ModelError, match=r"has 143 rows, expected 8 \+ 8 \+ 64 \+ 64 for 2 key heads"):
+    with pytest.raises(
+        ModelError, match=r"has 143 rows, expected 8 \+ 8 \+ 64 \+ 64 for 2 key heads"
+    ):
         list(LOADER.tensors(found, [WantedWeight(MERGED)]))
     both = {**parts, "blk.0.ssm_in.weight": np.ones((144, 32), np.float32)}
-    with pytest.raises(ModelError, match=r"has both 'model.layers.0.linear_attn.in_proj_qkvz.weight' and its parts"):
+    with pytest.raises(
+        ModelError, match=r"has both 'model.layers.0.linear_attn.in_proj_qkvz.weight' and its parts"
+    ):
         describe(write_gguf, "qwen3next", both, **QWEN)

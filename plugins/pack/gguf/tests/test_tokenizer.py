@@ -21,14 +21,23 @@ from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.tokenizer import Chat, TokenizerSetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightLoaderSetup
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+BYTE = 6
 TOKENS_OF_LLAMA_CPP = Path(__file__).parent / "data" / "smollm2_tokens.json"
 """[text, ids] as llama.cpp tokenizes with the SmolLM2 file (parse_special, no bos)."""
 
 
 def tokenizer(data: dict[str, Any], template: str | None = None) -> GGUFTokenizer:
     checkpoint = Checkpoint(
-        format="gguf", path=Path("m.gguf"), config={}, architectures=(), tensors={}, tokenizer=TokenizerPayload("gguf", data=data)
+        format="gguf",
+        path=Path("m.gguf"),
+        config={},
+        architectures=(),
+        tensors={},
+        tokenizer=TokenizerPayload("gguf", data=data),
     )
     return GGUFTokenizer(None, TokenizerSetup(checkpoint, template))
 
@@ -51,7 +60,9 @@ def byte_level_data(**more: Any) -> dict[str, Any]:
     } | {key.replace("__", "."): value for key, value in more.items()}
 
 
-def sentencepiece_data(words: list[str], scores: list[float] | None = None, **more: Any) -> dict[str, Any]:
+def sentencepiece_data(
+    words: list[str], scores: list[float] | None = None, **more: Any
+) -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     values = [0.0] * 259 + (scores or [-float(index) for index in range(len(words))])
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
@@ -72,9 +83,20 @@ def texts_of(found: GGUFTokenizer, ids: list[int]) -> list[str]:
 def test_byte_level_merges_and_special_tokens() -> None:
     found = tokenizer(byte_level_data())
     ids = found.encode("<|im_start|>hello hello123\n\n<|im_end|>!<tool>", add_special_tokens=False)
-    assert texts_of(found, ids) == ["<|im_start|>", "hello", " hello", "123", "\n\n", "<|im_end|>!", "<tool>"]
+    assert texts_of(found, ids) == [
+        "<|im_start|>",
+        "hello",
+        " hello",
+        "123",
+        "\n\n",
+        "<|im_end|>!",
+        "<tool>",
+    ]
     assert found.decode(ids, skip_special_tokens=True) == "hello hello123\n\n<tool>"
-    assert found.decode(ids, skip_special_tokens=False) == "<|im_start|>hello hello123\n\n<|im_end|>!<tool>"
+    assert (
+        found.decode(ids, skip_special_tokens=False)
+        == "<|im_start|>hello hello123\n\n<|im_end|>!<tool>"
+    )
     assert found.decode([10**6, *ids[:2], -1], skip_special_tokens=True) == "hello"
 
 
@@ -90,7 +112,8 @@ def test_byte_level_round_trip_and_stream(text: str) -> None:
 
 def test_bos_and_eos_follow_the_file() -> None:
     data = byte_level_data()
-    bos, eos = data["ggml.bos_token_id"], data["ggml.eos_token_id"]
+    bos = data["ggml.bos_token_id"]
+    eos = data["ggml.eos_token_id"]
 
     def encoded(**more: Any) -> list[int]:
         return tokenizer(byte_level_data(**more)).encode("", add_special_tokens=True)
@@ -100,13 +123,18 @@ def test_bos_and_eos_follow_the_file() -> None:
     assert encoded(ggml__pre="llama-bpe") == [bos]
     assert encoded(ggml__pre="llama-bpe", ggml__add_bos_token=False) == []
     found = tokenizer(byte_level_data(ggml__add_bos_token=True))
-    assert found.encode("12", add_special_tokens=False) == found.encode("12", add_special_tokens=True)[1:]
+    assert (
+        found.encode("12", add_special_tokens=False)
+        == found.encode("12", add_special_tokens=True)[1:]
+    )
 
 
 def test_missing_bytes_are_dropped_but_keep_neighbors_apart() -> None:
     data = byte_level_data()
     keep = [index for index, token in enumerate(data["ggml.tokens"]) if token != "x"]
-    data["ggml.tokens"], data["ggml.token_type"] = ([data[key][i] for i in keep] for key in ("ggml.tokens", "ggml.token_type"))
+    data["ggml.tokens"], data["ggml.token_type"] = (
+        [data[key][i] for i in keep] for key in ("ggml.tokens", "ggml.token_type")
+    )
     found = tokenizer(data)
     assert texts_of(found, found.encode("hexllo", add_special_tokens=False)) == ["he", "ll", "o"]
 
@@ -152,7 +180,10 @@ def test_pre_tokenizers(name: str, text: str, pieces: list[str]) -> None:
 @given(text=st.text(max_size=60), name=st.sampled_from(sorted(PRE_TOKENIZERS)))
 def test_pre_tokenizers_lose_nothing(text: str, name: str) -> None:
     found = tokenizer(byte_level_data(ggml__pre=name))
-    assert found.decode(found.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+    assert (
+        found.decode(found.encode(text, add_special_tokens=False), skip_special_tokens=False)
+        == text
+    )
 
 
 def test_unknown_pre_tokenizer_is_refused() -> None:
@@ -183,26 +214,39 @@ def test_senseless_vocabularies(change: dict[str, Any], message: str) -> None:
 
 
 def join_slowly(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
-    """SentencePiece BPE by its definition: join the best pair of neighbors, leftmost first, again and again."""
+    """SentencePiece BPE by its definition: join the best pair of neighbors, leftmost first, again
+    and again."""
     pieces = list(text)
     while True:
-        pairs = [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in ids]
+        pairs = [
+            (-scores[ids[a + b]], at)
+            for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))
+            if a + b in ids
+        ]
         if not pairs:
             break
         _, at = min(pairs)
         pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
     found: list[int] = []
     for piece in pieces:
-        found += [ids[piece]] if piece in ids else [ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
+        found += (
+            [ids[piece]] if piece in ids else [ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
+        )
     return found
 
 
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), crosses=st.booleans(), text=st.text(alphabet="ab c▁é", max_size=30))
+@given(
+    seed=st.integers(0, 2**32), crosses=st.booleans(), text=st.text(alphabet="ab c▁é", max_size=30)
+)
 def test_sentencepiece_equals_its_definition(seed: int, crosses: bool, text: str) -> None:
     pick = random.Random(seed)
     alphabet = "abc▁"
-    words = {"".join(pick.choices(alphabet, k=pick.randint(1, 4))) for _ in range(40)} | {"a", "b", SPACE}
+    words = {"".join(pick.choices(alphabet, k=pick.randint(1, 4))) for _ in range(40)} | {
+        "a",
+        "b",
+        SPACE,
+    }
     if not crosses:
         words = {word for word in words if SPACE not in word.lstrip(SPACE)}
     ordered = sorted(words)
@@ -214,11 +258,23 @@ def test_sentencepiece_equals_its_definition(seed: int, crosses: bool, text: str
 
 
 def test_sentencepiece_spaces_bytes_and_special_tokens() -> None:
-    found = tokenizer(sentencepiece_data(["▁a", "a", "▁", "b", "▁ab", "ab"], [-3, -5, -6, -5, -1, -2]))
+    found = tokenizer(
+        sentencepiece_data(["▁a", "a", "▁", "b", "▁ab", "ab"], [-3, -5, -6, -5, -1, -2])
+    )
     ids = found.encode("ab é<s>a", add_special_tokens=True)
-    assert [found.model.vocabulary.tokens[i] for i in ids] == ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>", "<s>", "▁a"]
+    assert [found.model.vocabulary.tokens[i] for i in ids] == [
+        "<s>",
+        "▁ab",
+        "▁",
+        "<0xC3>",
+        "<0xA9>",
+        "<s>",
+        "▁a",
+    ]
     assert found.decode(ids, skip_special_tokens=True) == "ab é a"
-    unspaced = tokenizer(sentencepiece_data(["▁a", "a"], ggml__add_space_prefix=False, ggml__add_bos_token=False))
+    unspaced = tokenizer(
+        sentencepiece_data(["▁a", "a"], ggml__add_space_prefix=False, ggml__add_bos_token=False)
+    )
     assert texts_of(unspaced, unspaced.encode("a a", add_special_tokens=True)) == ["a", " a"]
 
 
@@ -247,7 +303,10 @@ def test_phi3_special_tokens_swallow_space() -> None:
     data = sentencepiece_data(["▁a", "a", "▁", "<|end|>"], name="Phi-3 mini")
     data["ggml.token_type"][-1] = CONTROL
     found = tokenizer(data)
-    assert texts_of(found, found.encode("<|end|>\n a", add_special_tokens=False)) == ["<|end|>", " a"]
+    assert texts_of(found, found.encode("<|end|>\n a", add_special_tokens=False)) == [
+        "<|end|>",
+        " a",
+    ]
     assert texts_of(found, found.encode("<s> a", add_special_tokens=False)) == ["<s>", " ", " a"]
 
 
@@ -266,14 +325,21 @@ def test_vocabulary() -> None:
 
 
 def test_render() -> None:
-    data = byte_level_data(chat_template="{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+    data = byte_level_data(
+        chat_template=(
+            "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        )
+    )
     chat = Chat(messages=[{"role": "user", "content": "hi"}])
     assert tokenizer(data).render(chat).text == "<|im_start|>hi<|im_end|>"
     assert tokenizer(data, "{{ messages[0].content }}?").render(chat).text == "hi?"
     with pytest.raises(RequestError):
         tokenizer(byte_level_data()).render(chat)
     data["chat_template.tool_use"] = "tools"
-    assert tokenizer(data).render(Chat(messages=chat.messages, tools=[{"type": "function"}])).text == "tools"
+    assert (
+        tokenizer(data).render(Chat(messages=chat.messages, tools=[{"type": "function"}])).text
+        == "tools"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +360,10 @@ def test_smollm2_equals_llama_cpp(smollm2: GGUFTokenizer) -> None:
 def test_smollm2_chat(smollm2: GGUFTokenizer) -> None:
     text = smollm2.render(Chat(messages=[{"role": "user", "content": "Hi"}])).text
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    assert text == f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert text == (
+        f"<|im_start|>system\n{system}<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
     ids = smollm2.encode(text, add_special_tokens=False)
     assert (ids[0], ids.count(1), ids.count(2)) == (1, 3, 2)
     assert smollm2.decode(ids, skip_special_tokens=False) == text

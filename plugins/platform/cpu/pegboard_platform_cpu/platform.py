@@ -33,7 +33,8 @@ UNLIMITED = 1 << 60
 KERNELS_ADVICE = "pip install pegboard-kernel-cpu (it needs a C compiler)"
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
-"""With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only a quarter as long for them."""
+"""With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only
+a quarter as long for them."""
 
 
 class CPUPlatform:
@@ -51,19 +52,23 @@ class CPUPlatform:
 
         used = CPUPlatform.threads_in_use
         if used is not None and used != self.num_threads:
-            raise ConfigError(f"num_threads={self.num_threads}, but this process already computes with {used} threads")
+            raise ConfigError(
+                f"num_threads={self.num_threads}, but this process already computes with {used} "
+                "threads"
+            )
         CPUPlatform.threads_in_use = self.num_threads
         torch.set_num_threads(self.num_threads)
         return Device("cpu", self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """`free` is the memory that the system, and the limit of a container, can provide without swapping. The peak cannot be
-        reset, because it is that of the whole process."""
+        """`free` is the memory that the system, and the limit of a container, can provide without
+        swapping. The peak cannot be reset, because it is that of the whole process."""
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
         if (contained := container_memory()) is not None:
             limit, taken = contained
-            total, free = min(total, limit), max(0, min(free, limit - taken))
+            total = min(total, limit)
+            free = max(0, min(free, limit - taken))
         used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return MemoryNumbers(free, total, used, max(peak, used))
@@ -76,8 +81,8 @@ class CPUPlatform:
             pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"the KV cache does not fit: there is no memory for a part of {num_bytes} bytes ({error}); lower "
-                "kv_cache_memory_bytes"
+                f"the KV cache does not fit: there is no memory for a part of {num_bytes} bytes "
+                f"({error}); lower kv_cache_memory_bytes"
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)
 
@@ -89,28 +94,41 @@ class CPUPlatform:
         """Return None, because the host computes."""
 
     def replay(self, programs: Callable[[], Replay] | None) -> Replay | None:
-        """Return the recorder of a kernel plugin, if there is one. A CPU has no graphs to capture."""
+        """Return the recorder of a kernel plugin, if there is one. A CPU has no graphs to
+        capture."""
         if programs is None and find_spec("pegboard_kernel_cpu") is None:
-            log.warning("the model runs in plain torch, several times slower than with compiled kernels: %s", KERNELS_ADVICE)
+            log.warning(
+                (
+                    "the model runs in plain torch, several times slower than with compiled "
+                    "kernels: %s"
+                ),
+                KERNELS_ADVICE,
+            )
         return programs() if programs is not None else None
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB or 40 % of the free memory,
-        whichever is less. The system allocates it only as blocks are used."""
+        """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB
+        or 40 % of the free memory, whichever is less. The system allocates it only as blocks are
+        used."""
         return {
-            "dtype": "bfloat16" if checkpoint_dtype == "bfloat16" and multiplies_bfloat16() else "float32",
+            "dtype": "bfloat16"
+            if checkpoint_dtype == "bfloat16" and multiplies_bfloat16()
+            else "float32",
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 128,
             "max_num_batched_tokens": BATCHED_TOKENS,
             "max_in_flight": 2,
-            "kv_cache_memory_bytes": int(min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes)),
+            "kv_cache_memory_bytes": int(
+                min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes)
+            ),
         }
 
     def profile(self, path: Path | None) -> None:
         import torch
 
         if path is not None:
-            self.profiler, self.profile_path = torch.profiler.profile(), path
+            self.profiler = torch.profiler.profile()
+            self.profile_path = path
             self.profiler.start()
         elif self.profiler is not None:
             self.profiler.stop()
@@ -121,19 +139,27 @@ class CPUPlatform:
 
 
 def container_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """Return the memory limit of this process' container and what it has taken, in bytes, or None if there is no limit. Pages of
-    files that were not used lately do not count, because the system takes them back. root: where a container sees its own group
-    (cgroup v2, or v1 below memory/)."""
+    """Return the memory limit of this process' container and what it has taken, in bytes, or None
+    if there is no limit. Pages of files that were not used lately do not count, because the system
+    takes them back. root: where a container sees its own group (cgroup v2, or v1 below memory/)."""
     for limit, taken, inactive in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            text, used = (root / limit).read_text().strip(), int((root / taken).read_text())
-            fields = dict(line.split() for line in (root / limit).with_name("memory.stat").read_text().splitlines())
+            text = (root / limit).read_text().strip()
+            used = int((root / taken).read_text())
+            fields = dict(
+                line.split()
+                for line in (root / limit).with_name("memory.stat").read_text().splitlines()
+            )
         except OSError:
             continue
-        return None if text == "max" or int(text) >= UNLIMITED else (int(text), used - int(fields.get(inactive, 0)))
+        return (
+            None
+            if text == "max" or int(text) >= UNLIMITED
+            else (int(text), used - int(fields.get(inactive, 0)))
+        )
     return None
 
 
@@ -142,4 +168,6 @@ def multiplies_bfloat16() -> bool:
     import torch
 
     flags = Path("/proc/cpuinfo").read_text()
-    return ("avx512_bf16" in flags or "amx_bf16" in flags) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (
+        "avx512_bf16" in flags or "amx_bf16" in flags
+    ) and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -18,5 +18,6 @@ def probe(facts: ProbeFacts) -> Verdict:
 
 
 def has_bfloat16(facts: ProbeFacts) -> bool:
-    """True if bfloat16 products run in hardware; otherwise they are emulated, several times slower than float32."""
+    """True if bfloat16 products run in hardware; otherwise they are emulated, several times slower
+    than float32."""
     return bool({"avx512_bf16", "amx_bf16"} & facts.cpu_flags)

@@ -1,4 +1,5 @@
-"""Gives whole pages of tensors back to the system, and fills them again. Their addresses stay mapped meanwhile."""
+"""Gives whole pages of tensors back to the system, and fills them again. Their addresses stay
+mapped meanwhile."""
 
 from __future__ import annotations
 
@@ -25,17 +26,27 @@ Range = tuple[int, int]
 
 
 def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None]:
-    """Drop the whole pages of the tensors' storages. Other memory may share the first and the last page, so these stay.
+    """Drop the whole pages of the tensors' storages. Other memory may share the first and the last
+    page, so these stay.
 
-    keep: the pages are first written to a temporary file without a name. Pages of a mapped file that nobody has written to need
-    no copy, because the system reads them from their file again. The returned function reads the temporary file back. It keeps
-    the storages alive, so that nothing else is at their addresses then. Raises ConfigError if there is no room for the file;
+    keep: the pages are first written to a temporary file without a name. Pages of a mapped file
+    that nobody has written to need no copy, because the system reads them from their file again.
+    The returned function reads the temporary file back. It keeps the storages alive, so that
+    nothing else is at their addresses then. Raises ConfigError if there is no room for the file;
     all pages are still there then.
     """
     storages = [tensor.untyped_storage() for tensor in tensors]
     ranges = list(_whole_pages(storages))
     mapped = _unwritten_files() if keep else []
-    kept = [part for part in ranges if not any(start <= part[0] and part[1] <= stop for start, stop in mapped)] if keep else []
+    kept = (
+        [
+            part
+            for part in ranges
+            if not any(start <= part[0] and part[1] <= stop for start, stop in mapped)
+        ]
+        if keep
+        else []
+    )
     file = _save(kept) if kept else None
     for start, stop in ranges:
         _drop(start, stop - start)
@@ -53,8 +64,11 @@ def release(tensors: Iterable[torch.Tensor], *, keep: bool) -> Callable[[], None
 def _whole_pages(storages: Iterable[torch.UntypedStorage]) -> Iterator[Range]:
     """Yield the whole pages of the storages in ascending order. The ranges do not overlap."""
     last = 0
-    for first, end in sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages):
-        start, stop = max(-(-first // PAGE) * PAGE, last), end // PAGE * PAGE
+    for first, end in sorted(
+        (storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages
+    ):
+        start = max(-(-first // PAGE) * PAGE, last)
+        stop = end // PAGE * PAGE
         if start < stop:
             yield start, stop
             last = stop
@@ -75,7 +89,8 @@ def _unwritten_files() -> list[Range]:
 
 
 def _save(ranges: Sequence[Range]) -> IO[bytes]:
-    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed when the memory is filled again
+    # closed when the memory is filled again
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     try:
         for start, stop in ranges:
             view = _memory(start, stop)
@@ -84,9 +99,13 @@ def _save(ranges: Sequence[Range]) -> IO[bytes]:
         file.seek(0)
     except OSError as error:
         file.close()
-        num_bytes, folder = sum(stop - start for start, stop in ranges), tempfile.gettempdir()
+        num_bytes = sum(stop - start for start, stop in ranges)
+        folder = tempfile.gettempdir()
         advice = "set TMPDIR to a folder with more room, or use sleep level 2"
-        raise ConfigError(f"{num_bytes / 2**20:.0f} MiB of weights cannot be saved in {folder} ({error}); {advice}") from error
+        raise ConfigError(
+            f"{num_bytes / 2**20:.0f} MiB of weights cannot be saved in {folder} ({error}); "
+            f"{advice}"
+        ) from error
     return file
 
 

@@ -41,15 +41,21 @@ def test_threads_are_the_users() -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize(("value", "expected"), [("", len(os.sched_getaffinity(0))), ("3", 3), (" 5,2 ", 5)])
-def test_threads_are_those_of_openmp(value: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "expected"), [("", len(os.sched_getaffinity(0))), ("3", 3), (" 5,2 ", 5)]
+)
+def test_threads_are_those_of_openmp(
+    value: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert CPUPlatform(None, PlatformSetup()).num_threads == expected
     assert CPUPlatform(None, PlatformSetup(num_threads=2)).num_threads == 2
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "2.5"])
-def test_what_is_no_number_of_threads_is_an_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_number_of_threads_is_an_error(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(ConfigError, match="OMP_NUM_THREADS"):
         CPUPlatform(None, PlatformSetup())
@@ -57,7 +63,9 @@ def test_what_is_no_number_of_threads_is_an_error(value: str, monkeypatch: pytes
 
 def test_two_engines_must_agree_on_threads() -> None:
     CPUPlatform(None, PlatformSetup(num_threads=1)).start(0)
-    with pytest.raises(ConfigError, match="num_threads=2, but this process already computes with 1"):
+    with pytest.raises(
+        ConfigError, match="num_threads=2, but this process already computes with 1"
+    ):
         CPUPlatform(None, PlatformSetup(num_threads=2)).start(0)
 
 
@@ -89,7 +97,9 @@ def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) 
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ],
 )
-def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, taken: str, inactive: str) -> None:
+def test_the_limit_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, taken: str, inactive: str
+) -> None:
     (tmp_path / "memory").mkdir()
     assert container_memory(tmp_path) is None
     (tmp_path / taken).write_text("700\n")
@@ -104,7 +114,9 @@ def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (numbers.total_bytes, numbers.free_bytes) == (1000, 500)
 
 
-def test_missing_kernels_are_told_with_their_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_kernels_are_told_with_their_package(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     platform = CPUPlatform(None, PlatformSetup())
     platform.replay(None)
     assert not caplog.text, "kernels that are installed but do not suit are told elsewhere"

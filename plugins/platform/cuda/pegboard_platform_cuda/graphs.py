@@ -17,7 +17,8 @@ STEP = 8
 
 
 class GraphReplay:
-    """Captures decodes and the output head. Steps with prompts run eagerly. All graphs share one pool of memory."""
+    """Captures decodes and the output head. Steps with prompts run eagerly. All graphs share one
+    pool of memory."""
 
     pads = True
 
@@ -31,13 +32,17 @@ class GraphReplay:
         if trait == "forward":
             return ()
         most = min(largest, MOST_ROWS)
-        return sorted({size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most} | {most})
+        return sorted(
+            {size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most} | {most}
+        )
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Graph:
-        """Run once, so that kernels are compiled and libraries have their memory, and then capture. An error of the model is
-        raised by the first run. All recordings use one stream, because cuBLAS keeps a workspace for each."""
+        """Run once, so that kernels are compiled and libraries have their memory, and then capture.
+        An error of the model is raised by the first run. All recordings use one stream, because
+        cuBLAS keeps a workspace for each."""
         if self.pool is None:
-            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             run(*inputs)
@@ -53,7 +58,8 @@ class GraphReplay:
 
     def reset(self) -> None:
         for graph in self.graphs:
-            graph.graph, graph.outputs = None, ()
+            graph.graph = None
+            graph.outputs = ()
         self.graphs.clear()
         self.pool = self.stream = None
         torch.cuda.empty_cache()
@@ -63,7 +69,9 @@ class Graph:
     """See `pegboard.interfaces.platform.Recording`."""
 
     def __init__(self, graph: Any, outputs: tuple[Tensor, ...], size: int) -> None:
-        self.graph, self.outputs, self.size = graph, outputs, size
+        self.graph = graph
+        self.outputs = outputs
+        self.size = size
 
     def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
         self.graph.replay()

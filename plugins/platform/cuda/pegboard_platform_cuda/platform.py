@@ -1,4 +1,5 @@
-"""The CUDA platform: one device per rank, with memory numbers from torch's allocator and the driver."""
+"""The CUDA platform: one device per rank, with memory numbers from torch's allocator and the
+driver."""
 
 from __future__ import annotations
 
@@ -63,21 +64,26 @@ class CUDAPlatform:
     def start(self, local_rank: int) -> Device:
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"torch {torch.__version__} cannot use a CUDA device: check the driver with nvidia-smi, install a torch for its "
-                "version of CUDA, or choose --device cpu"
+                f"torch {torch.__version__} cannot use a CUDA device: check the driver with "
+                "nvidia-smi, install a torch for its version of CUDA, or choose --device cpu"
             )
         if local_rank >= (count := torch.cuda.device_count()):
-            raise ConfigError(f"rank {local_rank} needs a CUDA device of its own, but only {count} are visible")
+            raise ConfigError(
+                f"rank {local_rank} needs a CUDA device of its own, but only {count} are visible"
+            )
         self.device = f"{FAMILY}:{local_rank}"
         torch.cuda.set_device(local_rank)
         torch.set_num_threads(self.num_threads)
         return Device(self.device, self.num_threads)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
-        """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what no tensor uses. An engine
-        that was stopped has reference cycles, so these are collected first."""
+        """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what
+        no tensor uses. An engine that was stopped has reference cycles, so these are collected
+        first."""
         free, total = torch.cuda.mem_get_info()
-        numbers = MemoryNumbers(free, total, torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved())
+        numbers = MemoryNumbers(
+            free, total, torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+        )
         if reset_peak:
             gc.collect()
             torch.cuda.empty_cache()
@@ -91,8 +97,9 @@ class CUDAPlatform:
         except torch.OutOfMemoryError as error:
             numbers = self.memory()
             raise ConfigError(
-                f"the KV cache does not fit: a part of {num_bytes / 2**30:.2f} GiB was asked for, and {self.device} has "
-                f"{numbers.free_bytes / 2**30:.2f} of {numbers.total_bytes / 2**30:.2f} GiB free; lower gpu_memory_utilization, "
+                f"the KV cache does not fit: a part of {num_bytes / 2**30:.2f} GiB was asked for, "
+                f"and {self.device} has {numbers.free_bytes / 2**30:.2f} of "
+                f"{numbers.total_bytes / 2**30:.2f} GiB free; lower gpu_memory_utilization, "
                 "kv_cache_memory_bytes or max_num_batched_tokens"
             ) from error
 
@@ -103,8 +110,8 @@ class CUDAPlatform:
         return GraphReplay()
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """dtype is float16 for checkpoints in float16 and on devices without bfloat16 (before compute capability 8.0); otherwise
-        bfloat16."""
+        """dtype is float16 for checkpoints in float16 and on devices without bfloat16 (before
+        compute capability 8.0); otherwise bfloat16."""
         has_bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
         is_large = torch.cuda.mem_get_info()[1] >= LARGE_DEVICE
         return {
@@ -117,7 +124,8 @@ class CUDAPlatform:
 
     def profile(self, path: Path | None) -> None:
         if path is not None:
-            self.profiler, self.profile_path = torch.profiler.profile(), path
+            self.profiler = torch.profiler.profile()
+            self.profile_path = path
             self.profiler.start()
         elif self.profiler is not None:
             self.profiler.stop()

@@ -1,5 +1,5 @@
-"""Whether there is an NVIDIA GPU that can be used. The probe asks the driver's management library (NVML), which creates no
-context on a device. It imports no torch."""
+"""Whether there is an NVIDIA GPU that can be used. The probe asks the driver's management library
+(NVML), which creates no context on a device. It imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ LIBRARY = "libnvidia-ml.so.1"
 class Memory(ctypes.Structure):
     """nvmlMemory_t, in bytes."""
 
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class NVMLError(Exception):
@@ -25,7 +29,8 @@ class NVMLError(Exception):
 
 
 def probe(facts: ProbeFacts) -> Verdict:
-    """Return Ok with facts of the first GPU, Absent without a GPU, and Broken if a driver or a GPU cannot be used."""
+    """Return Ok with facts of the first GPU, Absent without a GPU, and Broken if a driver or a GPU
+    cannot be used."""
     try:
         nvml = ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -48,7 +53,8 @@ def probe(facts: ProbeFacts) -> Verdict:
 
 
 def describe(nvml: ctypes.CDLL) -> dict[str, object]:
-    """Return the number of devices, and the first one's name, memory in GiB, compute capability and driver."""
+    """Return the number of devices, and the first one's name, memory in GiB, compute capability and
+    driver."""
 
     def call(name: str, *arguments: object) -> None:
         status = getattr(nvml, name)(*arguments)
@@ -58,7 +64,10 @@ def describe(nvml: ctypes.CDLL) -> dict[str, object]:
 
     call("nvmlInit_v2")
     try:
-        count, device, memory, text = ctypes.c_uint(), ctypes.c_void_p(), Memory(), ctypes.create_string_buffer(96)
+        count = ctypes.c_uint()
+        device = ctypes.c_void_p()
+        memory = Memory()
+        text = ctypes.create_string_buffer(96)
         call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         if not count.value:
             return {"devices": 0}
@@ -66,7 +75,8 @@ def describe(nvml: ctypes.CDLL) -> dict[str, object]:
         call("nvmlDeviceGetName", device, text, ctypes.c_uint(len(text)))
         name = text.value.decode()
         call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        major, minor = ctypes.c_int(), ctypes.c_int()
+        major = ctypes.c_int()
+        minor = ctypes.c_int()
         call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
         call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(len(text)))
         return {
@@ -81,12 +91,16 @@ def describe(nvml: ctypes.CDLL) -> dict[str, object]:
 
 
 def torch_reason() -> str | None:
-    """Return why the installed torch cannot use a GPU, or None. torch's own file says for which CUDA it was built."""
+    """Return why the installed torch cannot use a GPU, or None. torch's own file says for which
+    CUDA it was built."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return "torch is not installed: pip install torch"
     version = Path(spec.submodule_search_locations[0], "version.py")
     lines = version.read_text("utf-8").splitlines() if version.is_file() else []
     if any(line.startswith("cuda") and line.endswith("= None") for line in lines):
-        return "the installed torch was built without CUDA: install a torch for CUDA, or choose --device cpu"
+        return (
+            "the installed torch was built without CUDA: install a torch for CUDA, or choose "
+            "--device cpu"
+        )
     return None

@@ -1,4 +1,5 @@
-"""The platform passes the contract of its kind on a fake of torch.cuda, and the generic contract."""
+"""The platform passes the contract of its kind on a fake of torch.cuda, and the generic
+contract."""
 
 from __future__ import annotations
 
@@ -58,14 +59,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
             gpu.peak_bytes = gpu.used_bytes
 
         fakes: dict[str, Any] = {
-            "is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda index: None,
-            "mem_get_info": lambda: (TOTAL_BYTES - gpu.used_bytes, TOTAL_BYTES), "memory_reserved": lambda: gpu.used_bytes,
-            "max_memory_reserved": lambda: max(gpu.peak_bytes, gpu.used_bytes), "reset_peak_memory_stats": reset,
-            "empty_cache": lambda: None, "get_device_capability": lambda: (9, 0), "graph_pool_handle": lambda: "pool",
-            "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None), "Stream": lambda: stream,
-            "current_stream": lambda: stream, "stream": lambda stream: contextlib.nullcontext(),
-            "CUDAGraph": FakeCUDAGraph, "graph": fake_capture,
-        }  # fmt: skip
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "set_device": lambda index: None,
+            "mem_get_info": lambda: (TOTAL_BYTES - gpu.used_bytes, TOTAL_BYTES),
+            "memory_reserved": lambda: gpu.used_bytes,
+            "max_memory_reserved": lambda: max(gpu.peak_bytes, gpu.used_bytes),
+            "reset_peak_memory_stats": reset,
+            "empty_cache": lambda: None,
+            "get_device_capability": lambda: (9, 0),
+            "graph_pool_handle": lambda: "pool",
+            "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "CUDAGraph": FakeCUDAGraph,
+            "graph": fake_capture,
+        }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(module, "FAMILY", "privateuseone")
@@ -88,7 +98,9 @@ class TestCUDAPlatform(PlatformContract):
 
 
 def test_each_rank_needs_a_device(gpu: FakeGPU) -> None:
-    with pytest.raises(ConfigError, match="rank 1 needs a CUDA device of its own, but only 1 are visible"):
+    with pytest.raises(
+        ConfigError, match="rank 1 needs a CUDA device of its own, but only 1 are visible"
+    ):
         CUDAPlatform(None, PlatformSetup()).start(1)
 
 
@@ -98,7 +110,9 @@ def test_without_a_gpu_the_start_is_refused() -> None:
         CUDAPlatform(None, PlatformSetup()).start(0)
 
 
-def test_too_little_memory_names_the_numbers_and_the_settings(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_names_the_numbers_and_the_settings(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
     platform = CUDAPlatform(None, PlatformSetup())
     platform.start(0)
 
@@ -106,13 +120,18 @@ def test_too_little_memory_names_the_numbers_and_the_settings(gpu: FakeGPU, monk
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "zeros", full)
-    with pytest.raises(ConfigError, match=r"2.00 GiB .* of 0.06 GiB free; lower gpu_memory_utilization, kv_cache_memory"):
+    with pytest.raises(
+        ConfigError,
+        match=r"2.00 GiB .* of 0.06 GiB free; lower gpu_memory_utilization, kv_cache_memory",
+    ):
         platform.zeros(2**31)
 
 
 def test_types_by_checkpoint_and_device(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = CUDAPlatform(None, PlatformSetup())
-    found = [platform.defaults(dtype)["dtype"] for dtype in ("float32", "bfloat16", None, "float16")]
+    found = [
+        platform.defaults(dtype)["dtype"] for dtype in ("float32", "bfloat16", None, "float16")
+    ]
     assert found == ["bfloat16", "bfloat16", "bfloat16", "float16"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert platform.defaults("bfloat16")["dtype"] == "float16"
@@ -145,7 +164,8 @@ class FakeNVML:
     def __init__(self, status: int = 0, count: int = 2) -> None:
         self.nvmlErrorString = lambda status: b"Driver/library version mismatch"
         self.nvmlShutdown = lambda: 0
-        self.status, self.count = status, count
+        self.status = status
+        self.count = count
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
@@ -156,7 +176,8 @@ class FakeNVML:
             elif name == "nvmlDeviceGetMemoryInfo":
                 arguments[1]._obj.total = 80 * 2**30
             elif name == "nvmlDeviceGetCudaComputeCapability":
-                arguments[1]._obj.value, arguments[2]._obj.value = 9, 0
+                arguments[1]._obj.value = 9
+                arguments[2]._obj.value = 0
             elif name == "nvmlSystemGetDriverVersion":
                 arguments[0].value = b"580.1"
             return self.status
@@ -184,7 +205,13 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 def test_a_gpu_is_described(driver: Any) -> None:
     driver(FakeNVML())
-    found = {"devices": 2, "name": "NVIDIA X100", "memory_gib": 80.0, "capability": "9.0", "driver": "580.1"}
+    found = {
+        "devices": 2,
+        "name": "NVIDIA X100",
+        "memory_gib": 80.0,
+        "capability": "9.0",
+        "driver": "580.1",
+    }
     assert probe.probe(FACTS) == Ok(found)
 
 
@@ -197,18 +224,32 @@ def test_no_gpu_is_no_problem(driver: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert probe.probe(FACTS) == Absent("CUDA_VISIBLE_DEVICES hides all GPUs")
 
 
-def test_a_gpu_that_cannot_be_used_is_a_problem(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_used_is_a_problem(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver(None)
-    assert isinstance(found := probe.probe(FACTS), Broken) and "libnvidia-ml.so.1 is not usable" in found.reason
+    assert (
+        isinstance(found := probe.probe(FACTS), Broken)
+        and "libnvidia-ml.so.1 is not usable" in found.reason
+    )
     driver(FakeNVML(18))
-    assert probe.probe(FACTS) == Broken("the NVIDIA driver does not answer: nvmlInit_v2: Driver/library version mismatch")
+    assert probe.probe(FACTS) == Broken(
+        "the NVIDIA driver does not answer: nvmlInit_v2: Driver/library version mismatch"
+    )
     driver(FakeNVML())
     monkeypatch.setattr(probe, "torch_reason", lambda: "torch is old")
     assert probe.probe(FACTS) == Broken("there is an NVIDIA GPU (NVIDIA X100), but torch is old")
 
 
-def test_a_torch_without_cuda_is_found_without_importing_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
-    for line, usable in (("cuda: Optional[str] = None", False), ("cuda: Optional[str] = '12.8'", True)):
+def test_a_torch_without_cuda_is_found_without_importing_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        probe, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    )
+    for line, usable in (
+        ("cuda: Optional[str] = None", False),
+        ("cuda: Optional[str] = '12.8'", True),
+    ):
         (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\n", "utf-8")
         assert (probe.torch_reason() is None) == usable

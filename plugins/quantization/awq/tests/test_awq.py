@@ -26,7 +26,8 @@ def test_contract(name: str) -> None:
 
 
 def words(codes: np.ndarray, places: tuple[int, ...]) -> Tensor:
-    """Pack codes [n, m] along m: `places[i]` of every eight codes goes to bits 4i to 4i + 3 of a word."""
+    """Pack codes [n, m] along m: `places[i]` of every eight codes goes to bits 4i to 4i + 3 of a
+    word."""
     n, m = codes.shape
     packed = np.zeros((n, m // 8), np.uint32)
     for i, place in enumerate(places):
@@ -48,7 +49,12 @@ class TestGemm(QuantizationContract):
 
     @property
     def config(self) -> dict[str, Any]:  # type: ignore[override]
-        config = {"quant_method": "awq", "bits": 4, "group_size": self.group_size, "version": self.version}
+        config = {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": self.group_size,
+            "version": self.version,
+        }
         return {**config, "zero_point": self.has_zeros, "modules_to_not_convert": None}
 
     def method(self, setup: QuantizationSetup) -> AWQ:
@@ -56,20 +62,30 @@ class TestGemm(QuantizationContract):
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         if part.name.startswith("model.embed"):
-            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(getattr(torch, dtype)).float()
+            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(
+                getattr(torch, dtype)
+            ).float()
         rows, columns = values.shape
         rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
         groups = columns // self.group_size
         codes = rng.integers(0, 16, (rows, columns))
-        zeros = rng.integers(0, 16, (rows, groups)) if self.has_zeros else np.full((rows, groups), 8)
+        zeros = (
+            rng.integers(0, 16, (rows, groups)) if self.has_zeros else np.full((rows, groups), 8)
+        )
         scales = (rng.random((rows, groups)) * 0.1).astype(np.float16)
-        true = (codes - zeros.repeat(self.group_size, 1)) * scales.astype(np.float32).repeat(self.group_size, 1)
-        return self.pieces(part.name.removesuffix(".weight"), codes, zeros, scales), self.rounded(true, dtype)
+        true = (codes - zeros.repeat(self.group_size, 1)) * scales.astype(np.float32).repeat(
+            self.group_size, 1
+        )
+        return self.pieces(part.name.removesuffix(".weight"), codes, zeros, scales), self.rounded(
+            true, dtype
+        )
 
     def rounded(self, true: np.ndarray, dtype: str) -> Tensor:
         return torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
 
-    def pieces(self, module: str, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> list[WeightPiece]:
+    def pieces(
+        self, module: str, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray
+    ) -> list[WeightPiece]:
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         tensors = {"qweight": words(codes.T, order), "scales": torch.from_numpy(scales.T.copy())}
         return self.named(module, {**tensors, "qzeros": words(zeros.T, order)})
@@ -106,17 +122,28 @@ class TestGemv(TestGemm):
     version = "gemv"
     group_size = 64
 
-    def pieces(self, module: str, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> list[WeightPiece]:
+    def pieces(
+        self, module: str, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray
+    ) -> list[WeightPiece]:
         rows, groups = zeros.shape
-        width = -(-groups // 16) * 16  # two words of eight: groups of 64 are padded to an even number of words
+        # two words of eight: groups of 64 are padded to an even number of words
+        width = -(-groups // 16) * 16
         padded = np.zeros((2, rows, width))
-        padded[0, :, :groups], padded[1, :, :groups] = zeros, scales
-        tensors = {"qweight": words(codes, tuple(range(8))), "scales": torch.from_numpy(padded[1].astype(np.float16))}
-        return self.named(module, {**tensors, "qzeros": words(padded[0].astype(np.int64), tuple(range(8)))})
+        padded[0, :, :groups] = zeros
+        padded[1, :, :groups] = scales
+        tensors = {
+            "qweight": words(codes, tuple(range(8))),
+            "scales": torch.from_numpy(padded[1].astype(np.float16)),
+        }
+        return self.named(
+            module, {**tensors, "qzeros": words(padded[0].astype(np.int64), tuple(range(8)))}
+        )
 
 
 def method(**config: Any) -> AWQ:
-    return AWQ(None, QuantizationSetup({"quant_method": "awq", **config}, "float32", "cpu", REFERENCES))
+    return AWQ(
+        None, QuantizationSetup({"quant_method": "awq", **config}, "float32", "cpu", REFERENCES)
+    )
 
 
 def test_what_is_not_quantized() -> None:
@@ -125,9 +152,13 @@ def test_what_is_not_quantized() -> None:
     assert found.embedding(EmbeddingLayer("embed", 8, 128, part)) is None
     assert found.linear(LinearLayer("lm_head", 128, 8, (part,), is_head=True)) is None
     for module in ("model.layers.0.mlp.gate", "visual.blocks.3.qkv"):
-        assert found.linear(LinearLayer(module, 128, 8, (Part(f"{module}.weight", (0, 8)),))) is None
+        assert (
+            found.linear(LinearLayer(module, 128, 8, (Part(f"{module}.weight", (0, 8)),))) is None
+        )
     module = "model.layers.0.mlp.gate_proj"
-    assert found.linear(LinearLayer(module, 128, 8, (Part(f"{module}.weight", (0, 8)),))) is not None
+    assert (
+        found.linear(LinearLayer(module, 128, 8, (Part(f"{module}.weight", (0, 8)),))) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,5 +195,7 @@ def test_tensors_of_other_types_are_refused(name: str) -> None:
         if piece.name.endswith(name):
             piece.data = piece.data.to(torch.int64 if name != "scales" else torch.int32)
         weight.accept(piece)
-    with pytest.raises(ModelError, match=f"{name} is stored as .*; this format needs (int32|floats)"):
+    with pytest.raises(
+        ModelError, match=f"{name} is stored as .*; this format needs (int32|floats)"
+    ):
         weight.finish()

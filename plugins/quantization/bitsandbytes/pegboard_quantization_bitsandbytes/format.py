@@ -1,13 +1,17 @@
-"""bitsandbytes: int8 with a scale per row (Dettmers et al. 2022), and nf4 or fp4 with a scale per block (Dettmers et al. 2023).
+"""bitsandbytes: int8 with a scale per row (Dettmers et al. 2022), and nf4 or fp4 with a scale per
+block (Dettmers et al. 2023).
 
     8 bits   weight int8 [out, in]            weight.SCB → SCB float32 [out]
-    4 bits   weight uint8, out · in / 2       weight.absmax, weight.quant_map [16], weight.quant_state.bitsandbytes__nf4 (JSON)
+    4 bits   weight uint8, out · in / 2       weight.absmax, weight.quant_map [16],
+    weight.quant_state.bitsandbytes__nf4 (JSON)
 
-8 bits: W[r, c] = weight[r, c] · SCB[r] / 127. 4 bits: the elements of W, row after row, are two codes per byte, the first in the
-high half. An element is quant_map[code] · absmax[block], with `blocksize` consecutive elements per block. If absmax is uint8, it
-is quantized itself: absmax = nested_quant_map[code] · nested_absmax[nested block] + nested_offset.
+8 bits: W[r, c] = weight[r, c] · SCB[r] / 127. 4 bits: the elements of W, row after row, are two
+codes per byte, the first in the high half. An element is quant_map[code] · absmax[block], with
+`blocksize` consecutive elements per block. If absmax is uint8, it is quantized itself: absmax =
+nested_quant_map[code] · nested_absmax[nested block] + nested_offset.
 
-Which modules are quantized is seen from what is stored. A plain checkpoint is quantized to nf4 while it is loaded.
+Which modules are quantized is seen from what is stored. A plain checkpoint is quantized to nf4
+while it is loaded.
 """
 
 from __future__ import annotations
@@ -43,15 +47,30 @@ from pegboard_weights.stored_weight import (
 )
 
 READING = "bitsandbytes 2"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other
+values."""
 
 ONLINE_BLOCK = 64
 CHUNK_ELEMENTS = 1 << 22
 """Number of elements that are rounded at a time, which limits the temporary memory."""
 
 NF4 = torch.tensor(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
-    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+    ]
+    + [
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+    ]
     + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
 )
 """What the 16 codes of nf4 stand for."""
@@ -65,11 +84,17 @@ class BitsAndBytes(FormatMethod):
         self.skipped = config.names("llm_int8_skip_modules")
         bits = {4: config.flag("load_in_4bit"), 8: config.flag("load_in_8bit")}
         if not self.is_online and sum(bits.values()) != 1:
-            raise config.error("load_in_4bit", bits[4], "needs one of load_in_4bit and load_in_8bit")
+            raise config.error(
+                "load_in_4bit", bits[4], "needs one of load_in_4bit and load_in_8bit"
+            )
         self.bits = 8 if bits[8] else 4
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
-        if isinstance(layer, EmbeddingLayer) or matches(module, self.skipped) or (self.is_online and layer.is_head):
+        if (
+            isinstance(layer, EmbeddingLayer)
+            or matches(module, self.skipped)
+            or (self.is_online and layer.is_head)
+        ):
             return None
         if self.is_online:
             return OnlineReader()
@@ -79,9 +104,13 @@ class BitsAndBytes(FormatMethod):
 class EightBitReader(PlainReader):
     """A part with SCB is quantized, one without is plain."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        module, rows = module_of(part), part.rows[1] - part.rows[0]
-        plain, stored = super().tensors(part, columns, available), available.get(part.name)
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        module = module_of(part)
+        rows = part.rows[1] - part.rows[0]
+        plain = super().tensors(part, columns, available)
+        stored = available.get(part.name)
         if stored is not None and stored.stored != "int8":
             return plain
         layout = f"{module}.weight_format"
@@ -89,7 +118,9 @@ class EightBitReader(PlainReader):
         return [*plain, WantedWeight(f"{module}.SCB", (rows,)), *optional]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
-        return block_form(columns, columns) if f"{module_of(part)}.SCB" in pieces else "float_weight"
+        return (
+            block_form(columns, columns) if f"{module_of(part)}.SCB" in pieces else "float_weight"
+        )
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         module = module_of(part)
@@ -97,7 +128,10 @@ class EightBitReader(PlainReader):
             return super().read(part, columns, pieces)
         layout = f"{module}.weight_format"
         if layout in pieces and bool(tensor_of(pieces, layout, torch.uint8).any()):
-            raise ModelError(f"tensor {layout} names a layout of GPU kernels; only 0, rows as they are, is supported")
+            raise ModelError(
+                f"tensor {layout} names a layout of GPU kernels; only 0, rows as they are, is "
+                "supported"
+            )
         codes = (tensor_of(pieces, part.name, torch.int8) + -128).view(torch.uint8)
         scale = tensor_of(pieces, f"{module}.SCB", torch.float32).unsqueeze(1) / 127
         return grouped_rows(codes, 8, scale, 128, columns)
@@ -109,8 +143,11 @@ class EightBitReader(PlainReader):
 class FourBitReader(PlainReader):
     """A part with absmax is quantized, one without is plain."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        plain, stored = super().tensors(part, columns, available), available.get(part.name)
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        plain = super().tensors(part, columns, available)
+        stored = available.get(part.name)
         names = sorted(name for name in available if name.startswith(f"{part.name}."))
         if not names and stored is not None and stored.shape == plain[0].shape:
             return plain
@@ -118,56 +155,89 @@ class FourBitReader(PlainReader):
         shape = stored.shape if stored is not None and stored.num_bytes == size else (size, 1)
         needed = [f"{part.name}.absmax", f"{part.name}.quant_map"]
         missing = [WantedWeight(name) for name in needed if name not in available]
-        return [WantedWeight(part.name, shape), *(WantedWeight(name, available[name].shape) for name in names), *missing]
+        return [
+            WantedWeight(part.name, shape),
+            *(WantedWeight(name, available[name].shape) for name in names),
+            *missing,
+        ]
 
     def _state(self, part: Part, pieces: Pieces) -> _State | None:
         if f"{part.name}.absmax" not in pieces:
             return None
-        name = next((name for name in pieces if name.startswith(f"{part.name}.quant_state.bitsandbytes__")), None)
+        name = next(
+            (name for name in pieces if name.startswith(f"{part.name}.quant_state.bitsandbytes__")),
+            None,
+        )
         if name is None:
-            raise ModelError(f"the checkpoint has no tensor {part.name}.quant_state.bitsandbytes__nf4 or …__fp4")
+            raise ModelError(
+                f"the checkpoint has no tensor {part.name}.quant_state.bitsandbytes__nf4 or …__fp4"
+            )
         return _State(pieces[name])
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         state = self._state(part, pieces)
-        return "float_weight" if state is None else code_form(columns, math.gcd(columns, state.block))
+        return (
+            "float_weight" if state is None else code_form(columns, math.gcd(columns, state.block))
+        )
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
-        state, rows = self._state(part, pieces), part.rows[1] - part.rows[0]
+        state = self._state(part, pieces)
+        rows = part.rows[1] - part.rows[0]
         if state is None:
             return super().read(part, columns, pieces)
         if state.shape != (rows, columns):
-            raise ModelError(f"{part.name} was quantized with the shape {state.shape}; this model needs {(rows, columns)}")
+            raise ModelError(
+                f"{part.name} was quantized with the shape {state.shape}; this model needs "
+                f"{(rows, columns)}"
+            )
         stored = pieces[part.name].data
         assert isinstance(stored, Tensor)
         packed = stored.contiguous().view(torch.uint8).flatten()
         codes = torch.stack((packed >> 4, packed & 15), dim=-1).view(rows, columns)
-        values = _sized(floats(pieces, f"{part.name}.quant_map"), 16, f"{part.name}.quant_map").float()
+        values = _sized(
+            floats(pieces, f"{part.name}.quant_map"), 16, f"{part.name}.quant_map"
+        ).float()
         absmax = self._absmax(part, pieces, state, rows * columns)
         if isinstance(absmax, Tensor):
             return _rows(codes, values, absmax, state.block)
         per_row = columns // state.block
         share = math.gcd(per_row, state.nested_block)
-        if columns % state.block or share == 1:  # a second level for every scale would be larger than the scales
+        # a second level for every scale would be larger than the scales
+        if columns % state.block or share == 1:
             return _rows(codes, values, absmax.float().flatten(), state.block)
         outer = absmax.outer.view(rows, per_row)[:, ::share]
         scales = ScaleCodes(absmax.codes.view(rows, per_row), absmax.values, outer, absmax.offset)
         return packed_if_possible(FloatCodes(codes, values, scales, (1, state.block)))
 
-    def _absmax(self, part: Part, pieces: Pieces, state: _State, num_elements: int) -> Tensor | ScaleCodes:
-        """Return the scales of all blocks: float32 [blocks], or codes of one row, with the second level for each."""
+    def _absmax(
+        self, part: Part, pieces: Pieces, state: _State, num_elements: int
+    ) -> Tensor | ScaleCodes:
+        """Return the scales of all blocks: float32 [blocks], or codes of one row, with the second
+        level for each."""
         name = f"{part.name}.absmax"
-        stored = _sized(tensor_of(pieces, name, torch.uint8, torch.float32), -(-num_elements // state.block), name)
+        stored = _sized(
+            tensor_of(pieces, name, torch.uint8, torch.float32),
+            -(-num_elements // state.block),
+            name,
+        )
         if stored.dtype == torch.float32:
             return stored.flatten()
         for nested in ("nested_absmax", "nested_quant_map"):
             if f"{part.name}.{nested}" not in pieces:
-                raise ModelError(f"{name} is quantized, but the checkpoint has no tensor {part.name}.{nested}")
-        values = _sized(floats(pieces, f"{part.name}.nested_quant_map"), 256, f"{part.name}.nested_quant_map")
+                raise ModelError(
+                    f"{name} is quantized, but the checkpoint has no tensor {part.name}.{nested}"
+                )
+        values = _sized(
+            floats(pieces, f"{part.name}.nested_quant_map"), 256, f"{part.name}.nested_quant_map"
+        )
         count = -(-stored.numel() // state.nested_block)
-        scale = _sized(floats(pieces, f"{part.name}.nested_absmax"), count, f"{part.name}.nested_absmax").flatten()
+        scale = _sized(
+            floats(pieces, f"{part.name}.nested_absmax"), count, f"{part.name}.nested_absmax"
+        ).flatten()
         outer = scale.repeat_interleave(state.nested_block)[: stored.numel()]
-        return ScaleCodes(stored.view(1, -1), values.flatten(), outer.view(1, -1), state.nested_offset)
+        return ScaleCodes(
+            stored.view(1, -1), values.flatten(), outer.view(1, -1), state.nested_offset
+        )
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:
         return [READING, 4, f"{part.name}.absmax" in pieces]
@@ -194,7 +264,9 @@ class _State:
     def _size(self, key: str) -> int:
         value: Any = self.values.get(key)
         if type(value) is not int or value <= 0:
-            raise ModelError(f"tensor {self.name} has {key}={value!r}; bitsandbytes needs a positive number")
+            raise ModelError(
+                f"tensor {self.name} has {key}={value!r}; bitsandbytes needs a positive number"
+            )
         return value
 
     def _number(self, key: str) -> float:
@@ -211,7 +283,8 @@ def _sized(data: Tensor, size: int, name: str) -> Tensor:
 
 
 def _rows(codes: Tensor, values: Tensor, absmax: Tensor, block: int) -> FloatCodes | Tensor:
-    """Return codes [rows, columns] as the table `values` and the scales of blocks of consecutive elements."""
+    """Return codes [rows, columns] as the table `values` and the scales of blocks of consecutive
+    elements."""
     rows, columns = codes.shape
     scale, size = scales_of_rows(absmax, rows, columns, block)
     return packed_if_possible(FloatCodes(codes, values, scale, (1, size)))
@@ -226,14 +299,19 @@ class OnlineReader(PlainReader):
     def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
         plain = floats(pieces, part.name)
         flat = plain.flatten()
-        absmax, codes = torch.empty(-(-flat.numel() // ONLINE_BLOCK)), torch.empty(flat.numel(), dtype=torch.uint8)
+        absmax = torch.empty(-(-flat.numel() // ONLINE_BLOCK))
+        codes = torch.empty(flat.numel(), dtype=torch.uint8)
         borders = (NF4[1:] + NF4[:-1]) / 2
         for start in range(0, flat.numel(), CHUNK_ELEMENTS):
             values = flat[start : start + CHUNK_ELEMENTS].to("cpu", torch.float32)
-            blocks = functional.pad(values, (0, -values.numel() % ONLINE_BLOCK)).view(-1, ONLINE_BLOCK)
+            blocks = functional.pad(values, (0, -values.numel() % ONLINE_BLOCK)).view(
+                -1, ONLINE_BLOCK
+            )
             most = blocks.abs().amax(1)
             if not most.isfinite().all():
-                raise ModelError(f"tensor {part.name} has values that are not finite, so it cannot be quantized")
+                raise ModelError(
+                    f"tensor {part.name} has values that are not finite, so it cannot be quantized"
+                )
             scaled = blocks / most.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
             found = torch.bucketize(scaled, borders).flatten()[: values.numel()]
             absmax[start // ONLINE_BLOCK : start // ONLINE_BLOCK + len(blocks)] = most

@@ -1,4 +1,5 @@
-"""Reads the config of compressed-tensors: which group of `config_groups` a module belongs to, and how the group is stored."""
+"""Reads the config of compressed-tensors: which group of `config_groups` a module belongs to, and
+how the group is stored."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ METHOD = "compressed-tensors"
 
 
 class CompressedTensors(FormatMethod):
-    """A module has the scheme of the group whose `targets` name it: by its path, else by a regular expression, else by its class
-    (Linear, Embedding). Modules that `ignore` names, and those that no group names, are plain."""
+    """A module has the scheme of the group whose `targets` name it: by its path, else by a regular
+    expression, else by its class (Linear, Embedding). Modules that `ignore` names, and those that
+    no group names, are plain."""
 
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         super().__init__(setup)
@@ -28,7 +30,11 @@ class CompressedTensors(FormatMethod):
         groups = config.part("config_groups")
         if groups is None and not self.is_sparse:
             raise config.error("config_groups", None, "needs an object")
-        each = [group for name in groups.values if (group := groups.part(name)) is not None] if groups else []
+        each = (
+            [group for name in groups.values if (group := groups.part(name)) is not None]
+            if groups
+            else []
+        )
         self.schemes: dict[str, Scheme | None] = {}
         for group in reversed(each):  # the first group that names a target counts
             self.schemes.update(dict.fromkeys(group.names("targets"), _scheme(config, group)))
@@ -43,8 +49,15 @@ class CompressedTensors(FormatMethod):
         transforms = [transform for transform in self.transforms if transform.means(module, name)]
         if len(transforms) > 1:
             names = ", ".join(transform.name for transform in transforms)
-            raise ModelError(f"the checkpoint's transform_config transforms the input of {module} more than once: {names}")
-        return InputReader(found or PlainReader(), transforms[0], columns_of(layer)) if transforms else found
+            raise ModelError(
+                f"the checkpoint's transform_config transforms the input of {module} more than "
+                f"once: {names}"
+            )
+        return (
+            InputReader(found or PlainReader(), transforms[0], columns_of(layer))
+            if transforms
+            else found
+        )
 
     def _quantized(self, module: str, name: str, layer: AnyLayer) -> Reader | None:
         """Return how the module is quantized. name: of its class in `targets`."""
@@ -63,7 +76,10 @@ class CompressedTensors(FormatMethod):
 def _is_sparse(config: QuantConfig) -> bool:
     """Return whether zeros are left out of the stored weights."""
     sparsity = config.part("sparsity_config")
-    return sparsity is not None and sparsity.one_of("format", ("dense", *sparse.FORMATS), "dense") != "dense"
+    return (
+        sparsity is not None
+        and sparsity.one_of("format", ("dense", *sparse.FORMATS), "dense") != "dense"
+    )
 
 
 def _kv_dtype(config: QuantConfig) -> str | None:

@@ -1,19 +1,22 @@
 """How compressed-tensors stores the weights of linear layers.
 
-    pack-quantized   weight_packed int32 [out, in · bits / 32]   weight_scale [out, groups]   weight_zero_point int32
+    pack-quantized   weight_packed int32 [out, in · bits / 32]   weight_scale [out, groups]
+    weight_zero_point int32
                      [out · bits / 32, groups]   weight_g_idx [in]   weight_shape [2]
-    int-quantized    weight int8 [out, in]   weight_scale, weight_zero_point int8 [out, groups], [out, 1] or [1]
-    float-quantized  weight float8 [out, in]   weight_scale [out, groups], [out / 128, in / 128], [out, 1] or [1]
-    nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale float8 [out, in / 16]   weight_global_scale [1]
-    mxfp4-pack-quantized   weight_packed uint8 [out, in / 2]   weight_scale uint8 (exponents) [out, in / 32]
+    int-quantized    weight int8 [out, in]   weight_scale, weight_zero_point int8 [out, groups],
+    [out, 1] or [1] float-quantized  weight float8 [out, in]   weight_scale [out, groups], [out /
+    128, in / 128], [out, 1] or [1] nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]
+    weight_scale float8 [out, in / 16]   weight_global_scale [1] mxfp4-pack-quantized
+    weight_packed uint8 [out, in / 2]   weight_scale uint8 (exponents) [out, in / 32]
     mxfp6-pack-quantized   weight_packed uint8 [out, in · 3 / 4] (E2M3)   weight_scale as for mxfp4
-    mxfp8-quantized  weight float8 [out, in]   weight_scale as for mxfp4
-    marlin-24        weight_packed, meta, scale_packed: see `pegboard_weights.marlin_24`
+    mxfp8-quantized  weight float8 [out, in]   weight_scale as for mxfp4 marlin-24
+    weight_packed, meta, scale_packed: see `pegboard_weights.marlin_24`
 
 Floats are multiplied with their scale, which weight_global_scale divides. Integers mean
-W[r, c] = weight_scale[r, g] · (code[r, c] − weight_zero_point[r, g]). Codes and zero points are signed. Packed ones are stored
-with 2^(bits − 1) added, as a stream of bits along the columns (codes) or the rows (zero points). `naive-quantized` is
-`int-quantized` or `float-quantized`, depending on the type.
+W[r, c] = weight_scale[r, g] · (code[r, c] − weight_zero_point[r, g]). Codes and zero points are
+signed. Packed ones are stored with 2^(bits − 1) added, as a stream of bits along the columns
+(codes) or the rows (zero points). `naive-quantized` is `int-quantized` or `float-quantized`,
+depending on the type.
 """
 
 from __future__ import annotations
@@ -32,10 +35,19 @@ from pegboard_weights.grouped import block_form, column_groups, grouped_rows, si
 from pegboard_weights.marlin_24 import Marlin24Reader
 from pegboard_weights.packed_integers import unpack
 from pegboard_weights.small_floats import FloatReader
-from pegboard_weights.stored_weight import Form, Pieces, Reader, module_of, scales_of, stored_as, tensor_of
+from pegboard_weights.stored_weight import (
+    Form,
+    Pieces,
+    Reader,
+    module_of,
+    scales_of,
+    stored_as,
+    tensor_of,
+)
 
 READING = "compressed-tensors 1"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other
+values."""
 
 
 HAVE_GROUPS = ("group", "tensor_group")
@@ -44,8 +56,8 @@ HAVE_GROUPS = ("group", "tensor_group")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What `weights` of a group says. group_size: columns per scale, for the strategies that have groups. block: rows and columns
-    per scale, for the strategy block."""
+    """What `weights` of a group says. group_size: columns per scale, for the strategies that have
+    groups. block: rows and columns per scale, for the strategy block."""
 
     format: str
     type: str
@@ -80,11 +92,19 @@ class SchemeReader:
 class IntReader(SchemeReader):
     """int-quantized: one code per byte."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        module, rows = module_of(part), part.rows[1] - part.rows[0]
-        names = ["weight_scale"] if self.scheme.is_symmetric else ["weight_scale", "weight_zero_point"]
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        module = module_of(part)
+        rows = part.rows[1] - part.rows[0]
+        names = (
+            ["weight_scale"] if self.scheme.is_symmetric else ["weight_scale", "weight_zero_point"]
+        )
         shapes = self.scale_shapes(rows, columns)
-        return [WantedWeight(part.name, (rows, columns)), *(stored_as(available, f"{module}.{name}", *shapes) for name in names)]
+        return [
+            WantedWeight(part.name, (rows, columns)),
+            *(stored_as(available, f"{module}.{name}", *shapes) for name in names),
+        ]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.scheme.group(columns))
@@ -93,41 +113,73 @@ class IntReader(SchemeReader):
         module = module_of(part)
         zero = None if self.scheme.is_symmetric else f"{module}.weight_zero_point"
         group = self.scheme.group(columns)
-        return signed_rows(pieces, part.name, f"{module}.weight_scale", zero, self.scheme.bits, group)
+        return signed_rows(
+            pieces, part.name, f"{module}.weight_scale", zero, self.scheme.bits, group
+        )
 
 
 class PackedReader(SchemeReader):
     """pack-quantized: codes in 32-bit words."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        module = module_of(part)
+        rows = part.rows[1] - part.rows[0]
+        bits = self.scheme.bits
         groups = columns // self.scheme.group(columns)
         wanted = [
             WantedWeight(f"{module}.weight_packed", (rows, -(-columns * bits // 32))),
             stored_as(available, f"{module}.weight_scale", *self.scale_shapes(rows, columns)),
         ]
         if not self.scheme.is_symmetric:
-            wanted.append(WantedWeight(f"{module}.weight_zero_point", (-(-rows * bits // 32), groups)))
+            wanted.append(
+                WantedWeight(f"{module}.weight_zero_point", (-(-rows * bits // 32), groups))
+            )
         optional = {f"{module}.weight_g_idx": (columns,), f"{module}.weight_shape": (2,)}
-        return [*wanted, *(WantedWeight(name, shape) for name, shape in optional.items() if name in available)]
+        return [
+            *wanted,
+            *(WantedWeight(name, shape) for name, shape in optional.items() if name in available),
+        ]
 
     def _groups(self, part: Part, columns: int, pieces: Pieces) -> Tensor | None:
-        return column_groups(pieces, f"{module_of(part)}.weight_g_idx", columns, self.scheme.group(columns))
+        return column_groups(
+            pieces, f"{module_of(part)}.weight_g_idx", columns, self.scheme.group(columns)
+        )
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         return block_form(columns, self.scheme.group(columns), self._groups(part, columns, pieces))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
-        module, rows, bits = module_of(part), part.rows[1] - part.rows[0], self.scheme.bits
+        module = module_of(part)
+        rows = part.rows[1] - part.rows[0]
+        bits = self.scheme.bits
         shape = f"{module}.weight_shape"
-        if shape in pieces and tensor_of(pieces, shape, torch.int32, torch.int64).tolist() != [rows, columns]:
-            raise ModelError(f"tensor {shape} does not say ({rows}, {columns}), which is the shape of {part.name} in this model")
-        codes = unpack(tensor_of(pieces, f"{module}.weight_packed", torch.int32), bits, 1)[:, :columns]
+        if shape in pieces and tensor_of(pieces, shape, torch.int32, torch.int64).tolist() != [
+            rows,
+            columns,
+        ]:
+            raise ModelError(
+                f"tensor {shape} does not say ({rows}, {columns}), which is the shape of "
+                f"{part.name} in this model"
+            )
+        codes = unpack(tensor_of(pieces, f"{module}.weight_packed", torch.int32), bits, 1)[
+            :, :columns
+        ]
         zero: int | Tensor = 1 << (bits - 1)
         if not self.scheme.is_symmetric:
-            zero = unpack(tensor_of(pieces, f"{module}.weight_zero_point", torch.int32), bits, 0)[:rows]
+            zero = unpack(tensor_of(pieces, f"{module}.weight_zero_point", torch.int32), bits, 0)[
+                :rows
+            ]
         scale = scales_of(pieces, f"{module}.weight_scale").reshape(rows, -1)
-        return grouped_rows(codes, bits, scale, zero, self.scheme.group(columns), self._groups(part, columns, pieces))
+        return grouped_rows(
+            codes,
+            bits,
+            scale,
+            zero,
+            self.scheme.group(columns),
+            self._groups(part, columns, pieces),
+        )
 
 
 def _float8(scheme: Scheme) -> FloatReader:
@@ -147,11 +199,19 @@ def _nvfp4(scheme: Scheme) -> FloatReader:
 
 
 def _mxfp4(scheme: Scheme) -> FloatReader:
-    return FloatReader(bits=4, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
+    return FloatReader(
+        bits=4, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0"
+    )
 
 
 def _mxfp6(scheme: Scheme) -> FloatReader:
-    return FloatReader(bits=6, mantissa=3, block=(1, scheme.group_size), weight=("weight_packed",), scale_type="e8m0")
+    return FloatReader(
+        bits=6,
+        mantissa=3,
+        block=(1, scheme.group_size),
+        weight=("weight_packed",),
+        scale_type="e8m0",
+    )
 
 
 def _mxfp8(scheme: Scheme) -> FloatReader:
@@ -165,7 +225,8 @@ def _marlin_24(scheme: Scheme) -> Marlin24Reader:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """bits, strategies: the values of a scheme that can be read. make: returns the reader of a scheme."""
+    """bits, strategies: the values of a scheme that can be read. make: returns the reader of a
+    scheme."""
 
     make: Callable[[Scheme], Reader]
     bits: Collection[int]

@@ -1,11 +1,13 @@
 """Transforms of activations (`transform_config`), as SpinQuant and QuIP write them.
 
-Transforms of weights (`weight_input`, `weight_output`) were applied when the checkpoint was written. A transform of a layer's
-input is computed before the product:
+Transforms of weights (`weight_input`, `weight_output`) were applied when the checkpoint was
+written. A transform of a layer's input is computed before the product:
 
-    x · M / √n   with M [n, n], the tensor "<module>.<name of the scheme>_input.weight"; the transposed M for an inverse
+    x · M / √n   with M [n, n], the tensor "<module>.<name of the scheme>_input.weight"; the
+    transposed M for an inverse
 
-n is `head_dim` or `block_size`, or else all columns. The entries of a `hadamard` matrix follow from n, so it needs no tensor.
+n is `head_dim` or `block_size`, or else all columns. The entries of a `hadamard` matrix follow from
+n, so it needs no tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class InputTransform:
 
 
 def input_transforms(config: QuantConfig) -> list[InputTransform]:
-    """Return the transforms of inputs that a config asks for. Raises ModelError for transforms of other activations."""
+    """Return the transforms of inputs that a config asks for. Raises ModelError for transforms of
+    other activations."""
     whole = config.part("transform_config")
     groups = None if whole is None else whole.part("config_groups")
     found = []
@@ -61,7 +64,14 @@ def input_transforms(config: QuantConfig) -> list[InputTransform]:
             place = QuantConfig(values, config.method, f"{scheme.place}apply.")
             if place.one_of("location", ("input", *OFFLINE)) == "input":
                 found.append(
-                    InputTransform(name, kind, size, place.flag("inverse"), _names(place, "targets"), _names(place, "ignore"))
+                    InputTransform(
+                        name,
+                        kind,
+                        size,
+                        place.flag("inverse"),
+                        _names(place, "targets"),
+                        _names(place, "ignore"),
+                    )
                 )
     return found
 
@@ -79,13 +89,18 @@ class InputReader(TransformedReader):
         super().__init__(weight, f"{of_input.name}_input.weight", of_input.size or columns)
         self.of_input = of_input
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         *wanted, matrix = super().tensors(part, columns, available)
         if self.of_input.type != "hadamard":
             return [*wanted, matrix]
         size = self.of_input.size or columns
         if size & (size - 1):
-            raise ModelError(f"transform {self.of_input.name!r} of {module_of(part)} needs a power of two, not {size}")
+            raise ModelError(
+                f"transform {self.of_input.name!r} of {module_of(part)} needs a power of two, not "
+                f"{size}"
+            )
         return wanted
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform:

@@ -1,4 +1,5 @@
-"""Configs of compressed-tensors: which modules belong to which group, and what is refused before any weights load."""
+"""Configs of compressed-tensors: which modules belong to which group, and what is refused before
+any weights load."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def method(*groups: dict[str, Any], **more: Any) -> CompressedTensors:
 
 
 def bits_of(found: CompressedTensors, module: str, columns: int = 64) -> int | None:
-    weight = found.linear(LinearLayer(module, columns, 8, (Part(f"{module}.weight", (0, 8)),), is_head=module == "lm_head"))
+    weight = found.linear(
+        LinearLayer(
+            module, columns, 8, (Part(f"{module}.weight", (0, 8)),), is_head=module == "lm_head"
+        )
+    )
     if weight is None:
         return None
     [reader] = weight.readers.values()
@@ -69,21 +74,32 @@ def test_a_format_in_each_group() -> None:
         format="mixed-precision",
     )
     assert bits_of(found, "a.up") == 4 and bits_of(found, "a.down") == 8
-    with pytest.raises(ModelError, match="format='mixed-precision'; compressed-tensors supports 'pack-quantized'"):
+    with pytest.raises(
+        ModelError, match="format='mixed-precision'; compressed-tensors supports 'pack-quantized'"
+    ):
         method(group(FOUR), format="mixed-precision")
 
 
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ({"num_bits": 9}, "config_groups.group_0.weights.num_bits=9; compressed-tensors supports 2, 3"),
+        (
+            {"num_bits": 9},
+            "config_groups.group_0.weights.num_bits=9; compressed-tensors supports 2, 3",
+        ),
         ({"type": "nf"}, "type='nf'; compressed-tensors supports 'int', 'float'"),
         ({"strategy": "block"}, "strategy='block'; compressed-tensors supports 'channel', 'group'"),
-        ({"strategy": "tensor"}, "strategy='tensor'; compressed-tensors supports 'channel', 'group'"),
+        (
+            {"strategy": "tensor"},
+            "strategy='tensor'; compressed-tensors supports 'channel', 'group'",
+        ),
         ({"group_size": 0}, "group_size=0; compressed-tensors needs a positive number or -1"),
         ({"group_size": None}, "group_size=None; compressed-tensors needs"),
         ({"symmetric": "no"}, "symmetric='no'; compressed-tensors needs true or false"),
-        ({"type": "float"}, "format='pack-quantized'; compressed-tensors supports 'float-quantized'"),
+        (
+            {"type": "float"},
+            "format='pack-quantized'; compressed-tensors supports 'float-quantized'",
+        ),
         ("int4", "weights='int4'; compressed-tensors needs an object"),
     ],
 )
@@ -97,7 +113,10 @@ def test_odd_weights_are_refused(weights: Any, told: str) -> None:
     [
         ({"config_groups": None}, "config_groups=None; compressed-tensors needs an object"),
         ({"config_groups": {"a": 3}}, "config_groups.a=3; compressed-tensors needs an object"),
-        ({"format": "float-quantized"}, "format='float-quantized'; compressed-tensors supports 'pack-quantized'"),
+        (
+            {"format": "float-quantized"},
+            "format='float-quantized'; compressed-tensors supports 'pack-quantized'",
+        ),
         ({"format": None}, "format=None; compressed-tensors supports"),
         ({"ignore": "lm_head"}, "ignore='lm_head'; compressed-tensors needs a list of texts"),
         (
@@ -106,8 +125,14 @@ def test_odd_weights_are_refused(weights: Any, told: str) -> None:
         ),
         ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme.num_bits=4"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "nf"}}, "kv_cache_scheme.type='nf'"),
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": False}}, "kv_cache_scheme.symmetric=False"),
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "channel"}}, "strategy='channel'.*'attn_head'"),
+        (
+            {"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": False}},
+            "kv_cache_scheme.symmetric=False",
+        ),
+        (
+            {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+            "strategy='channel'.*'attn_head'",
+        ),
     ],
 )
 def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
@@ -116,15 +141,24 @@ def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
 
 
 def test_columns_that_are_not_whole_groups_are_refused() -> None:
-    with pytest.raises(ModelError, match="model.up has 80 columns, which are not groups of 32 .compressed-tensors"):
+    with pytest.raises(
+        ModelError, match="model.up has 80 columns, which are not groups of 32 .compressed-tensors"
+    ):
         bits_of(method(group(FOUR)), "model.up", columns=80)
 
 
 def test_the_kv_cache() -> None:
     assert method(group(FOUR)).kv_cache(None) is None
-    assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "int"}).kv_cache(None) == "int8"
+    assert (
+        method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "int"}).kv_cache(None) == "int8"
+    )
     for more in ({}, {"strategy": "tensor", "symmetric": True}, {"strategy": "attn_head"}):
-        assert method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float", **more}).kv_cache(None) == "float8_e4m3fn"
+        assert (
+            method(group(FOUR), kv_cache_scheme={"num_bits": 8, "type": "float", **more}).kv_cache(
+                None
+            )
+            == "float8_e4m3fn"
+        )
 
 
 def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,5 +174,7 @@ def test_quantized_activations_are_told_once(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize("stored", [None, [128], [128, 0], ["128", "128"], "128", "128x", "ax128"])
 def test_odd_blocks_are_refused(stored: Any) -> None:
     weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": stored}
-    with pytest.raises(ModelError, match="block_structure=.*; compressed-tensors needs two positive numbers"):
+    with pytest.raises(
+        ModelError, match="block_structure=.*; compressed-tensors needs two positive numbers"
+    ):
         method(group(weights), format="float-quantized")

@@ -1,4 +1,5 @@
-"""Integer weights of compressed-tensors, which the tests write as the format defines them: bit by bit, with numpy."""
+"""Integer weights of compressed-tensors, which the tests write as the format defines them: bit by
+bit, with numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def test_contract() -> None:
 
 
 def words(codes: np.ndarray, bits: int) -> Tensor:
-    """Pack signed codes [n, m] along m: 2^(bits − 1) is added, and the bits follow each other in 32-bit words."""
+    """Pack signed codes [n, m] along m: 2^(bits − 1) is added, and the bits follow each other in
+    32-bit words."""
     n, m = codes.shape
     stream = np.zeros((n, -(-m * bits // 32) * 32), np.uint64)
     unsigned = (codes + 2 ** (bits - 1)).astype(np.uint64)
@@ -55,7 +57,11 @@ class TestPackedGroups(QuantizationContract):
             "actorder": "group" if self.act_order else None,
         }
         group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
-        return {"quant_method": "compressed-tensors", "format": self.format, "config_groups": {"group_0": group}}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": self.format,
+            "config_groups": {"group_0": group},
+        }
 
     def method(self, setup: QuantizationSetup) -> CompressedTensors:
         return CompressedTensors(None, setup)
@@ -64,7 +70,8 @@ class TestPackedGroups(QuantizationContract):
         rows, columns = values.shape
         rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
         size = self.group_size if self.strategy == "group" else columns
-        low, high = -(2 ** (self.bits - 1)), 2 ** (self.bits - 1)
+        low = -(2 ** (self.bits - 1))
+        high = 2 ** (self.bits - 1)
         shape = (1, 1) if self.strategy == "tensor" else (rows, columns // size)
         codes = rng.integers(low, high, (rows, columns))
         zeros = np.zeros(shape, np.int64) if self.is_symmetric else rng.integers(low, high, shape)
@@ -80,7 +87,11 @@ class TestPackedGroups(QuantizationContract):
         return pieces, torch.from_numpy(true).to(getattr(torch, dtype)).float()
 
     def tensors(self, codes: np.ndarray, zeros: np.ndarray, scales: Tensor) -> dict[str, Tensor]:
-        found = {"weight_packed": words(codes, self.bits), "weight_scale": scales, "weight_shape": torch.tensor(codes.shape)}
+        found = {
+            "weight_packed": words(codes, self.bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(codes.shape),
+        }
         if not self.is_symmetric:
             found["weight_zero_point"] = words(zeros.T, self.bits).T.contiguous()
         return found
@@ -136,7 +147,9 @@ class TestBytesPerChannel(TestPackedGroups):
         if self.strategy == "tensor":
             found["weight_scale"] = scales.reshape(1)
         if not self.is_symmetric:
-            found["weight_zero_point"] = torch.from_numpy(zeros.astype(np.int8)).reshape(found["weight_scale"].shape)
+            found["weight_zero_point"] = torch.from_numpy(zeros.astype(np.int8)).reshape(
+                found["weight_scale"].shape
+            )
         return found
 
 
@@ -166,16 +179,37 @@ def broken(contract: TestPackedGroups, told: str, **changes: Tensor | None) -> N
 
 
 def test_broken_tensors_are_refused_by_name() -> None:
-    packed, whole = TestPackedGroupsWithZeros(), TestFourBitsInBytes()
+    packed = TestPackedGroupsWithZeros()
+    whole = TestFourBitsInBytes()
     broken(packed, "did not contain model.part0.weight_scale", weight_scale=None)
     broken(
-        packed, "weight_packed has shape .1, 7.; model.merged expects .1, 8.", weight_packed=torch.zeros(1, 7, dtype=torch.int32)
+        packed,
+        "weight_packed has shape .1, 7.; model.merged expects .1, 8.",
+        weight_packed=torch.zeros(1, 7, dtype=torch.int32),
     )
-    broken(packed, "weight_zero_point has shape", weight_zero_point=torch.zeros(1, 1, dtype=torch.int32))
     broken(
-        packed, "weight_packed is stored as int64; this format needs int32", weight_packed=torch.zeros(1, 8, dtype=torch.int64)
+        packed,
+        "weight_zero_point has shape",
+        weight_zero_point=torch.zeros(1, 1, dtype=torch.int32),
     )
-    broken(packed, "weight_scale is stored as int8; this format needs floats", weight_scale=torch.zeros(1, 2, dtype=torch.int8))
+    broken(
+        packed,
+        "weight_packed is stored as int64; this format needs int32",
+        weight_packed=torch.zeros(1, 8, dtype=torch.int64),
+    )
+    broken(
+        packed,
+        "weight_scale is stored as int8; this format needs floats",
+        weight_scale=torch.zeros(1, 2, dtype=torch.int8),
+    )
     broken(packed, r"weight_shape does not say \(1, 64\)", weight_shape=torch.tensor([1, 63]))
-    broken(whole, "model.part0.weight has integers that do not fit into 4 bits", weight=torch.full((1, 64), 9, dtype=torch.int8))
-    broken(whole, "model.part0.weight is stored as float32; this format needs int8", weight=torch.zeros(1, 64))
+    broken(
+        whole,
+        "model.part0.weight has integers that do not fit into 4 bits",
+        weight=torch.full((1, 64), 9, dtype=torch.int8),
+    )
+    broken(
+        whole,
+        "model.part0.weight is stored as float32; this format needs int8",
+        weight=torch.zeros(1, 64),
+    )

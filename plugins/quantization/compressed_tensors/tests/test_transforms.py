@@ -23,16 +23,29 @@ def scheme(kind: str, *places: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def at(location: str, *targets: str, **more: Any) -> dict[str, Any]:
-    return {"targets": list(targets or ("Linear",)), "location": location, "inverse": False, "ignore": [], **more}
+    return {
+        "targets": list(targets or ("Linear",)),
+        "location": location,
+        "inverse": False,
+        "ignore": [],
+        **more,
+    }
 
 
 def method(**schemes: Any) -> CompressedTensors:
-    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": EIGHT, "ignore": ["re:.*plain"]}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": EIGHT,
+        "ignore": ["re:.*plain"],
+    }
     config["transform_config"] = {"config_groups": schemes}
     return CompressedTensors(None, QuantizationSetup(config, "float32", "cpu", REFERENCES))
 
 
-def product(found: CompressedTensors, module: str, x: Tensor, **tensors: Tensor) -> tuple[Tensor, Tensor]:
+def product(
+    found: CompressedTensors, module: str, x: Tensor, **tensors: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return what the layer computes for x, and its stored weight."""
     weight = found.linear(LinearLayer(module, COLUMNS, 8, (Part(f"{module}.weight", (0, 8)),)))
     assert weight is not None
@@ -46,7 +59,9 @@ def product(found: CompressedTensors, module: str, x: Tensor, **tensors: Tensor)
 
 def hadamard(size: int) -> Tensor:
     """With entries (−1)^(number of ones that the numbers of row and column share)."""
-    return torch.tensor([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)])
+    return torch.tensor(
+        [[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)]
+    )
 
 
 @pytest.mark.parametrize("name", ["head_dim", "block_size"])
@@ -64,18 +79,22 @@ def test_a_hadamard_matrix_needs_no_tensor(name: str, module: str) -> None:
 @pytest.mark.parametrize("kind", ["random-hadamard", "random-matrix"])
 @pytest.mark.parametrize("inverse", [False, True])
 def test_random_matrices_are_stored(kind: str, inverse: bool) -> None:
-    x, matrix = torch.randn(5, COLUMNS), torch.randn(16, 16)
+    x = torch.randn(5, COLUMNS)
+    matrix = torch.randn(16, 16)
     found = method(R4=scheme(kind, at("input", inverse=inverse), head_dim=16))
     y, stored = product(found, "a.down", x, **{"R4_input.weight": matrix})
     block = (matrix.T if inverse else matrix) / 4
-    torch.testing.assert_close(y, x @ torch.block_diag(*[block] * 4) @ stored.T, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        y, x @ torch.block_diag(*[block] * 4) @ stored.T, atol=1e-3, rtol=1e-4
+    )
     with pytest.raises(ModelError, match="did not contain a.down.R4_input.weight"):
         product(found, "a.down", x)
 
 
 def test_targets_and_what_is_ignored() -> None:
     places = at("input", "re:.*down", ignore="re:.*9.down"), at("weight_output", "Linear")
-    found, x = method(R4=scheme("hadamard", *places)), torch.randn(2, COLUMNS)
+    found = method(R4=scheme("hadamard", *places))
+    x = torch.randn(2, COLUMNS)
     for module in ("a.9.down", "a.up"):
         y, stored = product(found, module, x)
         torch.testing.assert_close(y, x @ stored.T, atol=1e-3, rtol=1e-4)
@@ -93,13 +112,22 @@ def test_targets_and_what_is_ignored() -> None:
         ),
         ({"R": scheme("hadamard", at("k_cache"))}, "location='k_cache'"),
         ({"R": {"type": "hadamard"}}, "R.apply=None; compressed-tensors needs a list of objects"),
-        ({"R": scheme("hadamard", at("input"), head_dim=0)}, "R.head_dim=0; compressed-tensors needs a positive number"),
+        (
+            {"R": scheme("hadamard", at("input"), head_dim=0)},
+            "R.head_dim=0; compressed-tensors needs a positive number",
+        ),
         (
             {"R": scheme("hadamard", at("input"), head_dim=24)},
             "a.down has 64 columns; a.down.R_input.weight needs a multiple of 24",
         ),
-        ({"R": scheme("hadamard", at("input"), head_dim=1.5)}, "R.head_dim=1.5; compressed-tensors needs a positive number"),
-        ({"R": scheme("hadamard", at("input")), "S": scheme("hadamard", at("input"))}, "input of a.down more than once: R, S"),
+        (
+            {"R": scheme("hadamard", at("input"), head_dim=1.5)},
+            "R.head_dim=1.5; compressed-tensors needs a positive number",
+        ),
+        (
+            {"R": scheme("hadamard", at("input")), "S": scheme("hadamard", at("input"))},
+            "input of a.down more than once: R, S",
+        ),
     ],
 )
 def test_odd_transforms_are_refused(schemes: dict[str, Any], told: str) -> None:

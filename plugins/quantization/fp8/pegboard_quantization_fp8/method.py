@@ -2,12 +2,13 @@
 
     weight         float8_e4m3fn (or another float8 type) [out, in]
     weight_scale   [], [1]: of the tensor, or [out], [out, 1]: of each row
-    weight_scale_inv   in place of weight_scale: [out / 128, in / 128], both rounded up, if the config has weight_block_size
+    weight_scale_inv   in place of weight_scale: [out / 128, in / 128], both rounded up, if the
+    config has weight_block_size
                    [128, 128]. It is multiplied, in spite of its name.
     input_scale    of the activations; not read
 
-W = weight · scale. Activations are not quantized here, so `activation_scheme`, `activation_scale_ub` and input scales have no
-effect.
+W = weight · scale. Activations are not quantized here, so `activation_scheme`,
+`activation_scale_ub` and input scales have no effect.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class FP8(FormatMethod):
         stored = setup.config.get("quant_method")
         if setup.config and stored not in METHODS:
             raise ConfigError(
-                f"the checkpoint is already quantized ({stored!r}), but FP8 needs plain weights or float8. Leave out "
-                "--quantization to use the checkpoint as it is"
+                f"the checkpoint is already quantized ({stored!r}), but FP8 needs plain weights "
+                "or float8. Leave out --quantization to use the checkpoint as it is"
             )
         config.one_of("fmt", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), "e4m3")
         config.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
@@ -40,7 +41,11 @@ class FP8(FormatMethod):
         self.stored: Reader = RowReader()
         if setup.config:
             block = config.block("weight_block_size")
-            names = ("weight_scale", "weight_scale_inv") if block is None else ("weight_scale_inv", "weight_scale")
+            names = (
+                ("weight_scale", "weight_scale_inv")
+                if block is None
+                else ("weight_scale_inv", "weight_scale")
+            )
             self.stored = FloatReader(block=block, scale=names)
             config.say_activations_are_not_quantized()
 

@@ -11,10 +11,19 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationSetup
 from pegboard.ops.float_codes import FloatCodes, float8_values, minifloat_values
 from pegboard_weights.config import QuantConfig
-from pegboard_weights.stored_weight import AnyLayer, Form, FormatMethod, Pieces, PlainReader, code_form, floats
+from pegboard_weights.stored_weight import (
+    AnyLayer,
+    Form,
+    FormatMethod,
+    Pieces,
+    PlainReader,
+    code_form,
+    floats,
+)
 
 ROUNDING = "fp8 1"
-"""A part of the repack cache's keys. Change it whenever the same values round to different codes."""
+"""A part of the repack cache's keys. Change it whenever the same values round to different
+codes."""
 
 E4M3 = float8_values(torch.float8_e4m3fn)
 CHUNK_ELEMENTS = 1 << 22
@@ -22,12 +31,14 @@ CHUNK_ELEMENTS = 1 << 22
 
 
 class RowReader(PlainReader):
-    """Rounds to the nearest e4m3 code, or to E3M2 if bits is 6, with a scale per row and `group_size` columns (all columns if
-    they are not whole groups). The scale brings the largest magnitude to the largest code."""
+    """Rounds to the nearest e4m3 code, or to E3M2 if bits is 6, with a scale per row and
+    `group_size` columns (all columns if they are not whole groups). The scale brings the largest
+    magnitude to the largest code."""
 
     def __init__(self, bits: int = 8, group_size: int | None = None) -> None:
         self.values = E4M3 if bits == 8 else minifloat_values(3, 2)
-        self.bits, self.group_size = bits, group_size
+        self.bits = bits
+        self.group_size = group_size
 
     def _group(self, columns: int) -> int:
         return columns if self.group_size is None or columns % self.group_size else self.group_size
@@ -36,7 +47,8 @@ class RowReader(PlainReader):
         return code_form(columns, self._group(columns))
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> FloatCodes | Tensor:
-        plain, group = floats(pieces, part.name), self._group(columns)
+        plain = floats(pieces, part.name)
+        group = self._group(columns)
         codes = torch.empty(plain.shape, dtype=torch.uint8)
         scale = torch.empty(len(plain), columns // group)
         step = max(1, CHUNK_ELEMENTS // columns)
@@ -45,7 +57,9 @@ class RowReader(PlainReader):
             groups = plain[cut].to("cpu", torch.float32).reshape(-1, columns // group, group)
             most = groups.abs().amax(2)
             if not most.isfinite().all():
-                raise ModelError(f"tensor {part.name} has values that are not finite, so it cannot be quantized")
+                raise ModelError(
+                    f"tensor {part.name} has values that are not finite, so it cannot be quantized"
+                )
             scale[cut] = torch.where(most > 0, most / float(self.values.nan_to_num().max()), 1)
             codes[cut] = self._codes(groups / scale[cut].unsqueeze(2)).view(-1, columns)
         found = FloatCodes(codes, self.values, scale, (1, group))
@@ -64,13 +78,16 @@ class RowReader(PlainReader):
 
 
 class DeepSpeedFP(FormatMethod):
-    """Checkpoints of plain weights whose config asks for FP8 or FP6 in groups: {"bits": 8 or 6, "group_size": 512}."""
+    """Checkpoints of plain weights whose config asks for FP8 or FP6 in groups: {"bits": 8 or 6,
+    "group_size": 512}."""
 
     def __init__(self, options: None, setup: QuantizationSetup) -> None:
         super().__init__(setup)
         config = QuantConfig(setup.config, "DeepSpeed FP")
         group_size = config.size("group_size", 512)
-        self.rows = RowReader(config.one_of("bits", (8, 6), 8), None if group_size == -1 else group_size)
+        self.rows = RowReader(
+            config.one_of("bits", (8, 6), 8), None if group_size == -1 else group_size
+        )
 
     def reader(self, module: str, layer: AnyLayer) -> RowReader | None:
         return None if isinstance(layer, EmbeddingLayer) or layer.is_head else self.rows

@@ -1,8 +1,8 @@
 """AutoRound checkpoints (Cheng et al. 2023), in the layout of GPTQ or of AWQ.
 
-`extra_config` has other values for some modules: a path or a regular expression for the whole path → {"bits": …}. Modules with 16
-bits and more are plain. `block_name_to_quantize` names the parts of the model that are quantized; without it, these are all
-linear layers but the output head.
+`extra_config` has other values for some modules: a path or a regular expression for the whole path
+→ {"bits": …}. Modules with 16 bits and more are plain. `block_name_to_quantize` names the parts of
+the model that are quantized; without it, these are all linear layers but the output head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class AutoRound(FormatMethod):
         config.one_of("data_type", ("int",), "int")
         default = PACKINGS[2] if "awq" in str(setup.config.get("backend")) else PACKINGS[0]
         self.is_awq = "awq" in config.one_of("packing_format", PACKINGS, default)
-        self.blocks = _names(config, setup.config.get("block_name_to_quantize") or setup.config.get("to_quant_block_names"))
+        self.blocks = _names(
+            config,
+            setup.config.get("block_name_to_quantize") or setup.config.get("to_quant_block_names"),
+        )
         extra = config.part("extra_config")
         self.extra = {} if extra is None else {name: extra.part(name) for name in extra.values}
         self.bits, self.group_size = self._values(config)
@@ -39,7 +42,8 @@ class AutoRound(FormatMethod):
                 self._values(found)
 
     def _values(self, config: QuantConfig) -> tuple[int, int]:
-        """Return bits (16: plain) and group size. Values that are missing in extra_config are those of the whole config."""
+        """Return bits (16: plain) and group size. Values that are missing in extra_config are those
+        of the whole config."""
         stored: Mapping[str, Any] = {**self.setup.config, **config.values}
         merged = QuantConfig(stored, METHOD, config.place)
         bits = stored.get("bits")
@@ -75,7 +79,10 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise ModelError(f"the checkpoint's quantization_config has the pattern {text!r} in extra_config: {error}") from error
+        raise ModelError(
+            f"the checkpoint's quantization_config has the pattern {text!r} in extra_config: "
+            f"{error}"
+        ) from error
 
 
 def _names(config: QuantConfig, stored: object) -> list[str]:

@@ -1,4 +1,5 @@
-"""AutoRound checkpoints: which modules are packed how. The layouts themselves are tested with GPTQ and AWQ."""
+"""AutoRound checkpoints: which modules are packed how. The layouts themselves are tested with GPTQ
+and AWQ."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def method(**config: Any) -> AutoRound:
 
 
 def layer(module: str, columns: int = 64) -> LinearLayer:
-    return LinearLayer(module, columns, 32, (Part(f"{module}.weight", (0, 32)),), is_head=module == "lm_head")
+    return LinearLayer(
+        module, columns, 32, (Part(f"{module}.weight", (0, 32)),), is_head=module == "lm_head"
+    )
 
 
 def bits_of(found: AutoRound, module: str) -> tuple[int, int] | None:
@@ -52,7 +55,9 @@ def test_bits_of_each_module() -> None:
     assert found.embedding(EmbeddingLayer("embed", 8, 64, Part("embed.weight", (0, 8)))) is None
 
 
-@pytest.mark.parametrize(("quant_method", "kind"), [("awq", AWQ), ("gptq", GPTQ), ("moe_wna16", GPTQ)])
+@pytest.mark.parametrize(
+    ("quant_method", "kind"), [("awq", AWQ), ("gptq", GPTQ), ("moe_wna16", GPTQ)]
+)
 def test_names_of_kernels_read_both_formats(quant_method: str, kind: type) -> None:
     config = {"quant_method": quant_method, "bits": 4, "group_size": 32}
     assert WNA16.reads == {"awq", "gptq"}
@@ -60,7 +65,8 @@ def test_names_of_kernels_read_both_formats(quant_method: str, kind: type) -> No
 
 
 @pytest.mark.parametrize(
-    "blocks", ["model.layers,model.more", ["model.layers", "model.more"], [["model.layers"], ["model.more"]]]
+    "blocks",
+    ["model.layers,model.more", ["model.layers", "model.more"], [["model.layers"], ["model.more"]]],
 )
 @pytest.mark.parametrize("name", ["block_name_to_quantize", "to_quant_block_names"])
 def test_parts_of_the_model_that_are_quantized(name: str, blocks: object) -> None:
@@ -70,7 +76,9 @@ def test_parts_of_the_model_that_are_quantized(name: str, blocks: object) -> Non
     assert bits_of(found, "visual.1.up") == (8, 32)
 
 
-@pytest.mark.parametrize("config", [{"packing_format": "auto_round:auto_awq"}, {"backend": "auto_round:awq"}])
+@pytest.mark.parametrize(
+    "config", [{"packing_format": "auto_round:auto_awq"}, {"backend": "auto_round:awq"}]
+)
 def test_the_layout_of_awq(config: dict[str, Any]) -> None:
     weight = method(**config).linear(layer("up"))
     assert weight is not None
@@ -84,7 +92,8 @@ def test_zero_points_are_stored_less_one() -> None:
     """As in the first version of GPTQ."""
     weight = method().linear(layer("up", 32))
     assert weight is not None
-    eights, sevens = 0x88888888 - (1 << 32), 0x77777777
+    eights = 0x88888888 - (1 << 32)
+    sevens = 0x77777777
     tensors = {
         "qweight": torch.full((4, 32), eights, dtype=torch.int32),
         "qzeros": torch.full((1, 4), sevens, dtype=torch.int32),
@@ -99,7 +108,10 @@ def test_zero_points_are_stored_less_one() -> None:
     [
         ({"bits": 5}, "bits=5; auto-round supports 2, 3, 4, 8"),
         ({"bits": 8, "packing_format": "auto_round:auto_awq"}, "bits=8; auto-round supports 4"),
-        ({"packing_format": "auto_round"}, "packing_format='auto_round'; auto-round supports 'auto_round:auto_gptq'"),
+        (
+            {"packing_format": "auto_round"},
+            "packing_format='auto_round'; auto-round supports 'auto_round:auto_gptq'",
+        ),
         ({"data_type": "mx_fp"}, "data_type='mx_fp'; auto-round supports 'int'"),
         ({"group_size": 0}, "group_size=0; auto-round needs a positive number or -1"),
         ({"extra_config": ["x"]}, r"extra_config=\['x'\]; auto-round needs an object"),

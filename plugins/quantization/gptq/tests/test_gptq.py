@@ -65,7 +65,9 @@ class TestFourBits(QuantizationContract):
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         if part.name.startswith("model.embed"):
-            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(getattr(torch, dtype)).float()
+            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(
+                getattr(torch, dtype)
+            ).float()
         rows, columns = values.shape
         rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
         size = columns if self.group_size == -1 else self.group_size
@@ -86,7 +88,9 @@ class TestFourBits(QuantizationContract):
         if self.act_order:
             tensors["g_idx"] = torch.from_numpy(group.astype(np.int32))
         module = part.name.removesuffix(".weight")
-        return stored_pieces(module, tensors), torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
+        return stored_pieces(module, tensors), torch.from_numpy(true.astype(np.float32)).to(
+            getattr(torch, dtype)
+        ).float()
 
     def test_weights_stay_packed(self) -> None:
         layer = self.layer((2,), self.block * 2)
@@ -145,14 +149,19 @@ class TestMarlin24(TestFourBits):
         if part.name.startswith("model.embed"):
             return super().stored(part, values, dtype)
         rng = np.random.default_rng(abs(int(values[0, 0] * 1e6)))
-        half, (rows, columns) = 1 << (self.bits - 1), values.shape
+        half = 1 << (self.bits - 1)
+        (rows, columns) = values.shape
         left_out = rng.random((rows * columns // 4, 4)).argsort(1).reshape(rows, columns) < 2
         codes = np.where(left_out, half, rng.integers(0, 2 * half, (rows, columns)))
         scales = (rng.random((rows, columns // self.group_size)) * 0.1).astype(np.float16)
         packed, meta = marlin_24(codes, self.bits)
         tensors = {"B_24": packed, "B_meta": meta, "s": scales_of_marlin_24(scales, columns)}
-        true = torch.from_numpy((codes - half) * scales.astype(np.float32).repeat(self.group_size, 1))
-        return stored_pieces(part.name.removesuffix(".weight"), tensors), true.to(getattr(torch, dtype)).float()
+        true = torch.from_numpy(
+            (codes - half) * scales.astype(np.float32).repeat(self.group_size, 1)
+        )
+        return stored_pieces(part.name.removesuffix(".weight"), tensors), true.to(
+            getattr(torch, dtype)
+        ).float()
 
 
 class TestAutoRound(TestFourBits):
@@ -181,12 +190,22 @@ def layer_at(module: str, **more: Any) -> LinearLayer:
 
 
 def test_what_is_not_quantized() -> None:
-    found = method(dynamic={"-:.*visual": {}, r"+:.*\.layers\.1\.": {"bits": 8}, r".*\.layers\.2\.": {"group_size": 64}})
+    found = method(
+        dynamic={
+            "-:.*visual": {},
+            r"+:.*\.layers\.1\.": {"bits": 8},
+            r".*\.layers\.2\.": {"group_size": 64},
+        }
+    )
     assert found.embedding(EmbeddingLayer("embed", 8, 128, Part("embed.weight", (0, 8)))) is None
     assert found.linear(layer_at("lm_head", is_head=True)) is None
     assert method(lm_head=True).linear(layer_at("lm_head", is_head=True)) is not None
     assert found.linear(layer_at("model.visual.q")) is None
-    for module, bits, size in [("model.layers.0.q", 4, 32), ("model.layers.1.q", 8, 32), ("model.layers.2.q", 4, 64)]:
+    for module, bits, size in [
+        ("model.layers.0.q", 4, 32),
+        ("model.layers.1.q", 8, 32),
+        ("model.layers.2.q", 4, 64),
+    ]:
         weight = found.linear(layer_at(module))
         assert weight is not None
         [reader] = weight.readers.values()
@@ -199,8 +218,14 @@ def test_what_is_not_quantized() -> None:
         ({"bits": 5}, "bits=5; GPTQ supports 2, 3, 4, 8"),
         ({"bits": None}, "bits=None"),
         ({"group_size": -2}, "group_size=-2"),
-        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2', 'marlin_24'"),
-        ({"checkpoint_format": "bitblas"}, "stored in BitBLAS' own layout, which depends on the GPU"),
+        (
+            {"checkpoint_format": "marlin"},
+            "checkpoint_format='marlin'; GPTQ supports 'gptq', 'gptq_v2', 'marlin_24'",
+        ),
+        (
+            {"checkpoint_format": "bitblas"},
+            "stored in BitBLAS' own layout, which depends on the GPU",
+        ),
         ({"is_bitblas_format": True}, "use the GPTQ checkpoint that it was made from"),
         ({"checkpoint_format": "marlin_24", "sym": False}, "sym=False; GPTQ supports True"),
         ({"quant_method": "gptq_marlin_24", "bits": 3}, "bits=3; GPTQ supports 4, 8"),
@@ -219,7 +244,9 @@ def test_groups_that_do_not_exist_are_refused(group: int) -> None:
     contract = TestFourBitsInActOrder()
     layer = contract.layer((1,), 64)
     weight = contract.linear(layer)
-    weight.declare({"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)})
+    weight.declare(
+        {"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)}
+    )
     pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
     for piece in pieces:
         if piece.name.endswith("g_idx"):
@@ -234,7 +261,9 @@ def test_groups_of_unequal_size_are_held_as_floats() -> None:
     contract = TestFourBitsInActOrder()
     layer = contract.layer((1,), 64)
     weight = contract.linear(layer)
-    weight.declare({"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)})
+    weight.declare(
+        {"model.part0.g_idx": TensorEntry("model.part0.g_idx", (64,), "int32", "", 0, 0)}
+    )
     pieces, _ = contract.stored(layer.parts[0], contract.values(0, 32, 64), "float32")
     by_name = {piece.name.rpartition(".")[2]: piece for piece in pieces}
     group = torch.zeros(64, dtype=torch.int32)

@@ -26,12 +26,15 @@ def test_contract() -> None:
 
 
 def packed(codes: np.ndarray, bits: int) -> Tensor:
-    """Put slices of the matrix above each other into bytes, or into words for 3 bits; the first slice in the highest bits."""
+    """Put slices of the matrix above each other into bytes, or into words for 3 bits; the first
+    slice in the highest bits."""
     slices = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}[bits]
     height = -(-len(codes) // slices)
     padded = np.zeros((height * slices, codes.shape[1]), np.int64)
     padded[: len(codes)] = codes
-    found = sum(padded[i * height : (i + 1) * height] << bits * (slices - 1 - i) for i in range(slices))
+    found = sum(
+        padded[i * height : (i + 1) * height] << bits * (slices - 1 - i) for i in range(slices)
+    )
     return torch.from_numpy(np.asarray(found).astype(np.int32 if bits == 3 else np.uint8))
 
 
@@ -48,19 +51,37 @@ class TestHQQ(QuantizationContract):
 
     @property
     def config(self) -> dict[str, Any]:  # type: ignore[override]
-        weight = {"nbits": self.bits, "group_size": self.group_size, "axis": self.axis, "channel_wise": True, "optimize": True}
-        quant = {"weight_quant_params": weight, "scale_quant_params": None, "zero_quant_params": None, "offload_meta": False}
+        weight = {
+            "nbits": self.bits,
+            "group_size": self.group_size,
+            "axis": self.axis,
+            "channel_wise": True,
+            "optimize": True,
+        }
+        quant = {
+            "weight_quant_params": weight,
+            "scale_quant_params": None,
+            "zero_quant_params": None,
+            "offload_meta": False,
+        }
         return {"quant_method": "hqq", "quant_config": quant, "skip_modules": ["lm_head"]}
 
     def method(self, setup: QuantizationSetup) -> HQQ:
         return HQQ(None, setup)
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        tensors, true = self.tensors(tuple(values.shape), np.random.default_rng(abs(int(values[0, 0] * 1e6))))
-        return stored_pieces(part.name.removesuffix(".weight"), tensors), torch.from_numpy(true).to(getattr(torch, dtype)).float()
+        tensors, true = self.tensors(
+            tuple(values.shape), np.random.default_rng(abs(int(values[0, 0] * 1e6)))
+        )
+        return stored_pieces(part.name.removesuffix(".weight"), tensors), torch.from_numpy(true).to(
+            getattr(torch, dtype)
+        ).float()
 
-    def tensors(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
-        num, size = shape[0] * shape[1], self.group_size
+    def tensors(
+        self, shape: tuple[int, ...], rng: np.random.Generator
+    ) -> tuple[dict[str, Tensor], np.ndarray]:
+        num = shape[0] * shape[1]
+        size = self.group_size
         if size is not None:
             shape_of_codes = (num // size, size) if self.axis == 1 else (size, num // size)
         else:
@@ -71,11 +92,17 @@ class TestHQQ(QuantizationContract):
         zero = (rng.random(of_scales) * 2**self.bits).astype(np.float16)
         zero = zero.round() if self.has_whole_zeros else zero
         name = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}[self.bits]
-        meta = {"scale": scale, "zero": zero, "packing": np.frombuffer(name.encode(), np.uint8).copy()}
+        meta = {
+            "scale": scale,
+            "zero": zero,
+            "packing": np.frombuffer(name.encode(), np.uint8).copy(),
+        }
         tensors = {"W_q": packed(codes, self.bits)} | {
             f"{self.prefix}{key}": torch.from_numpy(data) for key, data in meta.items()
         }
-        return tensors, ((codes - zero.astype(np.float32)) * scale.astype(np.float32)).astype(np.float32).reshape(shape)
+        return tensors, ((codes - zero.astype(np.float32)) * scale.astype(np.float32)).astype(
+            np.float32
+        ).reshape(shape)
 
 
 class TestWholeZeros(TestHQQ):
@@ -105,12 +132,23 @@ def load(contract: TestHQQ, tensors: dict[str, Tensor], rows: int, columns: int)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(
     ("axis", "group_size", "columns", "stays_packed"),
-    [(1, 64, 128, True), (1, 64, 96, True), (1, 64, 40, False), (1, None, 64, True), (0, 64, 128, False), (0, None, 64, False)],
+    [
+        (1, 64, 128, True),
+        (1, 64, 96, True),
+        (1, 64, 40, False),
+        (1, None, 64, True),
+        (0, 64, 128, False),
+        (0, None, 64, False),
+    ],
 )
-def test_weights_mean_the_stored_values(bits: int, axis: int, group_size: int | None, columns: int, stays_packed: bool) -> None:
+def test_weights_mean_the_stored_values(
+    bits: int, axis: int, group_size: int | None, columns: int, stays_packed: bool
+) -> None:
     """96 columns: a group reaches into the next row. 40: no kernel takes the parts of groups."""
     contract = TestHQQ()
-    contract.bits, contract.axis, contract.group_size = bits, axis, group_size
+    contract.bits = bits
+    contract.axis = axis
+    contract.group_size = group_size
     contract.prefix = "meta." if bits == 8 else ""
     tensors, true = contract.tensors((16, columns), np.random.default_rng(bits))
     weight = load(contract, tensors, 16, columns)
@@ -134,7 +172,9 @@ def method(**config: Any) -> HQQ:
 
 
 def bits_of(found: HQQ, module: str) -> int | None:
-    weight = found.linear(LinearLayer(module, 64, 8, (Part(f"{module}.weight", (0, 8)),), is_head=module == "lm_head"))
+    weight = found.linear(
+        LinearLayer(module, 64, 8, (Part(f"{module}.weight", (0, 8)),), is_head=module == "lm_head")
+    )
     if weight is None:
         return None
     [reader] = weight.readers.values()
@@ -146,7 +186,10 @@ def test_which_modules_are_quantized() -> None:
     assert bits_of(method(skip_modules=["up_proj"]), "model.layers.0.up_proj") is None
     assert bits_of(method(skip_modules=[]), "lm_head") is None
     assert method().embedding(EmbeddingLayer("embed", 8, 64, Part("embed.weight", (0, 8)))) is None
-    each = {"mlp.up_proj": {"weight_quant_params": {"nbits": 2}}, "self_attn.q_proj": {"weight_quant_params": {"nbits": 8}}}
+    each = {
+        "mlp.up_proj": {"weight_quant_params": {"nbits": 2}},
+        "self_attn.q_proj": {"weight_quant_params": {"nbits": 8}},
+    }
     found = method(quant_config=each)
     assert bits_of(found, "model.layers.0.mlp.up_proj") == 2
     assert bits_of(found, "model.layers.0.self_attn.q_proj") == 8
@@ -161,11 +204,23 @@ WEIGHT = {"nbits": 4, "group_size": 64}
     [
         (None, "quant_config=None; HQQ needs an object"),
         ({"weight_quant_params": None}, "weight_quant_params=None; HQQ needs an object"),
-        ({"weight_quant_params": {"nbits": 5}}, "quant_config.weight_quant_params.nbits=5; HQQ supports 8, 4"),
+        (
+            {"weight_quant_params": {"nbits": 5}},
+            "quant_config.weight_quant_params.nbits=5; HQQ supports 8, 4",
+        ),
         ({"weight_quant_params": {**WEIGHT, "axis": 2}}, "axis=2; HQQ supports 0, 1"),
-        ({"weight_quant_params": {**WEIGHT, "group_size": 0}}, "group_size=0; HQQ needs a positive number"),
-        ({"weight_quant_params": {**WEIGHT, "channel_wise": False}}, "channel_wise=False; HQQ needs true"),
-        ({"weight_quant_params": WEIGHT, "scale_quant_params": {}}, "does not support scales and zero points that are quantized"),
+        (
+            {"weight_quant_params": {**WEIGHT, "group_size": 0}},
+            "group_size=0; HQQ needs a positive number",
+        ),
+        (
+            {"weight_quant_params": {**WEIGHT, "channel_wise": False}},
+            "channel_wise=False; HQQ needs true",
+        ),
+        (
+            {"weight_quant_params": WEIGHT, "scale_quant_params": {}},
+            "does not support scales and zero points that are quantized",
+        ),
         ({"mlp.up_proj": 4}, "quant_config.mlp.up_proj=4; HQQ needs an object"),
     ],
 )
@@ -179,15 +234,36 @@ def test_odd_configs_are_refused(quant_config: Any, told: str) -> None:
     [
         ("scale", None, "did not contain model.part0.scale"),
         ("zero", torch.zeros(2, 1), r"zero has shape \(2, 1\)"),
-        ("zero", torch.zeros(4, 1, dtype=torch.uint8), "zero is stored as uint8; this format needs floats"),
-        ("W_q", torch.zeros(3, 64, dtype=torch.uint8), r"W_q has shape \(3, 64\); model.merged expects \(2, 64\)"),
-        ("packing", torch.tensor(list(b"4bit_32"), dtype=torch.uint8), "packing says '4bit_32'; HQQ with 4 bits needs '4bit_u8'"),
+        (
+            "zero",
+            torch.zeros(4, 1, dtype=torch.uint8),
+            "zero is stored as uint8; this format needs floats",
+        ),
+        (
+            "W_q",
+            torch.zeros(3, 64, dtype=torch.uint8),
+            r"W_q has shape \(3, 64\); model.merged expects \(2, 64\)",
+        ),
+        (
+            "packing",
+            torch.tensor(list(b"4bit_32"), dtype=torch.uint8),
+            "packing says '4bit_32'; HQQ with 4 bits needs '4bit_u8'",
+        ),
     ],
 )
 def test_broken_tensors_are_refused_by_name(name: str, value: Tensor | None, told: str) -> None:
     tensors, _ = TestHQQ().tensors((2, 128), np.random.default_rng(0))
     with pytest.raises(ModelError, match=told):
-        load(TestHQQ(), {key: data for key, data in (tensors | {name: value}).items() if isinstance(data, Tensor)}, 2, 128)
+        load(
+            TestHQQ(),
+            {
+                key: data
+                for key, data in (tensors | {name: value}).items()
+                if isinstance(data, Tensor)
+            },
+            2,
+            128,
+        )
 
 
 def test_weights_that_are_not_whole_groups() -> None:

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class RtnOptions(BaseModel):
-    """bits: bits per weight of linear layers. Embeddings and the output head always have 8, in groups of 32. group_size: columns
-    that share a scale, a multiple of 32."""
+    """bits: bits per weight of linear layers. Embeddings and the output head always have 8, in
+    groups of 32. group_size: columns that share a scale, a multiple of 32."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

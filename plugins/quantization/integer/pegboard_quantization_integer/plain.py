@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup, wanted_parts
+from pegboard.interfaces.quantization import (
+    EmbeddingLayer,
+    LinearLayer,
+    Part,
+    QuantizationSetup,
+    wanted_parts,
+)
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 
 Bound = Callable[[Tensor], Tensor]
@@ -24,11 +30,14 @@ class Plain:
                 f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); "
                 "quantization 'none' reads only plain weights"
             )
-        self.dtype, self.device = getattr(torch, setup.dtype), setup.device
+        self.dtype = getattr(torch, setup.dtype)
+        self.device = setup.device
         self.make_weight = setup.kernels["float_weight"]
 
     def linear(self, layer: LinearLayer) -> "PlainWeight":
-        return PlainWeight((layer.out_features, layer.in_features), {part.name: part for part in layer.parts}, self)
+        return PlainWeight(
+            (layer.out_features, layer.in_features), {part.name: part for part in layer.parts}, self
+        )
 
     def embedding(self, layer: EmbeddingLayer) -> "PlainWeight":
         return PlainTable((layer.num_rows, layer.width), {layer.part.name: layer.part}, self)
@@ -53,9 +62,15 @@ class PlainWeight:
         start, stop = self.parts[piece.name].rows
         target = self.weight.plain()[start:stop]
         if not isinstance(piece.data, Tensor):
-            raise ModelError(f"tensor {piece.name} is stored as {piece.stored}, which quantization 'none' cannot read")
+            raise ModelError(
+                f"tensor {piece.name} is stored as {piece.stored}, which quantization 'none' "
+                "cannot read"
+            )
         if piece.data.shape != target.shape:
-            raise ModelError(f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects {tuple(target.shape)}")
+            raise ModelError(
+                f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects "
+                f"{tuple(target.shape)}"
+            )
         target.copy_(piece.data)
 
     def finish(self) -> None:

@@ -1,7 +1,8 @@
-"""Rounds floats to `Blocks`, each to the nearest code. 32 columns or more share a scale and, for up to 4 bits, a minimum.
+"""Rounds floats to `Blocks`, each to the nearest code. 32 columns or more share a scale and, for up
+to 4 bits, a minimum.
 
-Scales and minimums are float16, rounded so that the codes can reach every value of the block. The codes are then chosen for the
-rounded scales and minimums.
+Scales and minimums are float16, rounded so that the codes can reach every value of the block. The
+codes are then chosen for the rounded scales and minimums.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from pegboard.ops.blocks import Blocks
 
 BLOCK_SIZE = 32
 CHUNK_ELEMENTS = 1 << 20
-"""Number of elements that are rounded at a time. The temporary memory is a few times this number of floats."""
+"""Number of elements that are rounded at a time. The temporary memory is a few times this number of
+floats."""
 
 
 def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks | None:
-    """Return the blocks of `values` [rows, columns], which may have any float type. bits: from 2 to 8. columns must be a multiple
-    of the block size. Returns None if a block has no finite float16 scale."""
+    """Return the blocks of `values` [rows, columns], which may have any float type. bits: from 2 to
+    8. columns must be a multiple of the block size. Returns None if a block has no finite float16
+      scale."""
     rows, columns = values.shape
-    per_row, has_minimum = columns // block_size, bits <= 4
+    per_row = columns // block_size
+    has_minimum = bits <= 4
     codes = torch.empty(rows, columns, dtype=torch.int8 if bits == 8 else torch.uint8)
     scale = torch.empty(rows, per_row, dtype=torch.float16)
     minimum = torch.empty(rows, per_row, dtype=torch.float16) if has_minimum else None
@@ -34,7 +38,8 @@ def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> 
         else:
             found, scales, low = _round_above_minimum(blocks, 2**bits - 1)
             minimum[cut] = low.view(-1, per_row)
-        codes[cut], scale[cut] = (found + zero if zero else found).view(-1, columns), scales.view(-1, per_row)
+        codes[cut] = (found + zero if zero else found).view(-1, columns)
+        scale[cut] = scales.view(-1, per_row)
     if not scale.isfinite().all() or (minimum is not None and not minimum.isfinite().all()):
         return None
     return Blocks(bits, block_size, codes, scale, minimum, zero)
@@ -47,7 +52,8 @@ def _round_signed(blocks: Tensor, last: int) -> tuple[Tensor, Tensor]:
 
 
 def _round_above_minimum(blocks: Tensor, last: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Round in `last` steps from the smallest value to the largest: [n, block size] → codes, scale [n], minimum [n]."""
+    """Round in `last` steps from the smallest value to the largest: [n, block size] → codes, scale
+    [n], minimum [n]."""
     low, high = blocks.aminmax(dim=1)
     minimum = -_half_above(-low)
     start = minimum.float()

@@ -16,7 +16,9 @@ from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
 
 
-@pytest.mark.parametrize("name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8", "tpu_int8", "experts_int8"])
+@pytest.mark.parametrize(
+    "name", ["none", "rtn", "rtn_int8", "rtn_int4", "w8a8_int8", "tpu_int8", "experts_int8"]
+)
 def test_contract(name: str) -> None:
     check_entry(installed_entry("quantization", name))
 
@@ -37,7 +39,9 @@ class TestPlainFromBfloat16(TestPlain):
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         rounded = values.bfloat16()
-        return [WeightPiece(part.name, "bfloat16", tuple(values.shape), rounded)], rounded.to(getattr(torch, dtype)).float()
+        return [WeightPiece(part.name, "bfloat16", tuple(values.shape), rounded)], rounded.to(
+            getattr(torch, dtype)
+        ).float()
 
 
 def test_a_quantized_checkpoint_is_refused() -> None:

@@ -31,7 +31,7 @@ def rounded(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks:
     return blocks
 
 
-# --- rounding ----------------------------------------------------------------------------------------------------------------
+# --- rounding -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,16 +42,25 @@ def rounded(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> Blocks:
     exponent=st.integers(-12, 2),
     offset=st.sampled_from([0.0, 3.0, -50.0]),
 )
-def test_no_value_moves_further_than_half_a_step(bits: int, size: int, seed: int, exponent: int, offset: float) -> None:
-    values = (torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) + offset) * 10.0**exponent
+def test_no_value_moves_further_than_half_a_step(
+    bits: int, size: int, seed: int, exponent: int, offset: float
+) -> None:
+    values = (
+        torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) + offset
+    ) * 10.0**exponent
     blocks = rounded(values, bits, size)
     assert blocks.bits == bits and (bits == 8 or int(blocks.codes.max()) < 2**bits)
     step = blocks.scale.float().repeat_interleave(size, dim=1)
     off = (blocks.dense() - values).abs()
     assert bool((off <= step * 0.5001 + values.abs() * 1e-5).all())
     by_block = values.view(5, -1, size)
-    has_minimum, last = bits <= 4, (2**bits if bits <= 4 else 2 ** (bits - 1)) - 1
-    full = (by_block.amax(2) - by_block.amin(2)) / last if has_minimum else by_block.abs().amax(2) / last
+    has_minimum = bits <= 4
+    last = (2**bits if bits <= 4 else 2 ** (bits - 1)) - 1
+    full = (
+        (by_block.amax(2) - by_block.amin(2)) / last
+        if has_minimum
+        else by_block.abs().amax(2) / last
+    )
     # the scale may be larger only because it, or the minimum, is rounded to float16
     slack = full * 2e-3 + 1.3e-7 + (by_block.abs().amax(2) * 1e-3 / last if has_minimum else 0.0)
     assert bool((blocks.scale.float() <= full + slack).all())
@@ -61,7 +70,8 @@ def test_no_value_moves_further_than_half_a_step(bits: int, size: int, seed: int
 def test_values_the_codes_can_hold_come_back_exactly(bits: int) -> None:
     low, high = (0, 16) if bits == 4 else (-127, 128)
     codes = torch.randint(low, high, (3, 96), generator=torch.Generator().manual_seed(bits))
-    codes.view(3, -1, BLOCK_SIZE)[:, :, 0], codes.view(3, -1, BLOCK_SIZE)[:, :, 1] = low, high - 1
+    codes.view(3, -1, BLOCK_SIZE)[:, :, 0] = low
+    codes.view(3, -1, BLOCK_SIZE)[:, :, 1] = high - 1
     values = codes * 0.25
     assert torch.equal(rounded(values, bits).dense(), values)
 
@@ -83,13 +93,16 @@ def test_what_has_no_scale_is_refused(bits: int, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_rows_of_any_float_type(dtype: torch.dtype) -> None:
-    """The rows are rounded in more than one chunk. The values are representable in the stored type."""
+    """The rows are rounded in more than one chunk. The values are representable in the stored
+    type."""
     values = torch.randn(40_000, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = rounded(values, 8)
-    assert torch.equal(found.dense(), torch.cat([rounded(part.float(), 8).dense() for part in values.split(777)]))
+    assert torch.equal(
+        found.dense(), torch.cat([rounded(part.float(), 8).dense() for part in values.split(777)])
+    )
 
 
-# --- methods -----------------------------------------------------------------------------------------------------------------
+# --- methods --------------------------------------------------------------------------------------
 
 
 class TestInt8(QuantizationContract):
@@ -152,7 +165,8 @@ def loaded(weight: Any, values: Tensor) -> Tensor:
 
 
 def test_heads_and_tables_keep_eight_bits() -> None:
-    values, method = torch.randn(6, 64), Int4(None, SETUP)
+    values = torch.randn(6, 64)
+    method = Int4(None, SETUP)
     part = Part("w", (0, 6))
     head = method.linear(LinearLayer("lm_head", 64, 6, (part,), is_head=True))
     inner = method.linear(LinearLayer("up", 64, 6, (part,)))
@@ -165,7 +179,8 @@ def test_heads_and_tables_keep_eight_bits() -> None:
 
 def test_groups_of_the_size_that_was_asked_for() -> None:
     method = Rtn(RtnOptions(bits=3, group_size=128), SETUP)
-    values, part = torch.randn(6, 256), Part("w", (0, 6))
+    values = torch.randn(6, 256)
+    part = Part("w", (0, 6))
     inner = method.linear(LinearLayer("up", 256, 6, (part,)))
     head = method.linear(LinearLayer("lm_head", 256, 6, (part,), is_head=True))
     assert torch.equal(loaded(inner, values), rounded(values, 3, 128).dense())
@@ -173,14 +188,18 @@ def test_groups_of_the_size_that_was_asked_for() -> None:
     assert method.linear(LinearLayer("up", 192, 6, (part,))) is None
 
 
-@pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 9}, {"group_size": 0}, {"group_size": 48}, {"group_size": -32}])
+@pytest.mark.parametrize(
+    "options",
+    [{"bits": 1}, {"bits": 9}, {"group_size": 0}, {"group_size": 48}, {"group_size": -32}],
+)
 def test_options_that_are_not_supported(options: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=next(iter(options))):
         RtnOptions(**options)
 
 
 def test_tables_and_heads_of_tpu_int8_are_plain() -> None:
-    part, method = Part("w", (0, 6)), TPUInt8(None, SETUP)
+    part = Part("w", (0, 6))
+    method = TPUInt8(None, SETUP)
     assert method.linear(LinearLayer("lm_head", 64, 6, (part,), is_head=True)) is None
     assert method.embedding(EmbeddingLayer("embed", 6, 64, part)) is None
     with pytest.raises(ConfigError, match="already quantized \\('awq'\\)"):
@@ -192,7 +211,10 @@ def test_experts_int8_leaves_all_else_plain() -> None:
     assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 64, 6, (part,))) is None
     assert ExpertsInt8(None, SETUP).embedding(EmbeddingLayer("embed", 6, 64, part)) is None
     assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 48, 6, (part,), num_experts=2)) is None
-    assert ExpertsInt8(None, SETUP).linear(LinearLayer("up", 64, 6, (part,), num_experts=2)) is not None
+    assert (
+        ExpertsInt8(None, SETUP).linear(LinearLayer("up", 64, 6, (part,), num_experts=2))
+        is not None
+    )
 
 
 def test_narrow_layers_are_left_to_the_plain_method() -> None:

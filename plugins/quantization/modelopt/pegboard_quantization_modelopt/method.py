@@ -1,20 +1,23 @@
-"""Checkpoints of NVIDIA's Model Optimizer (modelopt): float8, and FP4 with two levels of scales (NVFP4).
+"""Checkpoints of NVIDIA's Model Optimizer (modelopt): float8, and FP4 with two levels of scales
+(NVFP4).
 
-The config is `quantization_config` of config.json, or hf_quant_config.json, which has its values in an object "quantization". A
-linear layer has these tensors:
+The config is `quantization_config` of config.json, or hf_quant_config.json, which has its values in
+an object "quantization". A linear layer has these tensors:
 
     FP8, FP8_PER_CHANNEL_PER_TOKEN   weight float8_e4m3fn [out, in]   weight_scale [], [out]
-    FP8_PB_WO                        weight float8_e4m3fn [out, in]   weight_scale [out / 128, in / 128] (or [… , 1, …, 1])
-    NVFP4, W4A16_NVFP4               weight uint8 [out, in / 2]       weight_scale float8_e4m3fn [out, in / 16], weight_scale_2 []
-    NVFP4_AWQ                        the same, and pre_quant_scale [in]
-    W4A16_AWQ, W4A8_AWQ              weight uint8 [out / 2, in]       weight_scale [out, in / group], pre_quant_scale [in]
-    W4A8_NVFP4_FP8                   the same as NVFP4, with a scale per 32 columns
-    W4A8_MXFP4_FP8                   weight uint8 [out, in / 2]       weight_scale uint8 [out, in / 32], exponents
-    MXFP8                            weight float8_e4m3fn [out, in]   weight_scale uint8 [out, in / 32], exponents
+    FP8_PB_WO                        weight float8_e4m3fn [out, in]   weight_scale [out / 128, in /
+    128] (or [… , 1, …, 1]) NVFP4, W4A16_NVFP4               weight uint8 [out, in / 2]
+    weight_scale float8_e4m3fn [out, in / 16], weight_scale_2 [] NVFP4_AWQ
+    the same, and pre_quant_scale [in] W4A16_AWQ, W4A8_AWQ              weight uint8 [out / 2, in]
+    weight_scale [out, in / group], pre_quant_scale [in] W4A8_NVFP4_FP8                   the same
+    as NVFP4, with a scale per 32 columns W4A8_MXFP4_FP8                   weight uint8 [out, in /
+    2]       weight_scale uint8 [out, in / 32], exponents MXFP8                            weight
+    float8_e4m3fn [out, in]   weight_scale uint8 [out, in / 32], exponents
 
-W = weight · (weight_scale · weight_scale_2). pre_quant_scale multiplies the columns of the activations; without it, the norm
-before the layer has it. W4A16_AWQ and W4A8_AWQ have two signed codes of 4 bits in a byte, the lower half for the even row.
-weight_scale_2 of W4A8_AWQ is not read: it is for rounding the weights to float8 when they are multiplied, which is not done.
+W = weight · (weight_scale · weight_scale_2). pre_quant_scale multiplies the columns of the
+activations; without it, the norm before the layer has it. W4A16_AWQ and W4A8_AWQ have two signed
+codes of 4 bits in a byte, the lower half for the even row. weight_scale_2 of W4A8_AWQ is not read:
+it is for rounding the weights to float8 when they are multiplied, which is not done.
 MIXED_PRECISION names the algorithm of each module in `quantized_layers`. Input scales are not read.
 """
 
@@ -48,7 +51,8 @@ from pegboard_weights.transformed import TransformedReader
 
 NAME = "ModelOpt"
 READING = "modelopt int4 1"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other
+values."""
 
 NVFP4 = FloatReader(bits=4, block=(1, 16), factor="weight_scale_2", scale_type="e4m3")
 MXFP4 = FloatReader(bits=4, block=(1, 32), scale_type="e8m0")
@@ -60,7 +64,9 @@ READERS: Mapping[str, FloatReader] = {
     "NVFP4": NVFP4,
     "W4A16_NVFP4": NVFP4,
     "NVFP4_AWQ": NVFP4,
-    "W4A8_NVFP4_FP8": FloatReader(bits=4, block=(1, 32), factor="weight_scale_2", scale_type="e4m3"),
+    "W4A8_NVFP4_FP8": FloatReader(
+        bits=4, block=(1, 32), factor="weight_scale_2", scale_type="e4m3"
+    ),
     "MXFP4": MXFP4,
     "W4A8_MXFP4_FP8": MXFP4,
     "MXFP8": FloatReader(block=(1, 32), scale_type="e8m0"),
@@ -96,8 +102,12 @@ class ModelOpt(FormatMethod):
 
 def _kv_dtype(config: QuantConfig) -> str | None:
     """Return the type of the KV cache, None if the config wants none that is supported."""
-    algorithm, scheme = config.values.get("kv_cache_quant_algo"), config.values.get("kv_cache_scheme")
-    is_fp8 = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    algorithm = config.values.get("kv_cache_quant_algo")
+    scheme = config.values.get("kv_cache_scheme")
+    is_fp8 = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == (
+        "float",
+        8,
+    )
     return "float8_e4m3fn" if is_fp8 or algorithm == "FP8" else None
 
 
@@ -109,7 +119,8 @@ def _upper(config: QuantConfig) -> QuantConfig:
 
 
 def _reader(config: QuantConfig) -> Reader:
-    """Return the reader of a config's algorithm. Raises ModelError if its groups have another size than the format's."""
+    """Return the reader of a config's algorithm. Raises ModelError if its groups have another size
+    than the format's."""
     algorithm = _upper(config).one_of("quant_algo", (*READERS, *INTEGERS))
     if algorithm in INTEGERS:
         config.one_of("has_zero_point", (False,), False)
@@ -121,9 +132,12 @@ def _reader(config: QuantConfig) -> Reader:
 
 
 class PreScaled(TransformedReader):
-    """The activations of modules without pre_quant_scale are not scaled. Of these, modules without weight_scale are plain."""
+    """The activations of modules without pre_quant_scale are not scaled. Of these, modules without
+    weight_scale are plain."""
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         has_scale = f"{module_of(part)}.{self.ending}" in available
         return (super() if has_scale else self.weight).tensors(part, columns, available)
 
@@ -141,12 +155,19 @@ class Int4Reader(PlainReader):
     def _group(self, columns: int) -> int:
         return columns if self.group_size == -1 else self.group_size
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        rows, scale, size = part.rows[1] - part.rows[0], f"{module_of(part)}.weight_scale", self._group(columns)
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        rows = part.rows[1] - part.rows[0]
+        scale = f"{module_of(part)}.weight_scale"
+        size = self._group(columns)
         if scale not in available:
             return super().tensors(part, columns, available)
         check_whole_groups(module_of(part), columns, size, NAME)
-        return [WantedWeight(part.name, (rows // 2, columns)), WantedWeight(scale, (rows, columns // size))]
+        return [
+            WantedWeight(part.name, (rows // 2, columns)),
+            WantedWeight(scale, (rows, columns // size)),
+        ]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         is_plain = f"{module_of(part)}.weight_scale" not in pieces

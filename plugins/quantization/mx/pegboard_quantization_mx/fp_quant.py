@@ -1,10 +1,13 @@
-"""FP-Quant checkpoints (Egiazarian et al. 2025): MXFP4 or NVFP4 weights for inputs that are multiplied by a Hadamard matrix.
+"""FP-Quant checkpoints (Egiazarian et al. 2025): MXFP4 or NVFP4 weights for inputs that are
+multiplied by a Hadamard matrix.
 
     forward_hadamard_matrix [n, n]   for every n columns of the input: x · H
-    qweight uint8 [out, in / 2]      scales uint8 (exponents, or e4m3) [out, in / 32] or [out, in / 16]   weight_global_scale [1]
-    dqweight [out, in]               in place of these, for `pseudoquantization`: the same values as floats
+    qweight uint8 [out, in / 2]      scales uint8 (exponents, or e4m3) [out, in / 32] or [out, in /
+    16]   weight_global_scale [1] dqweight [out, in]               in place of these, for
+    `pseudoquantization`: the same values as floats
 
-W = qweight · scales / weight_global_scale. With `store_master_weights`, the checkpoint has the plain weights, which are used.
+W = qweight · scales / weight_global_scale. With `store_master_weights`, the checkpoint has the
+plain weights, which are used.
 """
 
 from __future__ import annotations
@@ -17,7 +20,15 @@ from pegboard.interfaces.quantization import EmbeddingLayer, Part, QuantizationS
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight
 from pegboard_weights.config import QuantConfig, matches
 from pegboard_weights.small_floats import FloatReader
-from pegboard_weights.stored_weight import AnyLayer, FormatMethod, Pieces, PlainReader, Reader, floats, module_of
+from pegboard_weights.stored_weight import (
+    AnyLayer,
+    FormatMethod,
+    Pieces,
+    PlainReader,
+    Reader,
+    floats,
+    module_of,
+)
 from pegboard_weights.transformed import TransformedReader
 
 METHOD = "FP-Quant"
@@ -47,18 +58,27 @@ class FPQuant(FormatMethod):
         weight: Reader = STORED[config.one_of("forward_dtype", tuple(STORED), "mxfp4")]
         if config.flag("pseudoquantization"):
             weight = PseudoQuantized()
-        self.stored = TransformedReader(weight, "forward_hadamard_matrix", config.size("hadamard_group_size", 32))
+        self.stored = TransformedReader(
+            weight, "forward_hadamard_matrix", config.size("hadamard_group_size", 32)
+        )
         self.is_plain = config.flag("store_master_weights")
         self.excluded = config.names("modules_to_not_convert")
         config.say_activations_are_not_quantized()
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
-        is_plain = self.is_plain or isinstance(layer, EmbeddingLayer) or layer.is_head or matches(module, self.excluded)
+        is_plain = (
+            self.is_plain
+            or isinstance(layer, EmbeddingLayer)
+            or layer.is_head
+            or matches(module, self.excluded)
+        )
         return None if is_plain else self.stored
 
 
 class PseudoQuantized(PlainReader):
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
         return [WantedWeight(f"{module_of(part)}.dqweight", (part.rows[1] - part.rows[0], columns))]
 
     def read(self, part: Part, columns: int, pieces: Pieces) -> Tensor:

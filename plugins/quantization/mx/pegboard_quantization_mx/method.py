@@ -1,7 +1,8 @@
-"""Checkpoints in MXFP4: FP4 with a power of two per 32 columns ("OCP Microscaling Formats (MX) Specification", 2023).
+"""Checkpoints in MXFP4: FP4 with a power of two per 32 columns ("OCP Microscaling Formats (MX)
+Specification", 2023).
 
-    weight_blocks uint8 [out, in / 32, 16]   weight_scales uint8 [out, in / 32]      as gpt-oss names and shapes them
-    weight uint8 [out, in / 2]               weight_scale uint8 [out, in / 32]
+    weight_blocks uint8 [out, in / 32, 16]   weight_scales uint8 [out, in / 32]      as gpt-oss
+    names and shapes them weight uint8 [out, in / 2]               weight_scale uint8 [out, in / 32]
 
 W[r, c] = code · 2^(scale[r, c // 32] − 127). The low half of a byte is the even column.
 """

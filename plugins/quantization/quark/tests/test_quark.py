@@ -23,19 +23,31 @@ from pegboard_testing.contract_quantization import QuantizationContract, load_pi
 from pegboard_testing.layouts import FP4, bit_stream, nibble_pairs
 from pegboard_weights.small_floats import FloatReader
 
-INT8 = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0, "is_dynamic": False}
+INT8 = {
+    "dtype": "int8",
+    "qscheme": "per_channel",
+    "symmetric": True,
+    "ch_axis": 0,
+    "is_dynamic": False,
+}
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 
 
 def fp6(exponent_bits: int) -> np.ndarray:
-    """Return what the 64 codes of FP6 stand for: a sign, an exponent and a mantissa, without infinities."""
+    """Return what the 64 codes of FP6 stand for: a sign, an exponent and a mantissa, without
+    infinities."""
     size = 1 << (5 - exponent_bits)
     bias = (1 << (exponent_bits - 1)) - 1
     found = []
     for code in range(64):
-        exponent, mantissa = code >> (5 - exponent_bits) & ((1 << exponent_bits) - 1), code % size
-        value = mantissa / size * 2.0 ** (1 - bias) if exponent == 0 else (1 + mantissa / size) * 2.0 ** (exponent - bias)
+        exponent = code >> (5 - exponent_bits) & ((1 << exponent_bits) - 1)
+        mantissa = code % size
+        value = (
+            mantissa / size * 2.0 ** (1 - bias)
+            if exponent == 0
+            else (1 + mantissa / size) * 2.0 ** (exponent - bias)
+        )
         found.append(-value if code & 32 else value)
     return np.array(found, np.float32)
 
@@ -51,17 +63,26 @@ class TestInt8(QuantizationContract):
 
     @property
     def config(self) -> dict[str, Any]:  # type: ignore[override]
-        return {"quant_method": "quark", "global_quant_config": {"weight": self.weight}, "exclude": [], "export": {}}
+        return {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": self.weight},
+            "exclude": [],
+            "export": {},
+        }
 
     def method(self, setup: QuantizationSetup) -> Quark:
         return Quark(None, setup)
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
-        tensors, true = self.tensors(values.numpy(), np.random.default_rng(abs(int(values[0, 0] * 1e6))))
+        tensors, true = self.tensors(
+            values.numpy(), np.random.default_rng(abs(int(values[0, 0] * 1e6)))
+        )
         exact = torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
         return stored_pieces(part.name.removesuffix(".weight"), tensors), exact
 
-    def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
+    def tensors(
+        self, values: np.ndarray, rng: np.random.Generator
+    ) -> tuple[dict[str, Tensor], np.ndarray]:
         rows, columns = values.shape
         if self.weight["dtype"].startswith("fp6"):
             codes = rng.integers(0, 64, (rows, columns))
@@ -83,7 +104,10 @@ class TestInt8(QuantizationContract):
             return tensors | {"weight": floats}, floats.float().numpy() * scale[:, None]
         codes = rng.integers(-128, 128, (rows, columns)).astype(np.int8)
         zeros = rng.integers(-128, 128, size).astype(np.int8) * (not self.weight["symmetric"])
-        tensors |= {"weight": torch.from_numpy(codes), "weight_zero_point": torch.from_numpy(zeros.astype(np.int8))}
+        tensors |= {
+            "weight": torch.from_numpy(codes),
+            "weight_zero_point": torch.from_numpy(zeros.astype(np.int8)),
+        }
         return tensors, (codes.astype(np.int32) - zeros[:, None]) * scale[:, None]
 
 
@@ -127,7 +151,8 @@ def test_weights_mean_the_stored_values_and_stay_packed(weight: dict[str, Any], 
     contract = TestInt8()
     contract.weight = weight
     tensors, true = contract.tensors(
-        np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32), np.random.default_rng(2)
+        np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32),
+        np.random.default_rng(2),
     )
     found = load(contract, tensors, 5, 64)
     assert type(found.weight()) is held
@@ -150,12 +175,21 @@ def type_of(found: Quark, module: str) -> str | None:
 
 
 def test_which_modules_have_which_scheme() -> None:
-    layers = {"*.down_proj": {"weight": FP8}, "model.layers.1.*": {"weight": MXFP4}, "*.gate": {"weight": None}}
+    layers = {
+        "*.down_proj": {"weight": FP8},
+        "model.layers.1.*": {"weight": MXFP4},
+        "*.gate": {"weight": None},
+    }
     found = method(layer_quant_config=layers, exclude=["lm_head", "*visual*", r"re:.*\.9\."])
     assert type_of(found, "model.layers.0.up_proj") == "int8"
     assert type_of(found, "model.layers.1.down_proj") == "fp8_e4m3"
     assert type_of(found, "model.layers.1.up_proj") == "fp4"
-    for plain in ("lm_head", "model.visual.up_proj", "model.layers.9.up_proj", "model.layers.0.gate"):
+    for plain in (
+        "lm_head",
+        "model.visual.up_proj",
+        "model.layers.9.up_proj",
+        "model.layers.0.gate",
+    ):
         assert type_of(found, plain) is None
     assert found.embedding(EmbeddingLayer("embed", 8, 64, Part("embed.weight", (0, 8)))) is None
 
@@ -184,10 +218,22 @@ def test_scales_of_the_kv_cache_do_not_choose_its_type() -> None:
             {"global_quant_config": {"weight": {**INT8, "qscheme": "per_group"}}},
             "qscheme='per_group'; Quark supports",
         ),
-        ({"global_quant_config": {"weight": {**MXFP4, "group_size": 16}}}, "group_size=16; Quark supports 32"),
-        ({"global_quant_config": {"weight": [FP8, INT8]}}, "Quark does not support weights that were quantized twice"),
-        ({"layer_quant_config": {"a": {"weight": "x"}}}, "layer_quant_config.a.weight='x'; Quark needs an object"),
-        ({"layer_type_quant_config": {"Linear": {}}}, "layer_type_quant_config=.*does not support schemes of layer types"),
+        (
+            {"global_quant_config": {"weight": {**MXFP4, "group_size": 16}}},
+            "group_size=16; Quark supports 32",
+        ),
+        (
+            {"global_quant_config": {"weight": [FP8, INT8]}},
+            "Quark does not support weights that were quantized twice",
+        ),
+        (
+            {"layer_quant_config": {"a": {"weight": "x"}}},
+            "layer_quant_config.a.weight='x'; Quark needs an object",
+        ),
+        (
+            {"layer_type_quant_config": {"Linear": {}}},
+            "layer_type_quant_config=.*does not support schemes of layer types",
+        ),
         ({"exclude": "lm_head"}, "exclude='lm_head'; Quark needs a list of texts"),
     ],
 )
@@ -203,12 +249,28 @@ def test_odd_configs_are_refused(config: dict[str, Any], told: str) -> None:
         (INT8, "weight_scale", torch.ones(2), r"weight_scale has shape \(2,\)"),
         (INT8, "weight", torch.zeros(3, 64), "weight is stored as float32; this format needs int8"),
         (FP8, "weight", torch.zeros(3, 63).to(torch.float8_e4m3fn), r"weight has shape \(3, 63\)"),
-        (MXFP4, "weight_scale", torch.ones(3, 2), "weight_scale is stored as float32; this format needs float8_e8m0fnu or"),
+        (
+            MXFP4,
+            "weight_scale",
+            torch.ones(3, 2),
+            "weight_scale is stored as float32; this format needs float8_e8m0fnu or",
+        ),
     ],
 )
-def test_broken_tensors_are_refused_by_name(weight: dict[str, Any], name: str, value: Tensor | None, told: str) -> None:
+def test_broken_tensors_are_refused_by_name(
+    weight: dict[str, Any], name: str, value: Tensor | None, told: str
+) -> None:
     contract = TestInt8()
     contract.weight = weight
     tensors, _ = contract.tensors(np.zeros((3, 64), np.float32), np.random.default_rng(0))
     with pytest.raises(ModelError, match=told):
-        load(contract, {key: data for key, data in (tensors | {name: value}).items() if isinstance(data, Tensor)}, 3, 64)
+        load(
+            contract,
+            {
+                key: data
+                for key, data in (tensors | {name: value}).items()
+                if isinstance(data, Tensor)
+            },
+            3,
+            64,
+        )

@@ -1,12 +1,15 @@
-"""torchao checkpoints in safetensors: tensor subclasses are stored as plain tensors, `linear._weight_qdata` and so on.
+"""torchao checkpoints in safetensors: tensor subclasses are stored as plain tensors,
+`linear._weight_qdata` and so on.
 
-    Int8Tensor, IntxUnpackedToInt8Tensor   qdata int8 [out, in]        scale, zero_point [out / a, in / b]
-    Int4Tensor                             qdata int8 [out, in / 2]    scale, zero_point [in / b, out]
-    Float8Tensor                           qdata float8 [out, in]      scale [out / a, in / b]
-    each of them, optionally               act_pre_scale [in] or [1, in], which multiplies the columns of the activations
+    Int8Tensor, IntxUnpackedToInt8Tensor   qdata int8 [out, in]        scale, zero_point [out / a,
+    in / b] Int4Tensor                             qdata int8 [out, in / 2]    scale, zero_point [in
+    / b, out] Float8Tensor                           qdata float8 [out, in]      scale [out / a, in
+    / b] each of them, optionally               act_pre_scale [in] or [1, in], which multiplies the
+    columns of the activations
 
-W = (code − zero_point) · scale. Int4Tensor: W = code · scale + zero_point, with two signed codes per byte, the first in the low
-half. The size of a block, a × b, follows from the shapes. Modules without qdata are plain.
+W = (code − zero_point) · scale. Int4Tensor: W = code · scale + zero_point, with two signed codes
+per byte, the first in the low half. The size of a block, a × b, follows from the shapes. Modules
+without qdata are plain.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from pegboard_weights.stored_weight import (
 )
 
 READING = "torchao 1"
-"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other values."""
+"""Part of the keys of the repack cache. Change it whenever the same tensors are read as other
+values."""
 
 
 class TorchAO(FormatMethod):
@@ -63,18 +67,27 @@ class TorchAOReader(PlainReader):
     def _name(self, part: Part, data: str) -> str:
         return f"{module_of(part)}._weight_{data}"
 
-    def tensors(self, part: Part, columns: int, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        rows, qdata = part.rows[1] - part.rows[0], available.get(self._name(part, "qdata"))
+    def tensors(
+        self, part: Part, columns: int, available: Mapping[str, TensorEntry]
+    ) -> list[WantedWeight]:
+        rows = part.rows[1] - part.rows[0]
+        qdata = available.get(self._name(part, "qdata"))
         if qdata is None:
             return super().tensors(part, columns, available)
-        is_int4 = qdata.shape == (rows, columns // 2) and self._name(part, "zero_point") in available
+        is_int4 = (
+            qdata.shape == (rows, columns // 2) and self._name(part, "zero_point") in available
+        )
         if qdata.shape != (rows, columns) and not is_int4:
             raise ModelError(
-                f"tensor {qdata.name} has the shape {qdata.shape} for a weight of {(rows, columns)}. "
-                "Plain layouts are supported, and not those of single kernels (tiled, preshuffled, opaque)"
+                f"tensor {qdata.name} has the shape {qdata.shape} for a weight of "
+                f"{(rows, columns)}. Plain layouts are supported, and not those of single kernels "
+                "(tiled, preshuffled, opaque)"
             )
-        scale, zero = self._name(part, "scale"), self._name(part, "zero_point")
-        stored = [WantedWeight(name, available[name].shape) for name in (scale, zero) if name in available]
+        scale = self._name(part, "scale")
+        zero = self._name(part, "zero_point")
+        stored = [
+            WantedWeight(name, available[name].shape) for name in (scale, zero) if name in available
+        ]
         missing = [] if scale in available else [WantedWeight(scale)]
         pre = self._name(part, "act_pre_scale")
         before = [stored_as(available, pre, (columns,), (1, columns))] if pre in available else []
@@ -82,7 +95,9 @@ class TorchAOReader(PlainReader):
 
     def transform(self, part: Part, columns: int, pieces: Pieces) -> Transform | None:
         name = self._name(part, "act_pre_scale")
-        return ColumnScales(floats(pieces, name).float().reshape(columns)) if name in pieces else None
+        return (
+            ColumnScales(floats(pieces, name).float().reshape(columns)) if name in pieces else None
+        )
 
     def _is_plain(self, part: Part, pieces: Pieces) -> bool:
         return self._name(part, "qdata") not in pieces
@@ -93,13 +108,17 @@ class TorchAOReader(PlainReader):
         stored = tuple(pieces[name].shape)
         counts = {0: (1, 1), 1: (*stored, 1)}.get(len(stored), stored)
         if len(counts) != 2 or 0 in counts or shape[0] % counts[0] or shape[1] % counts[1]:
-            raise ModelError(f"tensor {name} has the shape {stored}, which does not divide a weight of {shape} into blocks")
+            raise ModelError(
+                f"tensor {name} has the shape {stored}, which does not divide a weight of {shape} "
+                "into blocks"
+            )
         return shape[0] // counts[0], shape[1] // counts[1]
 
     def form(self, part: Part, columns: int, pieces: Pieces) -> Form:
         if self._is_plain(part, pieces):
             return "float_weight"
-        rows, qdata = part.rows[1] - part.rows[0], pieces[self._name(part, "qdata")]
+        rows = part.rows[1] - part.rows[0]
+        qdata = pieces[self._name(part, "qdata")]
         if tuple(qdata.shape) != (rows, columns):
             return block_form(columns, self._group_of_int4(part, columns, pieces))
         width = self._block(part, pieces, (rows, columns))[1]
@@ -108,48 +127,72 @@ class TorchAOReader(PlainReader):
     def read(self, part: Part, columns: int, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
         if self._is_plain(part, pieces):
             return super().read(part, columns, pieces)
-        rows, name = part.rows[1] - part.rows[0], self._name(part, "qdata")
+        rows = part.rows[1] - part.rows[0]
+        name = self._name(part, "qdata")
         qdata = tensor_of(pieces, name, torch.int8, *FLOAT8)
         if qdata.shape != (rows, columns):
             return self._int4(part, columns, pieces)
         block = self._block(part, pieces, (rows, columns))
-        scale = floats(pieces, self._name(part, "scale")).reshape(rows // block[0], columns // block[1])
+        scale = floats(pieces, self._name(part, "scale")).reshape(
+            rows // block[0], columns // block[1]
+        )
         if qdata.dtype in FLOAT8:
             return float8_rows(pieces, name, scale, block)
-        codes, zero = self._unsigned(name, qdata), 1 << (self.bits - 1)
-        scale, points = in_half(scale).repeat_interleave(block[0], 0), self._name(part, "zero_point")
+        codes = self._unsigned(name, qdata)
+        zero = 1 << (self.bits - 1)
+        scale = in_half(scale).repeat_interleave(block[0], 0)
+        points = self._name(part, "zero_point")
         if points not in pieces:
             return grouped_rows(codes, self.bits, scale, zero, block[1])
         stored = pieces[points].data
         fits = isinstance(stored, Tensor) and stored.numel() * block[0] == scale.numel()
         if not isinstance(stored, Tensor) or not fits or not bool((stored == stored.round()).all()):
-            raise ModelError(f"tensor {points} must have one whole number per scale; it has the shape {pieces[points].shape}")
+            raise ModelError(
+                f"tensor {points} must have one whole number per scale; it has the shape "
+                f"{pieces[points].shape}"
+            )
         zeros = stored.reshape(rows // block[0], -1).int().repeat_interleave(block[0], 0) + zero
         return grouped_rows(codes, self.bits, scale, zeros, block[1])
 
     def _unsigned(self, name: str, codes: Tensor) -> Tensor:
-        """Return codes of 4 bits if all of them fit, else of 8. A reload uses as many bits as the first load."""
+        """Return codes of 4 bits if all of them fit, else of 8. A reload uses as many bits as the
+        first load."""
         fits = int(codes.min()) >= -8 and int(codes.max()) <= 7
         self.bits = self.bits or (4 if fits else 8)
         if self.bits == 4 and not fits:
-            raise ModelError(f"tensor {name} has integers that do not fit into 4 bits, as it had before; load it in a new engine")
+            raise ModelError(
+                f"tensor {name} has integers that do not fit into 4 bits, as it had before; load "
+                "it in a new engine"
+            )
         return (codes + 8).to(torch.uint8) if self.bits == 4 else (codes + -128).view(torch.uint8)
 
     def _group_of_int4(self, part: Part, columns: int, pieces: Pieces) -> int:
-        name, rows = self._name(part, "scale"), part.rows[1] - part.rows[0]
+        name = self._name(part, "scale")
+        rows = part.rows[1] - part.rows[0]
         shape = tuple(pieces[name].shape)
         if len(shape) != 2 or shape[1] != rows or not shape[0] or columns % shape[0]:
-            raise ModelError(f"tensor {name} has the shape {shape}; a weight of {(rows, columns)} needs (groups, {rows})")
+            raise ModelError(
+                f"tensor {name} has the shape {shape}; a weight of {(rows, columns)} needs "
+                f"(groups, {rows})"
+            )
         return columns // shape[0]
 
     def _int4(self, part: Part, columns: int, pieces: Pieces) -> Blocks | Tensor:
         size = self._group_of_int4(part, columns, pieces)
-        codes = nibbles(tensor_of(pieces, self._name(part, "qdata"), torch.int8).view(torch.uint8)) ^ 8
-        scale, offset = (in_half(floats(pieces, self._name(part, data)).T) for data in ("scale", "zero_point"))
+        codes = (
+            nibbles(tensor_of(pieces, self._name(part, "qdata"), torch.int8).view(torch.uint8)) ^ 8
+        )
+        scale, offset = (
+            in_half(floats(pieces, self._name(part, data)).T) for data in ("scale", "zero_point")
+        )
         if scale.dtype != offset.dtype:
-            scale, offset = scale.float(), offset.float()
+            scale = scale.float()
+            offset = offset.float()
         if scale.shape != offset.shape:
-            raise ModelError(f"tensor {self._name(part, 'zero_point')} needs the shape of the scales, {tuple(scale.T.shape)}")
+            raise ModelError(
+                f"tensor {self._name(part, 'zero_point')} needs the shape of the scales, "
+                f"{tuple(scale.T.shape)}"
+            )
         return grouped_rows(codes, 4, scale, 8, size, minimum=offset.contiguous())
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:

@@ -43,19 +43,27 @@ class TestInt8(QuantizationContract):
 
     def stored(self, part: Part, values: Tensor, dtype: str) -> tuple[list[WeightPiece], Tensor]:
         if part.name.startswith("model.embed"):
-            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(getattr(torch, dtype)).float()
-        tensors, true = self.tensors(values.numpy(), np.random.default_rng(abs(int(values[0, 0] * 1e6))))
+            return [WeightPiece(part.name, dtype, tuple(values.shape), values)], values.to(
+                getattr(torch, dtype)
+            ).float()
+        tensors, true = self.tensors(
+            values.numpy(), np.random.default_rng(abs(int(values[0, 0] * 1e6)))
+        )
         exact = torch.from_numpy(true.astype(np.float32)).to(getattr(torch, dtype)).float()
         return self.pieces(part.name.removesuffix(".weight"), tensors), exact
 
     def pieces(self, module: str, tensors: dict[str, Tensor]) -> list[WeightPiece]:
         return stored_pieces(module, {f"_weight_{name}": data for name, data in tensors.items()})
 
-    def tensors(self, values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, Tensor], np.ndarray]:
+    def tensors(
+        self, values: np.ndarray, rng: np.random.Generator
+    ) -> tuple[dict[str, Tensor], np.ndarray]:
         rows, columns = values.shape
         height, width = self.size or (1, columns)
         shape = (rows // height, columns // width)
-        scale = torch.from_numpy(rng.random(shape)).to(torch.float32 if self.kind == "float8" else torch.bfloat16)
+        scale = torch.from_numpy(rng.random(shape)).to(
+            torch.float32 if self.kind == "float8" else torch.bfloat16
+        )
         wide = scale.float().numpy().repeat(height, 0).repeat(width, 1)
         if self.kind == "float8":
             floats = torch.from_numpy(values).to(torch.float8_e4m3fn)
@@ -63,9 +71,17 @@ class TestInt8(QuantizationContract):
         if self.kind == "int4":
             codes = rng.integers(-8, 8, (rows, columns))
             offset = torch.from_numpy(rng.standard_normal(shape)).to(torch.bfloat16)
-            packed = torch.from_numpy((codes[:, ::2] & 15 | (codes[:, 1::2] & 15) << 4).astype(np.uint8)).view(torch.int8)
-            tensors = {"qdata": packed, "scale": scale.T.contiguous(), "zero_point": offset.T.contiguous()}
-            return tensors, codes.astype(np.float32) * wide + offset.float().numpy().repeat(width, 1)
+            packed = torch.from_numpy(
+                (codes[:, ::2] & 15 | (codes[:, 1::2] & 15) << 4).astype(np.uint8)
+            ).view(torch.int8)
+            tensors = {
+                "qdata": packed,
+                "scale": scale.T.contiguous(),
+                "zero_point": offset.T.contiguous(),
+            }
+            return tensors, codes.astype(np.float32) * wide + offset.float().numpy().repeat(
+                width, 1
+            )
         half = 8 if self.kind == "intx" else 128
         codes = rng.integers(-half, half, (rows, columns)).astype(np.int8)
         codes[0, :2] = -half, half - 1
@@ -113,14 +129,19 @@ def load(contract: TestInt8, tensors: dict[str, Tensor], rows: int, columns: int
         ("float8", (2, 32), CodeWeight),
     ],
 )
-def test_weights_mean_the_stored_values_and_stay_packed(kind: str, size: tuple[int, int] | None, held: type) -> None:
+def test_weights_mean_the_stored_values_and_stay_packed(
+    kind: str, size: tuple[int, int] | None, held: type
+) -> None:
     contract = TestInt8()
-    contract.kind, contract.size = kind, size
+    contract.kind = kind
+    contract.size = size
     values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
     tensors, true = contract.tensors(values, np.random.default_rng(2))
     weight = load(contract, tensors, 6, 64)
     assert type(weight.weight()) is held
-    torch.testing.assert_close(weight.dequantize(), torch.from_numpy(true.astype(np.float32)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        weight.dequantize(), torch.from_numpy(true.astype(np.float32)), rtol=1e-6, atol=1e-6
+    )
     if size == (6, 64):  # one scale, stored without dimensions
         again = load(contract, tensors | {"scale": tensors["scale"].reshape(())}, 6, 64)
         assert torch.equal(again.dequantize(), weight.dequantize())
@@ -139,14 +160,17 @@ def test_activations_are_scaled_before_the_product(shape: tuple[int, ...]) -> No
     contract = TestInt4()
     values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
     tensors, true = contract.tensors(values, np.random.default_rng(2))
-    before, x = torch.rand(64) + 0.5, torch.randn(3, 64)
+    before = torch.rand(64) + 0.5
+    x = torch.randn(3, 64)
     weight = load(contract, {**tensors, "act_pre_scale": before.bfloat16().view(shape)}, 6, 64)
     expected = (x * before.bfloat16().float()) @ torch.from_numpy(true.astype(np.float32)).T
     torch.testing.assert_close(weight.bind(REFERENCES)(x), expected, rtol=1e-4, atol=1e-3)
 
 
 def method(**config: Any) -> TorchAO:
-    return TorchAO(None, QuantizationSetup({"quant_method": "torchao", **config}, "float32", "cpu", REFERENCES))
+    return TorchAO(
+        None, QuantizationSetup({"quant_method": "torchao", **config}, "float32", "cpu", REFERENCES)
+    )
 
 
 def test_the_config(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,33 +189,81 @@ def test_the_config(caplog: pytest.LogCaptureFixture) -> None:
     ("kind", "name", "value", "told"),
     [
         ("int8", "scale", None, "did not contain model.part0._weight_scale"),
-        ("int8", "scale", torch.ones(4, 1), "_weight_scale has the shape .4, 1., which does not divide a weight of .3, 64."),
-        ("int8", "scale", torch.ones(1, 1, 1), "_weight_scale has the shape .1, 1, 1., which does not divide"),
+        (
+            "int8",
+            "scale",
+            torch.ones(4, 1),
+            "_weight_scale has the shape .4, 1., which does not divide a weight of .3, 64.",
+        ),
+        (
+            "int8",
+            "scale",
+            torch.ones(1, 1, 1),
+            "_weight_scale has the shape .1, 1, 1., which does not divide",
+        ),
         (
             "int8",
             "qdata",
             torch.zeros(1, 3, 4, 8, dtype=torch.int32),
             "Plain layouts are supported, and not those of",
         ),
-        ("int8", "qdata", torch.zeros(3, 64, dtype=torch.int32), "_weight_qdata is stored as int32; this format needs int8 or"),
-        ("intx", "zero_point", torch.zeros(3, 4), "_weight_zero_point must have one whole number per scale"),
-        ("intx", "zero_point", torch.full((3, 2), 0.5), "_weight_zero_point must have one whole number per scale"),
+        (
+            "int8",
+            "qdata",
+            torch.zeros(3, 64, dtype=torch.int32),
+            "_weight_qdata is stored as int32; this format needs int8 or",
+        ),
+        (
+            "intx",
+            "zero_point",
+            torch.zeros(3, 4),
+            "_weight_zero_point must have one whole number per scale",
+        ),
+        (
+            "intx",
+            "zero_point",
+            torch.full((3, 2), 0.5),
+            "_weight_zero_point must have one whole number per scale",
+        ),
         ("int4", "zero_point", None, "_weight_qdata has the shape .3, 32. for a weight of .3, 64."),
-        ("int4", "zero_point", torch.ones(2, 4), "_weight_zero_point needs the shape of the scales, .2, 3."),
-        ("int4", "scale", torch.ones(3, 2), "_weight_scale has the shape .3, 2.; a weight of .3, 64. needs .groups, 3."),
+        (
+            "int4",
+            "zero_point",
+            torch.ones(2, 4),
+            "_weight_zero_point needs the shape of the scales, .2, 3.",
+        ),
+        (
+            "int4",
+            "scale",
+            torch.ones(3, 2),
+            "_weight_scale has the shape .3, 2.; a weight of .3, 64. needs .groups, 3.",
+        ),
     ],
 )
-def test_broken_tensors_are_refused_by_name(kind: str, name: str, value: Tensor | None, told: str) -> None:
+def test_broken_tensors_are_refused_by_name(
+    kind: str, name: str, value: Tensor | None, told: str
+) -> None:
     contract = TestInt8()
-    contract.kind, contract.size = kind, (1, 32)
+    contract.kind = kind
+    contract.size = (1, 32)
     tensors, _ = contract.tensors(np.zeros((3, 64), np.float32), np.random.default_rng(0))
     with pytest.raises(ModelError, match=told):
-        load(contract, {key: data for key, data in (tensors | {name: value}).items() if isinstance(data, Tensor)}, 3, 64)
+        load(
+            contract,
+            {
+                key: data
+                for key, data in (tensors | {name: value}).items()
+                if isinstance(data, Tensor)
+            },
+            3,
+            64,
+        )
 
 
 def test_a_reload_uses_as_many_bits_as_the_first_load() -> None:
     contract = TestInt8()
-    contract.kind, contract.size = "intx", (1, 32)
+    contract.kind = "intx"
+    contract.size = (1, 32)
     tensors, _ = contract.tensors(np.zeros((3, 64), np.float32), np.random.default_rng(0))
     weight = load(contract, tensors, 3, 64)
     tensors["qdata"][1, 1] = 100

@@ -1,6 +1,8 @@
-"""Changes to single logits: allowed_token_ids, bad_words, min_tokens and logit_bias, for the rows that use them.
+"""Changes to single logits: allowed_token_ids, bad_words, min_tokens and logit_bias, for the rows
+that use them.
 
-They change only a few logits of a few rows. Each row adds to lists of indices, and one scatter applies them all.
+They change only a few logits of a few rows. Each row adds to lists of indices, and one scatter
+applies them all.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ _NO_IDS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Edits:
-    """The edits of one row. allowed: int64 ids on the device, or None. forbidden: ids of one-token bad words. words: longer bad
-    words. stop_ids: forbidden before `min_tokens` outputs. bias_ids, bias: ids and values of logit_bias. outputs: the row's
-    output tokens so far, kept only for `words`."""
+    """The edits of one row. allowed: int64 ids on the device, or None. forbidden: ids of one-token
+    bad words. words: longer bad words. stop_ids: forbidden before `min_tokens` outputs. bias_ids,
+    bias: ids and values of logit_bias. outputs: the row's output tokens so far, kept only for
+    `words`."""
 
     allowed: Tensor | None = None
     forbidden: np.ndarray = field(default_factory=lambda: _NO_IDS)
@@ -33,9 +36,11 @@ class Edits:
     outputs: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, upload: Upload) -> "Edits | None":
-        """Return the edits that `params` asks for, or None. outputs: [n] tokens generated before the row was started or
-        resumed."""
+    def of(
+        cls, params: SamplingParams, outputs: np.ndarray, vocab_size: int, upload: Upload
+    ) -> "Edits | None":
+        """Return the edits that `params` asks for, or None. outputs: [n] tokens generated before
+        the row was started or resumed."""
         edits = cls()
         if params.allowed_token_ids is not None:
             edits.allowed = upload(_inside(params.allowed_token_ids, vocab_size))
@@ -43,9 +48,14 @@ class Edits:
         edits.forbidden = _inside([word[0] for word in words if len(word) == 1], vocab_size)
         edits.words = [word for word in words if len(word) > 1 and 0 <= word[-1] < vocab_size]
         if len(outputs) < params.min_tokens:
-            edits.stop_ids, edits.min_tokens = _inside(sorted(params.all_stop_token_ids), vocab_size), params.min_tokens
+            edits.stop_ids = _inside(sorted(params.all_stop_token_ids), vocab_size)
+            edits.min_tokens = params.min_tokens
         if params.logit_bias:
-            inside = {int(token): value for token, value in params.logit_bias.items() if 0 <= int(token) < vocab_size}
+            inside = {
+                int(token): value
+                for token, value in params.logit_bias.items()
+                if 0 <= int(token) < vocab_size
+            }
             edits.bias_ids = np.fromiter(inside, np.int64, len(inside))
             edits.bias = np.fromiter(inside.values(), np.float32, len(inside))
         if edits.words:
@@ -54,7 +64,9 @@ class Edits:
 
     def is_done(self, num_outputs: int) -> bool:
         """True if none of the edits can have an effect any more."""
-        lasting = len(self.forbidden) or len(self.bias_ids) or self.words or self.allowed is not None
+        lasting = (
+            len(self.forbidden) or len(self.bias_ids) or self.words or self.allowed is not None
+        )
         return not lasting and (num_outputs >= self.min_tokens or not len(self.stop_ids))
 
     def forbidden_now(self, num_outputs: int, drafts: Sequence[int]) -> list[np.ndarray]:
@@ -70,10 +82,15 @@ class Edits:
         return [part for part in parts if len(part)]
 
 
-def apply_edits(logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]], upload: Upload) -> None:
-    """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, drafts before it)."""
+def apply_edits(
+    logits: Tensor, places: Sequence[tuple[int, Edits, int, Sequence[int]]], upload: Upload
+) -> None:
+    """Edit contiguous logits [N, V] in place. places: (logits row, edits, number of outputs, drafts
+    before it)."""
     vocab_size = logits.shape[-1]
-    forbidden, biased, bias = [], [], []
+    forbidden = []
+    biased = []
+    bias = []
     for place, edits, num_outputs, drafts in places:
         if edits.allowed is not None:
             kept = logits[place].index_select(0, edits.allowed)

@@ -1,4 +1,5 @@
-"""Log-probabilities of chosen tokens and of the most likely ones, without sorting the vocabulary."""
+"""Log-probabilities of chosen tokens and of the most likely ones, without sorting the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ _ID_MASK = (1 << _ID_BITS) - 1
 
 
 def top_tokens(x: Tensor, k: int) -> Tensor:
-    """Return int64 [n, k]: the ids of the k largest values of x [n, V] float32, descending, with the lower id first among equal
-    values.
+    """Return int64 [n, k]: the ids of the k largest values of x [n, V] float32, descending, with
+    the lower id first among equal values.
 
-    The k largest values are in the k blocks with the largest maxima, so two small selections suffice. Both order by (value, lower
-    id), packed into one integer, so the result depends neither on k nor on how the library treats ties."""
+    The k largest values are in the k blocks with the largest maxima, so two small selections
+    suffice. Both order by (value, lower id), packed into one integer, so the result depends neither
+    on k nor on how the library treats ties."""
     num_blocks = -(-x.shape[-1] // BLOCK)
     if k >= num_blocks // 2:
         return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    blocks = _largest(blockwise(x, torch.amax), torch.arange(num_blocks, device=x.device).expand(len(x), -1), k)
+    blocks = _largest(
+        blockwise(x, torch.amax), torch.arange(num_blocks, device=x.device).expand(len(x), -1), k
+    )
     ids = (blocks.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
     inside = ids < x.shape[-1]
     values = x.gather(-1, ids.clamp(max=x.shape[-1] - 1)).masked_fill_(~inside, float("-inf"))
@@ -36,7 +40,8 @@ def _largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Logprobs:
-    """Log-probabilities of the chosen tokens, their ranks, and the k most likely tokens (−1 = all), on the host.
+    """Log-probabilities of the chosen tokens, their ranks, and the k most likely tokens (−1 = all),
+    on the host.
 
     x: float32 [n, V]. chosen: int64 [n]. normalize: False gives the logits themselves."""
     k = x.shape[-1] if k < 0 else min(k, x.shape[-1])
@@ -48,4 +53,6 @@ def gather_logprobs(x: Tensor, chosen: Tensor, k: int, *, normalize: bool) -> Lo
     ranks = 1 + torch.gt(x, values[:, :1], out=torch.empty_like(x)).sum(-1)
     if normalize:
         values = values - x.logsumexp(-1, keepdim=True)
-    return Logprobs(ids.int().cpu().numpy(), values.float().cpu().numpy(), ranks.int().cpu().numpy())
+    return Logprobs(
+        ids.int().cpu().numpy(), values.float().cpu().numpy(), ranks.int().cpu().numpy()
+    )

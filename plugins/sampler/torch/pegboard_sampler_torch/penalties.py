@@ -1,8 +1,8 @@
 """Repetition, frequency and presence penalties, for the rows that use them.
 
-Only the logits of tokens that have occurred change. A row therefore keeps a list of these tokens (with repeats) and their output
-counts. A step gathers their logits, changes them and scatters them back. The work grows with the history, not with the
-vocabulary.
+Only the logits of tokens that have occurred change. A row therefore keeps a list of these tokens
+(with repeats) and their output counts. A step gathers their logits, changes them and scatters them
+back. The work grows with the history, not with the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from pegboard_sampler_torch.upload import Upload
 
 
 class PenaltyTable:
-    """Slots with the token history of rows with penalties. They are allocated when the first such row is added.
+    """Slots with the token history of rows with penalties. They are allocated when the first such
+    row is added.
 
-    tokens: int64 [S, capacity] on the device, of which the first lengths[s] are valid. counts: int32 [S, V], occurrences in the
-    output.
+    tokens: int64 [S, capacity] on the device, of which the first lengths[s] are valid. counts:
+    int32 [S, V], occurrences in the output.
     """
 
     def __init__(self, vocab_size: int, upload: Upload) -> None:
-        self.vocab_size, self.device, self.upload = vocab_size, upload.device, upload
+        self.vocab_size = vocab_size
+        self.device = upload.device
+        self.upload = upload
         self.slots: dict[int, int] = {}
         self._free: list[int] = []
         self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=self.device)
@@ -30,9 +33,10 @@ class PenaltyTable:
         self.lengths = np.zeros(0, np.int64)
 
     def add(self, row: int, prompt: np.ndarray, outputs: np.ndarray) -> None:
-        """Give the row a slot. prompt: tokens to which only the repetition penalty applies; empty if the row has no such penalty.
-        Negative ids are skipped."""
-        prompt, outputs = np.unique(self._known(prompt)), self._known(outputs)
+        """Give the row a slot. prompt: tokens to which only the repetition penalty applies; empty
+        if the row has no such penalty. Negative ids are skipped."""
+        prompt = np.unique(self._known(prompt))
+        outputs = self._known(outputs)
         if not self._free:
             self._reserve(max(4, 2 * len(self.lengths)), self.tokens.shape[1])
         slot = self.slots[row] = self._free.pop()
@@ -54,26 +58,40 @@ class PenaltyTable:
         self._reserve(len(self.lengths), int(self.lengths[slots].max()) + 1)
         index, ends = (self.upload(a) for a in (slots, self.lengths[slots]))
         self.tokens[index, ends] = tokens
-        self.counts.index_put_((index, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+        self.counts.index_put_(
+            (index, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True
+        )
         self.lengths[slots] += 1
 
-    def apply(self, logits: Tensor, places: Tensor, rows: list[int], parameters: Tensor, drafts: Tensor | None) -> None:
-        """Change logits [N, V] in place at `places` int64 [n]. rows: the row of each place. parameters: float32 [3, n],
-        repetition, frequency and presence. drafts: int64 [n, D], tokens that count as outputs before the place; −1 = none.
+    def apply(
+        self,
+        logits: Tensor,
+        places: Tensor,
+        rows: list[int],
+        parameters: Tensor,
+        drafts: Tensor | None,
+    ) -> None:
+        """Change logits [N, V] in place at `places` int64 [n]. rows: the row of each place.
+        parameters: float32 [3, n], repetition, frequency and presence. drafts: int64 [n, D], tokens
+        that count as outputs before the place; −1 = none.
 
-        Repetition looks at prompt and outputs: logit / r if it is positive, else logit · r. Then logit −= frequency · count +
-        presence · (count > 0), which look at the outputs alone."""
+        Repetition looks at prompt and outputs: logit / r if it is positive, else logit · r. Then
+        logit −= frequency · count + presence · (count > 0), which look at the outputs alone."""
         slots = np.fromiter((self.slots[row] for row in rows), np.int64, len(rows))
         lengths = self.lengths[slots]
         index, length = (self.upload(a) for a in (slots, lengths))
         ids = self.tokens[index, : int(lengths.max())]
         valid = torch.arange(ids.shape[1], device=self.device) < length.unsqueeze(-1)
         if drafts is not None:
-            ids, valid = torch.cat([ids, drafts], -1), torch.cat([valid, drafts >= 0], -1)
+            ids = torch.cat([ids, drafts], -1)
+            valid = torch.cat([valid, drafts >= 0], -1)
         if not ids.shape[1]:
             return
-        # Invalid places repeat a valid id of the row, so all writes to an id are equal. A row without a valid id must not change.
-        ids = torch.where(valid, ids, ids.gather(-1, valid.byte().argmax(-1, keepdim=True))).clamp_(min=0)
+        # Invalid places repeat a valid id of the row, so all writes to an id are equal. A row
+        # without a valid id must not change.
+        ids = torch.where(valid, ids, ids.gather(-1, valid.byte().argmax(-1, keepdim=True))).clamp_(
+            min=0
+        )
         occurred = valid.any(-1, keepdim=True)
         counts = self.counts[index.unsqueeze(-1), ids]
         if drafts is not None:

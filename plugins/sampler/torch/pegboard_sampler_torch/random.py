@@ -1,5 +1,5 @@
-"""Random numbers as a function of (seed, output position). Nothing else changes them: not the batch, preemption, speculation or
-steps in flight."""
+"""Random numbers as a function of (seed, output position). Nothing else changes them: not the
+batch, preemption, speculation or steps in flight."""
 
 from __future__ import annotations
 
@@ -13,31 +13,39 @@ _ROUNDS = 10
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter: uint64 [4, n]. key: uint64 [2,
-    n]. Only 32 bits of each word are used. → uint64 [4, n] with 32 random bits each."""
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). counter:
+    uint64 [4, n]. key: uint64 [2, n]. Only 32 bits of each word are used. → uint64 [4, n] with 32
+    random bits each."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (product1 >> _SHIFT) ^ c1 ^ k0, product1 & _LOW, (product0 >> _SHIFT) ^ c3 ^ k1, product0 & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0 = (product1 >> _SHIFT) ^ c1 ^ k0
+        c1 = product1 & _LOW
+        c2 = (product0 >> _SHIFT) ^ c3 ^ k1
+        c3 = product0 & _LOW
+        k0 = (k0 + _WEYL[0]) & _LOW
+        k1 = (k1 + _WEYL[1]) & _LOW
     return np.stack([c0, c1, c2, c3])
 
 
 def seeded_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """seeds, positions: int64 [n] → float64 [n] in [0, 1) with 53 random bits each."""
-    seeds, positions = seeds.astype(np.uint64), positions.astype(np.uint64)
+    seeds = seeds.astype(np.uint64)
+    positions = positions.astype(np.uint64)
     zero = np.zeros_like(seeds)
     counter = np.stack([positions & _LOW, positions >> _SHIFT, zero, zero])
     words = philox(counter, np.stack([seeds & _LOW, seeds >> _SHIFT]))
-    high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
+    high = words[0] >> np.uint64(5)
+    low = words[1] >> np.uint64(6)
     numbers: np.ndarray = (high * 67108864.0 + low) / 9007199254740992.0
     return numbers
 
 
 class SeededUniforms:
-    """The same numbers for the rows of a step. `seeded_uniforms` takes 200 array operations for any number of positions, so each
-    row gets the numbers of several positions at once."""
+    """The same numbers for the rows of a step. `seeded_uniforms` takes 200 array operations for any
+    number of positions, so each row gets the numbers of several positions at once."""
 
     SPAN = 32
 
@@ -58,6 +66,9 @@ class SeededUniforms:
         return self._numbers[rows, positions - firsts]
 
     def _make(self, rows: np.ndarray, seeds: np.ndarray, firsts: np.ndarray) -> None:
-        self._seeds[rows], self._firsts[rows] = seeds, firsts
+        self._seeds[rows] = seeds
+        self._firsts[rows] = firsts
         positions = (firsts[:, None] + np.arange(self.SPAN)).ravel()
-        self._numbers[rows] = seeded_uniforms(np.repeat(seeds, self.SPAN), positions).reshape(-1, self.SPAN)
+        self._numbers[rows] = seeded_uniforms(np.repeat(seeds, self.SPAN), positions).reshape(
+            -1, self.SPAN
+        )

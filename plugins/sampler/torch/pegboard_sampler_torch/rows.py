@@ -1,5 +1,5 @@
-"""What the sampler knows about each row: its parameters in arrays that are indexed by row, and feature bits, which let a step
-skip everything that none of its rows uses."""
+"""What the sampler knows about each row: its parameters in arrays that are indexed by row, and
+feature bits, which let a step skip everything that none of its rows uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pegboard_sampler_torch.upload import Upload
 
 
 class Feature:
-    """The features that a row uses, as bits of an int. A row without any bit is greedy and needs nothing else. This is not an
-    `IntFlag`, because a step checks a dozen bits and each `IntFlag` operation costs a microsecond."""
+    """The features that a row uses, as bits of an int. A row without any bit is greedy and needs
+    nothing else. This is not an `IntFlag`, because a step checks a dozen bits and each `IntFlag`
+    operation costs a microsecond."""
 
     SAMPLED = 1
     TEMPERATURE = 2
@@ -35,12 +36,14 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
 class Rows:
     """Arrays over rows 0 … max_num_seqs − 1.
 
-    flags: int32, the `Feature` bits; 0 for a free row. values: float32 [6, R] on the device, with the parameters named above.
-    upload: copies arrays to the device. top_k, num_logprobs (−1 = whole vocabulary), seeds, num_outputs: int64, on the host.
+    flags: int32, the `Feature` bits; 0 for a free row. values: float32 [6, R] on the device, with
+    the parameters named above. upload: copies arrays to the device. top_k, num_logprobs (−1 = whole
+    vocabulary), seeds, num_outputs: int64, on the host.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, upload: Upload) -> None:
-        self.vocab_size, self.upload = vocab_size, upload
+        self.vocab_size = vocab_size
+        self.upload = upload
         self.flags = np.zeros(max_num_seqs, np.int32)
         self.values = torch.zeros(6, max_num_seqs, device=upload.device)
         self.top_k = np.zeros(max_num_seqs, np.int64)
@@ -60,7 +63,11 @@ class Rows:
             features |= Feature.SEED if seed is not None else 0
         if params.logprobs is not None:
             features |= Feature.LOGPROBS
-        if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
+        if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (
+            1,
+            0,
+            0,
+        ):
             features |= Feature.PENALTIES
         self.flags[row] = features
         self.top_k[row] = params.top_k if features & Feature.TOP_K else self.vocab_size

@@ -1,10 +1,11 @@
 """Sampler `torch`: the pipeline from logits to token ids.
 
-State is in `rows` (arrays), `penalties` and `edits` (only for the rows that use them). The arithmetic is in `choose`. A step
-combines the feature bits of its rows and skips what none of them uses, so a step of greedy rows costs only an argmax.
+State is in `rows` (arrays), `penalties` and `edits` (only for the rows that use them). The
+arithmetic is in `choose`. A step combines the feature bits of its rows and skips what none of them
+uses, so a step of greedy rows costs only an argmax.
 
-If a row's logits leave nothing to draw from (all −inf, or NaN), it gets its argmax, which is id 0 if all are −inf. The sampler
-never raises because of what a model or a mask produces.
+If a row's logits leave nothing to draw from (all −inf, or NaN), it gets its argmax, which is id 0
+if all are −inf. The sampler never raises because of what a model or a mask produces.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from pegboard_sampler_torch.step import StepLayout
 from pegboard_sampler_torch.upload import Upload
 
 SCORE_ROWS = 256
-"""Prompt logprobs are computed for this number of positions at a time, which bounds the temporary memory for a long chunk."""
+"""Prompt logprobs are computed for this number of positions at a time, which bounds the temporary
+memory for a long chunk."""
 
 
 class TorchSampler:
     """Implements `pegboard.interfaces.sampler.Sampler`.
 
-    The random numbers of a row with a seed are a function of (seed, output position). All other rows share one generator, which
-    starts from `setup.seed` and is used in the order of steps and rows.
+    The random numbers of a row with a seed are a function of (seed, output position). All other
+    rows share one generator, which starts from `setup.seed` and is used in the order of steps and
+    rows.
     """
 
     def __init__(self, options: None, setup: SamplerSetup) -> None:
@@ -64,16 +67,27 @@ class TorchSampler:
         self.raw_logprobs = setup.logprobs_mode.startswith("raw")
         self.normalize = setup.logprobs_mode.endswith("logprobs")
         kernel = setup.kernels.get("sample_tokens")
-        self.kernel = None if kernel is sample_tokens else kernel  # the reference sorts twice; `choose` is faster
+        # the reference sorts twice; `choose` is faster
+        self.kernel = None if kernel is sample_tokens else kernel
 
     @torch.inference_mode()
-    def add(self, row: int, params: SamplingParams, seed: int | None, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        seed: int | None,
+        token_ids: np.ndarray,
+        num_prompt_tokens: int,
+    ) -> None:
         """See `Sampler.add`. If the row is still in use, it is replaced."""
         self.remove(np.array([row]))
-        prompt, outputs = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
+        prompt = token_ids[:num_prompt_tokens]
+        outputs = token_ids[num_prompt_tokens:]
         features = self.rows.add(row, params, seed, len(outputs))
         if features & Feature.PENALTIES:
-            self.penalties.add(row, prompt if params.repetition_penalty != 1 else prompt[:0], outputs)
+            self.penalties.add(
+                row, prompt if params.repetition_penalty != 1 else prompt[:0], outputs
+            )
         edits = Edits.of(params, outputs, self.setup.limits.vocab_size, self.upload)
         if edits is not None:
             self.edits[row] = edits
@@ -93,7 +107,9 @@ class TorchSampler:
         """See `Sampler.sample`. Overwrites `logits`."""
         if self._is_plain_greedy(step, logits):
             self.rows.num_outputs[step.rows] += 1
-            best = (self.kernel or argmax)(logits if logits.dtype is torch.float32 else logits.float())
+            best = (self.kernel or argmax)(
+                logits if logits.dtype is torch.float32 else logits.float()
+            )
             return Sampled(best.unsqueeze(-1), torch.ones_like(best), None)
         layout = StepLayout(step, self.rows, logits.device)
         self.processors.flush()
@@ -101,7 +117,11 @@ class TorchSampler:
         if step.masks is not None and len(step.masks.rows):
             self._apply_masks(logits, step.masks, layout)
         asked = layout.places(Feature.LOGPROBS) if layout.present & Feature.LOGPROBS else None
-        scores = self._keep_raw(logits, asked, layout) if asked is not None and self.raw_logprobs else None
+        scores = (
+            self._keep_raw(logits, asked, layout)
+            if asked is not None and self.raw_logprobs
+            else None
+        )
         logits = self._shape(logits, layout)
         tokens, token_ids, counts = self._choose(logits, layout)
         if asked is not None and scores is None:
@@ -113,18 +133,22 @@ class TorchSampler:
         return Sampled(token_ids, counts, logprobs)
 
     def _is_plain_greedy(self, step: SampleStep, logits: Tensor) -> bool:
-        """True in the common case that every row needs only its most likely token. No layout is needed then."""
+        """True in the common case that every row needs only its most likely token. No layout is
+        needed then."""
         if step.masks is not None or len(logits) != len(step.rows) or self.processors.all:
             return False
         return not self.rows.flags[step.rows].any()
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Logprobs:
-        """See `Sampler.score`. The results are always normalized. Targets outside the vocabulary count as id 0."""
+        """See `Sampler.score`. The results are always normalized. Targets outside the vocabulary
+        count as id 0."""
         targets = targets.to(logits.device, torch.int64)
         targets = torch.where((targets < 0) | (targets >= logits.shape[-1]), 0, targets)
         chunks = zip(torch.split(logits, SCORE_ROWS), torch.split(targets, SCORE_ROWS), strict=True)
-        return Logprobs.concat([gather_logprobs(x.float(), chosen, top, normalize=True) for x, chosen in chunks])
+        return Logprobs.concat(
+            [gather_logprobs(x.float(), chosen, top, normalize=True) for x, chosen in chunks]
+        )
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks, layout: StepLayout) -> None:
         """Apply the token masks. Masks for rows or depths that are not in this step are ignored."""
@@ -133,12 +157,15 @@ class TorchSampler:
         index = index_of[masks.rows]
         places = layout.offsets[index] + masks.depths
         used = (index >= 0) & (places < layout.offsets[index + 1])
-        bits, places = masks.bits[used], places[used]
+        bits = masks.bits[used]
+        places = places[used]
         where = layout.to_device(places)
         if logits.device.type != "cpu":
             logits[where] = apply_token_mask(logits[where], layout.to_device(bits.view(np.int32)))
             return
-        unpacked = np.unpackbits(~bits.view(np.uint8), axis=1, count=logits.shape[-1], bitorder="little")
+        unpacked = np.unpackbits(
+            ~bits.view(np.uint8), axis=1, count=logits.shape[-1], bitorder="little"
+        )
         forbidden = torch.from_numpy(unpacked.view(np.bool_))
         if len(places) == len(logits) and (np.diff(places) == 1).all():  # all rows: no copy
             logits.masked_fill_(forbidden, float("-inf"))
@@ -146,8 +173,12 @@ class TorchSampler:
             logits[where] = logits[where].masked_fill_(forbidden, float("-inf"))
 
     def _keep_raw(self, logits: Tensor, asked: np.ndarray, layout: StepLayout) -> Tensor:
-        """Return the logits of the rows that asked for raw values: a copy, if the next stages change them."""
-        untouched = not layout.present & (Feature.SAMPLED | Feature.PENALTIES | Feature.EDITS) and not self.processors.all
+        """Return the logits of the rows that asked for raw values: a copy, if the next stages
+        change them."""
+        untouched = (
+            not layout.present & (Feature.SAMPLED | Feature.PENALTIES | Feature.EDITS)
+            and not self.processors.all
+        )
         if untouched and len(asked) == len(logits):
             return logits
         return logits[layout.to_device(asked)]
@@ -161,26 +192,35 @@ class TorchSampler:
                 [
                     (place, self.edits[row], int(self.rows.num_outputs[row]), drafts[owner][:depth])
                     for place in layout.places(Feature.EDITS).tolist()
-                    for row, owner, depth in [(int(layout.row_of[place]), layout.owner[place], layout.depth[place])]
+                    for row, owner, depth in [
+                        (int(layout.row_of[place]), layout.owner[place], layout.depth[place])
+                    ]
                 ],
                 self.upload,
             )
         if self.processors.changing:
             chain = self.processors.changing
-            logits = self.processors.apply(chain, logits, layout.row_tensor, layout.depth_tensor, layout.host_drafts_before)
+            logits = self.processors.apply(
+                chain, logits, layout.row_tensor, layout.depth_tensor, layout.host_drafts_before
+            )
         if layout.present & Feature.PENALTIES:
             places = layout.places(Feature.PENALTIES)
-            rows, where = layout.row_of[places], layout.to_device(places)
+            rows = layout.row_of[places]
+            where = layout.to_device(places)
             index = layout.to_device(rows)
-            parameters = torch.stack([self.rows.of(name, index) for name in (REPETITION, FREQUENCY, PRESENCE)])
+            parameters = torch.stack(
+                [self.rows.of(name, index) for name in (REPETITION, FREQUENCY, PRESENCE)]
+            )
             drafts_before = layout.drafts_before[where] if layout.has_drafts else None
             self.penalties.apply(logits, where, rows.tolist(), parameters, drafts_before)
         return logits
 
     def _choose(self, logits: Tensor, layout: StepLayout) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tokens drawn at every logits row [N], the accepted token_ids [B, 1 + D] and counts [B]. Unless processed
-        logprobs are needed, the logits are invalid afterwards."""
-        sampled = layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
+        """Return the tokens drawn at every logits row [N], the accepted token_ids [B, 1 + D] and
+        counts [B]. Unless processed logprobs are needed, the logits are invalid afterwards."""
+        sampled = (
+            layout.places(Feature.SAMPLED) if layout.present & Feature.SAMPLED else layout.rows[:0]
+        )
         uniforms = self._uniforms(sampled, layout)
         if self.kernel is not None and self._leaves_logits_alone(layout):
             tokens = self._draw_by_kernel(logits, sampled, uniforms, layout)
@@ -200,16 +240,23 @@ class TorchSampler:
 
     def _leaves_logits_alone(self, layout: StepLayout) -> bool:
         """True if nothing reads the logits between temperature and the draw, or after it."""
-        return not self.processors.invariant and (self.raw_logprobs or not layout.present & Feature.LOGPROBS)
+        return not self.processors.invariant and (
+            self.raw_logprobs or not layout.present & Feature.LOGPROBS
+        )
 
-    def _draw_by_kernel(self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
-        """Choose the tokens of all logits rows with the op `sample_tokens`. The rows in `sampled` are drawn at random."""
+    def _draw_by_kernel(
+        self, logits: Tensor, sampled: np.ndarray, uniforms: Tensor, layout: StepLayout
+    ) -> Tensor:
+        """Choose the tokens of all logits rows with the op `sample_tokens`. The rows in `sampled`
+        are drawn at random."""
         assert self.kernel is not None, "the caller has checked that there is a kernel"
         if not len(sampled):
             return self.kernel(logits)
-        present, index = layout.present, layout.to_device(layout.row_of)
+        present = layout.present
+        index = layout.to_device(layout.row_of)
         if len(sampled) == len(logits):
-            temperature, numbers = self.rows.of(TEMPERATURE, index), uniforms
+            temperature = self.rows.of(TEMPERATURE, index)
+            numbers = uniforms
         else:
             where = layout.to_device(sampled)
             temperature = logits.new_zeros(len(logits))
@@ -226,16 +273,19 @@ class TorchSampler:
         )
 
     def _draw(self, x: Tensor, places: np.ndarray, uniforms: Tensor, layout: StepLayout) -> Tensor:
-        """Draw tokens [n]. x [n, V]: the logits of `places`, all of which are sampled. If logprobs need the processed logits, x
-        holds them afterwards."""
-        rows, present = layout.row_of[places], layout.present
+        """Draw tokens [n]. x [n, V]: the logits of `places`, all of which are sampled. If logprobs
+        need the processed logits, x holds them afterwards."""
+        rows = layout.row_of[places]
+        present = layout.present
         index = layout.to_device(rows)
         if present & Feature.TEMPERATURE:
             x.div_(self.rows.of(TEMPERATURE, index).unsqueeze(-1))
         min_p = self.rows.of(MIN_P, index) if present & Feature.MIN_P else None
         if self.processors.invariant:
             if min_p is not None:
-                x.masked_fill_(x < x.amax(-1, keepdim=True) + min_p.log().unsqueeze(-1), float("-inf"))
+                x.masked_fill_(
+                    x < x.amax(-1, keepdim=True) + min_p.log().unsqueeze(-1), float("-inf")
+                )
                 min_p = None
             depth = layout.to_device(layout.depth[places])
             drafts = partial(layout.host_drafts_before, places)
@@ -250,14 +300,17 @@ class TorchSampler:
                 top_p=self.rows.of(TOP_P, index) if present & Feature.TOP_P else None,
             )
         best = argmax(x)
-        weights, floor = weigh(x, x.gather(-1, best.unsqueeze(-1)), cuts, has_holes=layout.has_holes)
+        weights, floor = weigh(
+            x, x.gather(-1, best.unsqueeze(-1)), cuts, has_holes=layout.has_holes
+        )
         tokens, failed = draw(weights, uniforms)
         if floor is not None and not self.raw_logprobs:
             x.masked_fill_(x < floor, float("-inf"))
         return torch.where(failed, best, tokens)
 
     def _uniforms(self, places: np.ndarray, layout: StepLayout) -> Tensor:
-        """Return random numbers for the logits rows `places`: float64 [n] in [0, 1), on the device."""
+        """Return random numbers for the logits rows `places`: float64 [n] in [0, 1), on the
+        device."""
         numbers = np.empty(len(places))
         seeded = (layout.flags[places] & Feature.SEED) != 0
         if seeded.any():
@@ -269,13 +322,20 @@ class TorchSampler:
         return layout.to_device(numbers)
 
     def _logprobs(
-        self, scores: Tensor, asked: np.ndarray, token_ids: Tensor, counts: Tensor, layout: StepLayout
+        self,
+        scores: Tensor,
+        asked: np.ndarray,
+        token_ids: Tensor,
+        counts: Tensor,
+        layout: StepLayout,
     ) -> list[Logprobs | None]:
-        """Return the logprobs of each row. scores: [n, V], of the logits rows `asked`. Rows that want the whole vocabulary are
-        computed separately."""
-        owner, depth = layout.owner[asked], layout.depth[asked]
+        """Return the logprobs of each row. scores: [n, V], of the logits rows `asked`. Rows that
+        want the whole vocabulary are computed separately."""
+        owner = layout.owner[asked]
+        depth = layout.depth[asked]
         where = layout.to_device(np.stack([owner, depth]))
-        chosen = token_ids[where[0], where[1]].clamp(min=0)  # −1 after a rejected draft; such places are removed below
+        # −1 after a rejected draft; such places are removed below
+        chosen = token_ids[where[0], where[1]].clamp(min=0)
         num_logprobs = self.rows.num_logprobs[layout.row_of[asked]]
         counts_cpu = counts.cpu().numpy()
         result: list[Logprobs | None] = [None] * len(layout.rows)
@@ -284,24 +344,38 @@ class TorchSampler:
             if not len(part):
                 continue
             index = layout.to_device(part)
-            subset, subset_chosen = (scores, chosen) if len(part) == len(asked) else (scores[index], chosen[index])
-            found = gather_logprobs(subset, subset_chosen, int(num_logprobs[part].max()), normalize=self.normalize)
-            for i, (b, d) in enumerate(zip(owner[part].tolist(), depth[part].tolist(), strict=True)):
+            subset, subset_chosen = (
+                (scores, chosen) if len(part) == len(asked) else (scores[index], chosen[index])
+            )
+            found = gather_logprobs(
+                subset, subset_chosen, int(num_logprobs[part].max()), normalize=self.normalize
+            )
+            for i, (b, d) in enumerate(
+                zip(owner[part].tolist(), depth[part].tolist(), strict=True)
+            ):
                 if d == 0:
                     k = int(num_logprobs[part[i]])
-                    rows, columns = slice(i, i + int(counts_cpu[b])), slice(None if k < 0 else 1 + k)
-                    result[b] = Logprobs(found.token_ids[rows, columns], found.values[rows, columns], found.ranks[rows])
+                    rows = slice(i, i + int(counts_cpu[b]))
+                    columns = slice(None if k < 0 else 1 + k)
+                    result[b] = Logprobs(
+                        found.token_ids[rows, columns],
+                        found.values[rows, columns],
+                        found.ranks[rows],
+                    )
         return result
 
     def _commit(self, token_ids: Tensor, counts: Tensor, layout: StepLayout) -> None:
-        """Add the accepted tokens to the rows' history. They are copied to the host only for rows that need their earlier
-        tokens."""
-        present, history = layout.present, self.rows.num_outputs
+        """Add the accepted tokens to the rows' history. They are copied to the host only for rows
+        that need their earlier tokens."""
+        present = layout.present
+        history = self.rows.num_outputs
         if not layout.has_drafts:
             history[layout.rows] += 1
             if present & Feature.PENALTIES:
                 which = layout.places(Feature.PENALTIES)
-                self.penalties.append(layout.rows[which].tolist(), token_ids[layout.to_device(which), 0])
+                self.penalties.append(
+                    layout.rows[which].tolist(), token_ids[layout.to_device(which), 0]
+                )
         elif present & NEEDS_HISTORY:
             counts_cpu = counts.cpu().numpy()
             history[layout.rows] += counts_cpu
@@ -310,7 +384,9 @@ class TorchSampler:
                 for column in range(int(counts_cpu.max())):
                     which = np.flatnonzero(users & (counts_cpu > column))
                     if len(which):
-                        self.penalties.append(layout.rows[which].tolist(), token_ids[layout.to_device(which), column])
+                        self.penalties.append(
+                            layout.rows[which].tolist(), token_ids[layout.to_device(which), column]
+                        )
         if present & Feature.EDITS:
             self._commit_edits(token_ids, counts, layout)
         self.processors.extend(layout.rows, token_ids, counts)
@@ -323,7 +399,8 @@ class TorchSampler:
                 continue
             if edits.words:
                 if tokens is None or counts_list is None:
-                    tokens, counts_list = token_ids.tolist(), counts.tolist()
+                    tokens = token_ids.tolist()
+                    counts_list = counts.tolist()
                 edits.outputs += tokens[i][: counts_list[i]]
             if edits.is_done(int(self.rows.num_outputs[row])):
                 del self.edits[row]

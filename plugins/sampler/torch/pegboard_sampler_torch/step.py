@@ -1,4 +1,5 @@
-"""The layout of one step: which row each logits row belongs to, at which depth, and which features the step uses."""
+"""The layout of one step: which row each logits row belongs to, at which depth, and which features
+the step uses."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from pegboard_sampler_torch.rows import Feature, Rows
 
 
 class StepLayout:
-    """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32 [N], the features of each
-    logits row. present: all features of the step. has_holes: masks or edits set logits to −inf. All of these are on the host. The
-    properties copy them to the device when needed."""
+    """rows: int64 [B]. owner: int64 [N], index into `rows`. row_of, depth: int64 [N]. flags: int32
+    [N], the features of each logits row. present: all features of the step. has_holes: masks or
+    edits set logits to −inf. All of these are on the host. The properties copy them to the device
+    when needed."""
 
     def __init__(self, step: SampleStep, rows: Rows, device: torch.device) -> None:
-        self.device, self.to_device = device, rows.upload
+        self.device = device
+        self.to_device = rows.upload
         self.rows = step.rows.astype(np.int64)
         self.offsets = step.offsets.astype(np.int64)
         self.num_places = int(self.offsets[-1])
@@ -75,13 +78,18 @@ class StepLayout:
 
     def host_drafts_before(self, places: np.ndarray | None = None) -> list[list[int]]:
         """Return the drafts before each of these logits rows; None = all of them."""
-        owner, depth = (each if places is None else each[places] for each in (self.owner, self.depth))
-        return [self.host_drafts[i][:n] for i, n in zip(owner.tolist(), depth.tolist(), strict=True)]
+        owner, depth = (
+            each if places is None else each[places] for each in (self.owner, self.depth)
+        )
+        return [
+            self.host_drafts[i][:n] for i, n in zip(owner.tolist(), depth.tolist(), strict=True)
+        ]
 
 
 def pad_drafts(draft_token_ids: Tensor, offsets: Tensor) -> Tensor:
-    """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the logits rows offsets[i] …
-    offsets[i + 1] − 1 (offsets [B + 1]): one per draft, and a last one for the token after all drafts."""
+    """Pad ragged drafts [N − B] to int64 [B, most drafts], with −1 after the end. Request i has the
+    logits rows offsets[i] … offsets[i + 1] − 1 (offsets [B + 1]): one per draft, and a last one for
+    the token after all drafts."""
     lengths = offsets.diff() - 1
     column = torch.arange(int(lengths.max()) if len(lengths) else 0, device=offsets.device)
     valid = column < lengths.unsqueeze(-1)

@@ -10,11 +10,13 @@ from pegboard.interfaces.platform import Copies
 
 
 class Upload:
-    """upload(array) → the same numbers on the device. copies: None if the device computes in the host's memory. Otherwise the
-    array is first copied to pinned memory, and nothing waits for the device."""
+    """upload(array) → the same numbers on the device. copies: None if the device computes in the
+    host's memory. Otherwise the array is first copied to pinned memory, and nothing waits for the
+    device."""
 
     def __init__(self, device: str, copies: Copies | None) -> None:
-        self.device, self.copies = device, copies
+        self.device = device
+        self.copies = copies
 
     def __call__(self, array: np.ndarray) -> Tensor:
         source = torch.from_numpy(array)

@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pegboard_sampler_torch.choose import Cuts, accept_equal, apply_token_mask, argmax, draw, largest_values, weigh
+from pegboard_sampler_torch.choose import (
+    Cuts,
+    accept_equal,
+    apply_token_mask,
+    argmax,
+    draw,
+    largest_values,
+    weigh,
+)
 from pegboard_sampler_torch.logprobs import gather_logprobs, top_tokens
 from pegboard_sampler_torch.penalties import PenaltyTable
 from pegboard_sampler_torch.random import SeededUniforms, philox, seeded_uniforms
@@ -24,7 +32,9 @@ seeds = st.integers(0, 2**32 - 1)
 vocabularies = st.sampled_from([1, 5, 63, 64, 65, 200, 1500, 9000])
 
 
-def random_logits(seed: int, n: int, vocab_size: int, *, ties: bool = False, scale: float = 3.0) -> torch.Tensor:
+def random_logits(
+    seed: int, n: int, vocab_size: int, *, ties: bool = False, scale: float = 3.0
+) -> torch.Tensor:
     x = torch.randn(n, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
     return x.round() if ties else x
 
@@ -49,22 +59,29 @@ def test_argmax_is_the_first_maximum(seed: int, vocab_size: int, ties: bool) -> 
 @quick
 @given(seeds, vocabularies)
 def test_draw_equals_the_plain_inverse(seed: int, vocab_size: int) -> None:
-    weights = random_logits(seed, 16, vocab_size).exp() * (random_logits(seed + 1, 16, vocab_size) > 0)
+    weights = random_logits(seed, 16, vocab_size).exp() * (
+        random_logits(seed + 1, 16, vocab_size) > 0
+    )
     weights[:, seed % vocab_size] += 1
     uniforms = torch.from_numpy(np.random.default_rng(seed).random(16))
     ids, failed = draw(weights, uniforms)
     assert not failed.any()
     assert (weights.gather(-1, ids.unsqueeze(-1)) > 0).all()
-    # Both round, so a uniform next to a boundary may be on either side of it. The cumulative mass is compared instead.
+    # Both round, so a uniform next to a boundary may be on either side of it. The cumulative mass
+    # is compared instead.
     cumulative = weights.double().cumsum(-1) / weights.double().sum(-1, keepdim=True)
     upper = cumulative.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    lower = upper - weights.double().gather(-1, ids.unsqueeze(-1)).squeeze(-1) / weights.double().sum(-1)
+    lower = upper - weights.double().gather(-1, ids.unsqueeze(-1)).squeeze(
+        -1
+    ) / weights.double().sum(-1)
     assert ((lower - 1e-6 <= uniforms) & (uniforms <= upper + 1e-6)).all()
 
 
 @pytest.mark.parametrize("vocab_size", [5, 64, 100, 300])
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_draw_at_the_ends_hits_the_first_and_last_token_with_weight(vocab_size: int, uniform: float) -> None:
+def test_draw_at_the_ends_hits_the_first_and_last_token_with_weight(
+    vocab_size: int, uniform: float
+) -> None:
     weights = torch.zeros(1, vocab_size)
     weights[0, [1, vocab_size // 2, vocab_size - 2]] = torch.tensor([1e-20, 3.0, 1e20])
     ids, failed = draw(weights, torch.tensor([uniform], dtype=torch.float64))
@@ -74,15 +91,34 @@ def test_draw_at_the_ends_hits_the_first_and_last_token_with_weight(vocab_size: 
 def test_draw_reports_rows_without_weight() -> None:
     weights = torch.tensor([[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0], [0.0, 1.0]])
     ids, failed = draw(weights, torch.full((4,), 0.5, dtype=torch.float64))
-    assert failed.tolist() == [True, True, True, False] and ids[3] == 1 and ((ids >= 0) & (ids < 2)).all()
+    assert (
+        failed.tolist() == [True, True, True, False]
+        and ids[3] == 1
+        and ((ids >= 0) & (ids < 2)).all()
+    )
 
 
 @quick
-@given(seeds, vocabularies, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.1, 1.0, 5.0]))
+@given(
+    seeds,
+    vocabularies,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.1, 1.0, 5.0]),
+)
 def test_weigh_cuts_like_the_references(
-    seed: int, vocab_size: int, with_min_p: bool, with_top_k: bool, with_top_p: bool, ties: bool, scale: float
+    seed: int,
+    vocab_size: int,
+    with_min_p: bool,
+    with_top_k: bool,
+    with_top_p: bool,
+    ties: bool,
+    scale: float,
 ) -> None:
-    rng, n = np.random.default_rng(seed), 5
+    rng = np.random.default_rng(seed)
+    n = 5
     x = random_logits(seed, n, vocab_size, ties=ties, scale=scale)
     off = torch.from_numpy(rng.random((3, n)) < 0.3)
     min_p = torch.from_numpy(rng.uniform(0, 0.3, n)).float().masked_fill(off[0], 0)
@@ -96,11 +132,14 @@ def test_weigh_cuts_like_the_references(
         top_p=top_p if with_top_p else None,
     )
     expected = ops.apply_min_p(x, min_p) if with_min_p else x
-    expected = ops.apply_top_k_top_p(expected, top_k if with_top_k else None, top_p if with_top_p else None)
+    expected = ops.apply_top_k_top_p(
+        expected, top_k if with_top_k else None, top_p if with_top_p else None
+    )
     peak = x.amax(-1, keepdim=True)
     weights, floor = weigh(x.clone(), peak, cuts)
     kept = torch.ones_like(x, dtype=torch.bool) if floor is None else x >= floor
-    # If a token's cumulative probability equals p up to rounding, one of them may keep it and the other drop it.
+    # If a token's cumulative probability equals p up to rounding, one of them may keep it and the
+    # other drop it.
     differing = (kept != expected.isfinite()).float() * (x - peak).exp()
     assert (differing.sum(-1) / (x - peak).exp().sum(-1) < 2e-3).all()
     assert (kept != expected.isfinite()).sum() <= (0 if not with_top_p or ties else 2)
@@ -110,13 +149,15 @@ def test_weigh_cuts_like_the_references(
 @quick
 @given(seeds, vocabularies, st.floats(0, 1))
 def test_masked_tokens_weigh_nothing(seed: int, vocab_size: int, share: float) -> None:
-    """exp is clamped if most logits are −inf. The weights are unchanged by this, and are exactly 0 under the mask."""
+    """exp is clamped if most logits are −inf. The weights are unchanged by this, and are exactly 0
+    under the mask."""
     rng = np.random.default_rng(seed)
     x = random_logits(seed, 4, vocab_size)
     x[torch.from_numpy(rng.random(x.shape) < share)] = float("-inf")
     x[:, 0] = 1.0
     peak = x.amax(-1, keepdim=True)
-    (plain, _), (quick_one, _) = weigh(x, peak, Cuts()), weigh(x, peak, Cuts(), has_holes=True)
+    (plain, _) = weigh(x, peak, Cuts())
+    (quick_one, _) = weigh(x, peak, Cuts(), has_holes=True)
     torch.testing.assert_close(plain, quick_one)
     assert (quick_one[x == float("-inf")] == 0).all()
 
@@ -131,18 +172,24 @@ def test_largest_values(seed: int, vocab_size: int, k: int) -> None:
 
 @quick
 @given(seeds, vocabularies, st.integers(1, 70), st.booleans())
-def test_top_tokens_are_ordered_by_value_then_id(seed: int, vocab_size: int, k: int, ties: bool) -> None:
+def test_top_tokens_are_ordered_by_value_then_id(
+    seed: int, vocab_size: int, k: int, ties: bool
+) -> None:
     x = random_logits(seed, 3, vocab_size, ties=ties)
     x[1] = -torch.inf
     x[2] *= 0  # zeros of both signs are equal
     k = min(k, vocab_size)
-    assert top_tokens(x, k).tolist() == x.sort(dim=-1, descending=True, stable=True).indices[:, :k].tolist()
+    assert (
+        top_tokens(x, k).tolist()
+        == x.sort(dim=-1, descending=True, stable=True).indices[:, :k].tolist()
+    )
 
 
 @quick
 @given(seeds, vocabularies, st.integers(-1, 30), st.booleans(), st.booleans())
 def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normalize: bool) -> None:
-    """The order is that of the logits, because log-softmax may round two of them to the same value."""
+    """The order is that of the logits, because log-softmax may round two of them to the same
+    value."""
     x = random_logits(seed, 3, vocab_size, ties=ties)
     chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, vocab_size, 3))
     found = gather_logprobs(x, chosen, k, normalize=normalize)
@@ -152,22 +199,35 @@ def test_gather_logprobs(seed: int, vocab_size: int, k: int, ties: bool, normali
     np.testing.assert_allclose(found.values, values.gather(-1, ids).numpy(), atol=1e-5)
     _, expected, _ = log_softmax_topk(x, chosen, k, normalize=normalize)
     np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-5)
-    assert (found.token_ids.dtype, found.values.dtype, found.ranks.dtype) == (np.int32, np.float32, np.int32)
+    assert (found.token_ids.dtype, found.values.dtype, found.ranks.dtype) == (
+        np.int32,
+        np.float32,
+        np.int32,
+    )
 
 
 @quick
-@given(seeds, st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
+@given(
+    seeds,
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6
+    ),
+)
 def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
-    """Rows with prompts, outputs and drafts of any length are compared with the dense reference. Some tokens are appended
-    later."""
-    rng, vocab_size, n = np.random.default_rng(seed), 12, len(lengths)
+    """Rows with prompts, outputs and drafts of any length are compared with the dense reference.
+    Some tokens are appended later."""
+    rng = np.random.default_rng(seed)
+    vocab_size = 12
+    n = len(lengths)
     table = PenaltyTable(vocab_size, Upload("cpu", None))
     table.add(99, np.arange(9), np.arange(5))
     table.remove(99)
-    masks, counts = np.zeros((n, vocab_size), bool), np.zeros((n, vocab_size), np.int64)
+    masks = np.zeros((n, vocab_size), bool)
+    counts = np.zeros((n, vocab_size), np.int64)
     drafts = np.full((n, max(d for *_, d in lengths)), -1)
     for row, (num_prompt, num_outputs, num_drafts) in enumerate(lengths):
-        prompt, outputs = rng.integers(-1, vocab_size, num_prompt), rng.integers(0, vocab_size, num_outputs)
+        prompt = rng.integers(-1, vocab_size, num_prompt)
+        outputs = rng.integers(0, vocab_size, num_outputs)
         table.add(row, prompt, outputs[:-1])
         if num_outputs:
             table.append([row], torch.from_numpy(outputs[-1:]))
@@ -177,7 +237,13 @@ def test_penalty_table(seed: int, lengths: list[tuple[int, int, int]]) -> None:
     x = random_logits(seed, n, vocab_size)
     parameters = torch.from_numpy(rng.uniform([[0.5], [-2], [-2]], 2, (3, n))).float()
     expected = apply_penalties(x, torch.from_numpy(masks), torch.from_numpy(counts), *parameters)
-    table.apply(x, torch.arange(n), list(range(n)), parameters, torch.from_numpy(drafts) if drafts.shape[1] else None)
+    table.apply(
+        x,
+        torch.arange(n),
+        list(range(n)),
+        parameters,
+        torch.from_numpy(drafts) if drafts.shape[1] else None,
+    )
     torch.testing.assert_close(x, expected)
 
 
@@ -199,7 +265,11 @@ def test_philox_known_answers(counter: list[int], key: list[int], expected: list
 
 
 steps_of_rows = st.lists(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5), st.integers(0, 70)), min_size=1, max_size=6), min_size=1, max_size=8
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(-5, 5), st.integers(0, 70)), min_size=1, max_size=6
+    ),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -209,13 +279,17 @@ def test_numbers_made_ahead_are_the_same(steps: list[list[tuple[int, int, int]]]
     ahead = SeededUniforms(4)
     for step in steps:
         seed_of = {row: seed for row, seed, _ in step}  # a row has one seed at a time
-        rows, positions = np.array([row for row, _, _ in step]), np.array([position for _, _, position in step])
+        rows = np.array([row for row, _, _ in step])
+        positions = np.array([position for _, _, position in step])
         seeds = np.array([seed_of[row] for row in rows.tolist()])
         assert np.array_equal(ahead.of(rows, seeds, positions), seeded_uniforms(seeds, positions))
 
 
 def test_seeded_uniforms_are_uniform_over_positions_and_over_seeds() -> None:
-    for seeds_, positions in ((np.full(4000, -3), np.arange(4000)), (np.arange(4000), np.zeros(4000, np.int64))):
+    for seeds_, positions in (
+        (np.full(4000, -3), np.arange(4000)),
+        (np.arange(4000), np.zeros(4000, np.int64)),
+    ):
         numbers = seeded_uniforms(seeds_, positions)
         assert numbers.shape == (4000,) and (numbers >= 0).all() and (numbers < 1).all()
         counts = np.histogram(numbers, 16, (0, 1))[0]
@@ -227,7 +301,8 @@ def test_seeded_uniforms_are_uniform_over_positions_and_over_seeds() -> None:
 @given(seeds, st.integers(1, 5), st.integers(1, 130))
 def test_token_mask(seed: int, n: int, vocab_size: int) -> None:
     rng = np.random.default_rng(seed)
-    x, allowed = rng.normal(0, 3, (n, vocab_size)).astype(np.float32), rng.random((n, vocab_size)) < 0.5
+    x = rng.normal(0, 3, (n, vocab_size)).astype(np.float32)
+    allowed = rng.random((n, vocab_size)) < 0.5
     words = np.zeros((n, -(-vocab_size // 32)), np.uint32)
     for row, token in zip(*np.nonzero(allowed), strict=True):
         words[row, token // 32] |= np.uint32(1 << (token % 32))
@@ -238,12 +313,19 @@ def test_token_mask(seed: int, n: int, vocab_size: int) -> None:
 def test_accepting_drafts_is_lossless() -> None:
     """The first two tokens are distributed as without drafts, whatever was proposed."""
     rng = np.random.default_rng(5)
-    vocab_size, n = 4, 20_000
-    p, after = softmax(rng.normal(0, 1, (2, vocab_size))), softmax(rng.normal(0, 1, vocab_size))
-    tokens = ops.sample_inverse(torch.tensor(np.tile([*p, after], (n, 1))).float(), torch.tensor(rng.random(3 * n)))
+    vocab_size = 4
+    n = 20_000
+    p = softmax(rng.normal(0, 1, (2, vocab_size)))
+    after = softmax(rng.normal(0, 1, vocab_size))
+    tokens = ops.sample_inverse(
+        torch.tensor(np.tile([*p, after], (n, 1))).float(), torch.tensor(rng.random(3 * n))
+    )
     offsets = torch.arange(n + 1) * 3
-    token_ids, counts = accept_equal(tokens, pad_drafts(torch.tensor([2, 1]).repeat(n), offsets), offsets)
-    first, second = token_ids[:, 0].numpy(), token_ids[counts >= 2][:, :2].numpy()
+    token_ids, counts = accept_equal(
+        tokens, pad_drafts(torch.tensor([2, 1]).repeat(n), offsets), offsets
+    )
+    first = token_ids[:, 0].numpy()
+    second = token_ids[counts >= 2][:, :2].numpy()
     assert chi_square_fits(np.bincount(first, minlength=vocab_size), p[0])
     assert chi_square_fits(np.bincount(second[:, 1], minlength=vocab_size), p[1])
     assert (counts >= 2).float().mean().item() == pytest.approx(p[0][2], abs=0.02)
@@ -252,7 +334,9 @@ def test_accepting_drafts_is_lossless() -> None:
 
 @quick
 @given(seeds, st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(seed: int, lengths: list[int]) -> None:
+def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(
+    seed: int, lengths: list[int]
+) -> None:
     rng = np.random.default_rng(seed)
     offsets = np.cumsum([0, *(n + 1 for n in lengths)])
     drawn = rng.integers(0, 3, offsets[-1])
@@ -261,7 +345,9 @@ def test_drafts_are_accepted_while_they_equal_the_drawn_tokens(seed: int, length
     token_ids, counts = accept_equal(torch.tensor(drawn), padded, torch.tensor(offsets))
     for i, draft in enumerate(drafts):
         expected = []
-        for wanted, proposed in zip(drawn[offsets[i] : offsets[i + 1]], [*draft, None], strict=True):
+        for wanted, proposed in zip(
+            drawn[offsets[i] : offsets[i + 1]], [*draft, None], strict=True
+        ):
             expected.append(wanted)
             if proposed != wanted:
                 break

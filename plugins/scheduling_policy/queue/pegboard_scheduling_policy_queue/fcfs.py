@@ -1,4 +1,5 @@
-"""First come, first served. Preempted requests are placed at the front. The request admitted last is the first victim."""
+"""First come, first served. Preempted requests are placed at the front. The request admitted last
+is the first victim."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import (
+    RequestStatus,
+    RequestView,
+    SchedulingPolicySetup,
+    StepBudget,
+    StepLoad,
+)
 from pegboard_scheduling_policy_queue.limits import fixed_budget
 
 if TYPE_CHECKING:
@@ -14,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class FCFSPolicy:
-    """Waiting requests in order of `add`, in a linked hash map: every change costs O(1). The keys are object identities, because
-    the completions of one request share its id.
+    """Waiting requests in order of `add`, in a linked hash map: every change costs O(1). The keys
+    are object identities, because the completions of one request share its id.
     """
 
     def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
@@ -37,7 +44,8 @@ class FCFSPolicy:
         return iter(self._queue.values())
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """Returns the request admitted last, because it loses the least work and has waited the shortest time."""
+        """Returns the request admitted last, because it loses the least work and has waited the
+        shortest time."""
         return running[-1] if running else None
 
     def budget(self, load: StepLoad) -> StepBudget:

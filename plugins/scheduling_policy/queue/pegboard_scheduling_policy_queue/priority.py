@@ -1,5 +1,5 @@
-"""The request with the lowest `priority` value comes first, then the one that arrived earliest. The victim is the last request in
-the same order."""
+"""The request with the lowest `priority` value comes first, then the one that arrived earliest. The
+victim is the last request in the same order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from pegboard.interfaces.scheduling_policy import RequestStatus, RequestView, SchedulingPolicySetup, StepBudget, StepLoad
+from pegboard.interfaces.scheduling_policy import (
+    RequestStatus,
+    RequestView,
+    SchedulingPolicySetup,
+    StepBudget,
+    StepLoad,
+)
 from pegboard_scheduling_policy_queue.limits import fixed_budget
 
 if TYPE_CHECKING:
@@ -31,8 +37,8 @@ class _Entry:
 
 
 class PriorityPolicy:
-    """A binary heap with lazy deletion. Add and remove cost O(log n) amortized. Reading the first k waiting requests costs O(k
-    log k)."""
+    """A binary heap with lazy deletion. Add and remove cost O(log n) amortized. Reading the first k
+    waiting requests costs O(k log k)."""
 
     def __init__(self, options: None, setup: SchedulingPolicySetup) -> None:
         self._heap: list[_Entry] = []
@@ -44,7 +50,14 @@ class PriorityPolicy:
         key = id(request)
         assert key not in self._entries, f"{request!r} waits already"
         is_fresh = request.status is not RequestStatus.PREEMPTED
-        order = (request.priority, request.arrival_s, is_fresh, request.request_id, request.index, next(self._added))
+        order = (
+            request.priority,
+            request.arrival_s,
+            is_fresh,
+            request.request_id,
+            request.index,
+            next(self._added),
+        )
         entry = self._entries[key] = _Entry(order, request)
         heapq.heappush(self._heap, entry)
 
@@ -61,7 +74,8 @@ class PriorityPolicy:
             heapq.heapify(self._heap)
 
     def waiting(self) -> Iterator[RequestView]:
-        """Traverses the heap from the best entry without changing it: the children of a visited entry become candidates."""
+        """Traverses the heap from the best entry without changing it: the children of a visited
+        entry become candidates."""
         heap = self._heap
         candidates = [(heap[0], 0)] if heap else []
         while candidates:
@@ -73,9 +87,14 @@ class PriorityPolicy:
                 yield entry.request
 
     def victim(self, running: Sequence[RequestView], need: RequestView) -> RequestView | None:
-        """Returns the worst of `running`. This can be `need` itself, which then waits for better requests. Among equals, the one
-        admitted last is chosen, because the first must be able to finish."""
-        return max(reversed(running), key=lambda request: (request.priority, request.arrival_s), default=None)
+        """Returns the worst of `running`. This can be `need` itself, which then waits for better
+        requests. Among equals, the one admitted last is chosen, because the first must be able to
+        finish."""
+        return max(
+            reversed(running),
+            key=lambda request: (request.priority, request.arrival_s),
+            default=None,
+        )
 
     def budget(self, load: StepLoad) -> StepBudget:
         return self._budget

@@ -1,4 +1,5 @@
-"""Order, removal, victims and budgets of `fcfs` and `priority`, compared with plain sorted lists."""
+"""Order, removal, victims and budgets of `fcfs` and `priority`, compared with plain sorted
+lists."""
 
 from __future__ import annotations
 
@@ -31,18 +32,27 @@ VIEWS = st.builds(
     arrival_s=st.sampled_from([0.0, 1.0, 2.5]),
     status=st.sampled_from([RequestStatus.WAITING, RequestStatus.WAITING, RequestStatus.PREEMPTED]),
 )
-STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), VIEWS, st.integers(0, 1000)), max_size=200)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "add", "remove"]), VIEWS, st.integers(0, 1000)), max_size=200
+)
 
 
 def _priority_order(view: View) -> tuple:
-    return (view.priority, view.arrival_s, view.status is not RequestStatus.PREEMPTED, view.request_id, view.index)
+    return (
+        view.priority,
+        view.arrival_s,
+        view.status is not RequestStatus.PREEMPTED,
+        view.request_id,
+        view.index,
+    )
 
 
 @pytest.mark.parametrize("policy_class", [FCFSPolicy, PriorityPolicy])
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None)
 def test_waiting_follows_the_model(policy_class, steps):
-    policy, model = policy_class(None, SETUP), []
+    policy = policy_class(None, SETUP)
+    model = []
     for action, view, position in steps:
         if action == "add":
             policy.add(view)
@@ -59,7 +69,8 @@ def test_waiting_follows_the_model(policy_class, steps):
 
 @pytest.mark.parametrize("policy_class", [FCFSPolicy, PriorityPolicy])
 def test_siblings_of_one_request_are_told_apart(policy_class):
-    first, second = View(index=0), View(index=0)
+    first = View(index=0)
+    second = View(index=0)
     policy = policy_class(None, SETUP)
     policy.add(first)
     policy.add(second)
@@ -83,7 +94,9 @@ def test_fcfs_puts_several_victims_back_in_their_old_order():
 
 def test_priority_victim_is_the_worst_and_may_be_the_needy_one():
     policy = PriorityPolicy(None, SETUP)
-    low, late, need = View("low", priority=5), View("late", priority=5, arrival_s=3.0), View("need", priority=9)
+    low = View("low", priority=5)
+    late = View("late", priority=5, arrival_s=3.0)
+    need = View("need", priority=9)
     assert policy.victim([low, late], low) is late
     assert policy.victim([low, need, late], need) is need
 
@@ -95,7 +108,8 @@ def test_no_running_request_gives_no_victim(policy_class):
 
 def test_priority_queue_does_not_keep_removed_entries():
     policy = PriorityPolicy(None, SETUP)
-    policy.add(View("keeper", priority=-1))  # this entry stays on top, so removed entries below it are never popped
+    # this entry stays on top, so removed entries below it are never popped
+    policy.add(View("keeper", priority=-1))
     for number in range(1000):
         view = View(str(number))
         policy.add(view)

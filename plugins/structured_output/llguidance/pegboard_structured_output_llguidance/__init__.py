@@ -1,1 +1,2 @@
-"""Structured output `guidance`: JSON Schema, regular expressions and Lark grammars, with llguidance."""
+"""Structured output `guidance`: JSON Schema, regular expressions and Lark grammars, with
+llguidance."""

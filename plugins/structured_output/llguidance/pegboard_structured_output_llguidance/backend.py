@@ -1,4 +1,5 @@
-"""Structured output with llguidance: an Earley parser over lexemes, with masks computed on demand."""
+"""Structured output with llguidance: an Earley parser over lexemes, with masks computed on
+demand."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from pegboard.interfaces.structured_output import Constraint, StructuredOutputSe
 from pegboard_structured_output_llguidance.grammar import grammar_text, rejection, special_ids
 
 MAX_ITEMS = 5000
-"""The largest number of items of the parser for one mask or token; the library's default is 50,000. An ambiguous rule
-(`a: a a | /./`) needs more with every token. One mask then took up to 5 s with the default, and takes 0.1 s with this. Masks of
-ordinary JSON schemas need a few hundred."""
+"""The largest number of items of the parser for one mask or token; the library's default is 50,000.
+An ambiguous rule (`a: a a | /./`) needs more with every token. One mask then took up to 5 s with
+the default, and takes 0.1 s with this. Masks of ordinary JSON schemas need a few hundred."""
 
 
 class GuidanceState:
@@ -40,7 +41,8 @@ class GuidanceState:
 
 
 class Guidance:
-    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported
+    with the first constraint."""
 
     def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
         self.setup = setup
@@ -53,7 +55,9 @@ class Guidance:
         import llguidance
 
         if not self.setup.stop_token_ids:
-            raise RequestError("the tokenizer has no end-of-sequence token", parameter="structured_outputs")
+            raise RequestError(
+                "the tokenizer has no end-of-sequence token", parameter="structured_outputs"
+            )
         with self._lock:
             tokenizer = self._tokenizer
         try:
@@ -65,10 +69,13 @@ class Guidance:
             AssertionError,
             AttributeError,
         ) as error:  # Assertion: for tags
-            raise RequestError(str(error) or type(error).__name__, parameter="structured_outputs") from error
+            raise RequestError(
+                str(error) or type(error).__name__, parameter="structured_outputs"
+            ) from error
         limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=MAX_ITEMS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        mask = None if matcher.is_error() else matcher.compute_bitmask()  # exceeds limits that a matcher meets only here
+        # exceeds limits that a matcher meets only here
+        mask = None if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise _error(matcher)
         if not any(mask or b""):
@@ -79,7 +86,9 @@ class Guidance:
         """Raises RequestError if a matcher has exceeded a limit of the library."""
         rows = [(grammar.matcher, i) for i, grammar in enumerate(grammars)]
         self._check(grammars)
-        self._executor.unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks))
+        self._executor.unsafe_compute_mask_ptr(
+            rows, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
+        )
         self._check(grammars)
         for grammar, mask in zip(grammars, masks, strict=True):
             if grammar.special_ids and not grammar.matcher.is_accepting():
@@ -91,9 +100,12 @@ class Guidance:
                 raise _error(grammar.matcher)
 
     def _only_valid(self, grammar: GuidanceState, mask: np.ndarray) -> None:
-        """Allow only the special tokens that are valid here. The library's masks allow all of them wherever either text may
-        continue or a special token may follow. Its check of single tokens is right."""
-        valid = [token for token in grammar.special_ids if grammar.matcher.validate_tokens([token]) == 1]
+        """Allow only the special tokens that are valid here. The library's masks allow all of them
+        wherever either text may continue or a special token may follow. Its check of single tokens
+        is right."""
+        valid = [
+            token for token in grammar.special_ids if grammar.matcher.validate_tokens([token]) == 1
+        ]
         mask &= self._ordinary
         for token in valid:
             mask[token >> 5] |= np.uint32(1 << (token & 31))
@@ -109,7 +121,10 @@ class Guidance:
     def _tokenizer(self) -> Any:
         import llguidance
 
-        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(self.setup)), eos_token=list(self.setup.stop_token_ids))
+        return llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(self.setup)),
+            eos_token=list(self.setup.stop_token_ids),
+        )
 
     @cached_property
     def _executor(self) -> Any:
@@ -119,12 +134,14 @@ class Guidance:
 
 
 def _error(matcher: Any) -> RequestError:
-    return RequestError(f"guidance: {' '.join(matcher.get_error().split())[:1000]}", parameter="structured_outputs")
+    return RequestError(
+        f"guidance: {' '.join(matcher.get_error().split())[:1000]}", parameter="structured_outputs"
+    )
 
 
 class _Tokens:
-    """The vocabulary in the library's form. Calling it encodes a text and takes the longest token first. The library calls it
-    only for texts in grammars."""
+    """The vocabulary in the library's form. Calling it encodes a text and takes the longest token
+    first. The library calls it only for texts in grammars."""
 
     def __init__(self, setup: StructuredOutputSetup) -> None:
         vocabulary = setup.vocabulary
@@ -137,7 +154,8 @@ class _Tokens:
 
     def __call__(self, text: bytes | str) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode()
-        found, start = [], 0
+        found = []
+        start = 0
         while start < len(data):
             for end in range(min(len(data), start + self._longest), start, -1):
                 if (token := self._ids.get(data[start:end])) is not None:

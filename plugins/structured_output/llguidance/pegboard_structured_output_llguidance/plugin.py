@@ -9,7 +9,9 @@ GUIDANCE = StructuredOutputSpec(
     implementation="pegboard_structured_output_llguidance.backend:Guidance",
     suits="pegboard_structured_output_llguidance.grammar:suits",
     supports={
-        "constraint": frozenset({"json", "json_object", "regex", "choice", "grammar", "structural_tag"}),
+        "constraint": frozenset(
+            {"json", "json_object", "regex", "choice", "grammar", "structural_tag"}
+        ),
         "compact": True,
         "text": True,
     },

@@ -1,7 +1,8 @@
 """Writes structural tags of the form with a `format` as Lark.
 
-The library cuts text into lexemes, the longest first, and never goes back. Therefore a text and the end that follows it must be
-one lexeme. So adjacent regular parts become one terminal, and JSON is placed between terminals.
+The library cuts text into lexemes, the longest first, and never goes back. Therefore a text and the
+end that follows it must be one lexeme. So adjacent regular parts become one terminal, and JSON is
+placed between terminals.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Format = Mapping[str, Any]
 
 NO_LIMIT = -1
 ANY_JSON = "any-json"
-"""Name of the definition that replaces a schema without restrictions, once strings are restricted."""
+"""Name of the definition that replaces a schema without restrictions, once strings are
+restricted."""
 
 
 def rejection(tag: Mapping[str, Any]) -> str | None:
@@ -28,20 +30,25 @@ def rejection(tag: Mapping[str, Any]) -> str | None:
     try:
         tag_grammar(tag)
     except (ValueError, KeyError, TypeError) as error:
-        return str(error) if isinstance(error, ValueError) else f"the structural tag is incomplete: {error!r}"
+        return (
+            str(error)
+            if isinstance(error, ValueError)
+            else f"the structural tag is incomplete: {error!r}"
+        )
     return None
 
 
 def tag_grammar(tag: Mapping[str, Any]) -> str:
-    """Returns the tag as Lark text. Raises ValueError for a format that is not supported, and KeyError or TypeError for a broken
-    tag."""
+    """Returns the tag as Lark text. Raises ValueError for a format that is not supported, and
+    KeyError or TypeError for a broken tag."""
     writer = _Writer(is_prefix_free=tag.get("prefix_free") is True)
     start = writer.rule(tag["format"])
     return "\n".join(["%llguidance {}", f"start: {start}", *writer.lines])
 
 
 class _Writer:
-    """lines: the rules and terminals so far. is_prefix_free: see `pegboard_chat.parsing.structural_tag`."""
+    """lines: the rules and terminals so far. is_prefix_free: see
+    `pegboard_chat.parsing.structural_tag`."""
 
     def __init__(self, *, is_prefix_free: bool) -> None:
         self.is_prefix_free = is_prefix_free
@@ -55,10 +62,20 @@ class _Writer:
             return f"{self._named(self.rule(form['content']))}{_times(form)}"
         if _is_regular(form) and (self.is_prefix_free or kind == "const_string"):
             return self._runs([form])
-        if not self.is_prefix_free and kind not in ("json_schema", "tag", "token", "triggered_tags"):
-            raise ValueError(f"{kind!r} in a structural tag that is not said to be prefix_free is not supported")
+        if not self.is_prefix_free and kind not in (
+            "json_schema",
+            "tag",
+            "token",
+            "triggered_tags",
+        ):
+            raise ValueError(
+                f"{kind!r} in a structural tag that is not said to be prefix_free is not supported"
+            )
         if kind == "json_schema":
-            return f"%json {json.dumps(with_free_strings(form['json_schema'], form.get('excludes', ())))}"
+            return (
+                "%json "
+                f"{json.dumps(with_free_strings(form['json_schema'], form.get('excludes', ())))}"
+            )
         if kind == "token":
             return _tokens([form["token"]])
         if kind == "sequence":
@@ -70,8 +87,9 @@ class _Writer:
         return self._triggered(form)
 
     def _runs(self, parts: Sequence[Format]) -> str:
-        """Writes a sequence of parts, with adjacent regular parts as one terminal. If some parts are not regular, an optional
-        part stays separate, because it could begin like the part after it."""
+        """Writes a sequence of parts, with adjacent regular parts as one terminal. If some parts
+        are not regular, an optional part stays separate, because it could begin like the part after
+        it."""
         are_all = all(map(_is_regular, parts))
         found: list[str] = []
         run: list[str] = []
@@ -89,7 +107,9 @@ class _Writer:
     def _triggered(self, form: Format) -> str:
         if form["type"] != "triggered_tags":
             raise ValueError(f"the structural tag's format {form['type']!r} is not supported")
-        if odd := [key for key in ("at_least_one", "stop_after_first", "excludes") if form.get(key)]:
+        if odd := [
+            key for key in ("at_least_one", "stop_after_first", "excludes") if form.get(key)
+        ]:
             raise ValueError(f"{odd[0]} of {form['type']} is not supported")
         any_text = self._terminal(r"/[\s\S]*/")
         ways = []
@@ -97,9 +117,13 @@ class _Writer:
             if not isinstance(tag["begin"], str):
                 ways.append(f"{any_text} {self._runs(_parts(tag))}")
                 continue
-            trigger = next((text for text in form["triggers"] if tag["begin"].startswith(text)), None)
+            trigger = next(
+                (text for text in form["triggers"] if tag["begin"].startswith(text)), None
+            )
             if not trigger:
-                raise ValueError(f"begin {tag['begin']!r} starts with none of the triggers {form['triggers']}")
+                raise ValueError(
+                    f"begin {tag['begin']!r} starts with none of the triggers {form['triggers']}"
+                )
             until = self._named(f"{any_text} {json.dumps(trigger)}", "[lazy]")
             ways.append(f"{until} {self._runs(_parts(tag, len(trigger)))}")
         if form.get("special_tokens"):
@@ -143,13 +167,21 @@ def _times(form: Format) -> str:
 
 
 def _parts(tag: Format, skip: int = 0) -> list[Format]:
-    """Writes a tag as a sequence. skip: the number of characters of its beginning that are already written."""
+    """Writes a tag as a sequence. skip: the number of characters of its beginning that are already
+    written."""
     begin = tag["begin"][skip:] if isinstance(tag["begin"], str) else tag["begin"]
-    edges = [{"type": "const_string", "value": edge} if isinstance(edge, str) else edge for edge in (begin, tag["end"])]
+    edges = [
+        {"type": "const_string", "value": edge} if isinstance(edge, str) else edge
+        for edge in (begin, tag["end"])
+    ]
     if not all(isinstance(edge, Mapping) for edge in edges):
         raise ValueError("a tag with several ends is not supported")
     content = tag["content"]
-    return [edges[0], *(content["elements"] if content["type"] == "sequence" else [content]), edges[1]]
+    return [
+        edges[0],
+        *(content["elements"] if content["type"] == "sequence" else [content]),
+        edges[1],
+    ]
 
 
 def _is_regular(form: Format) -> bool:
@@ -188,9 +220,9 @@ def _regex(form: Format) -> str:
 
 
 def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
-    """Returns the schema with the words excluded from all strings and keys. A JSON escape counts as the character that it
-    represents. Objects that name their properties have no others. Raises ValueError where the restriction cannot be combined with
-    the schema."""
+    """Returns the schema with the words excluded from all strings and keys. A JSON escape counts as
+    the character that it represents. Objects that name their properties have no others. Raises
+    ValueError where the restriction cannot be combined with the schema."""
     if not words:
         return schema
     free = f"^(?:{without(words)})$"
@@ -207,7 +239,9 @@ def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
     rewriting = _Rewriting(tuple(words), free, reference)
     rewritten = rewriting.schema(schema)
     definitions = {
-        key: {name: rewriting.schema(inner) for name, inner in schema[key].items()} for key in DEFINITIONS if key in schema
+        key: {name: rewriting.schema(inner) for name, inner in schema[key].items()}
+        for key in DEFINITIONS
+        if key in schema
     }
     definitions["$defs"] = {**definitions.get("$defs", {}), ANY_JSON: definition}
     return {**rewritten, **definitions}
@@ -215,7 +249,8 @@ def with_free_strings(schema: Any, words: Sequence[str]) -> Any:
 
 @dataclass(frozen=True)
 class _Rewriting:
-    """words: the excluded words; free: the pattern of strings without them; any: a reference to the schema of any value."""
+    """words: the excluded words; free: the pattern of strings without them; any: a reference to the
+    schema of any value."""
 
     words: tuple[str, ...]
     free: str
@@ -235,7 +270,9 @@ class _Rewriting:
         if used & {"enum", "const"}:
             return self._constants(schema)
         if "type" not in used:
-            raise ValueError(f"{', '.join(sorted(used))} without type where some words are excluded")
+            raise ValueError(
+                f"{', '.join(sorted(used))} without type where some words are excluded"
+            )
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         changed = dict(schema)
         if "string" in names:
@@ -248,7 +285,11 @@ class _Rewriting:
 
     def _constants(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        kept = [value for value in values if not any(word in json.dumps(value, ensure_ascii=False) for word in self.words)]
+        kept = [
+            value
+            for value in values
+            if not any(word in json.dumps(value, ensure_ascii=False) for word in self.words)
+        ]
         if not kept:
             raise ValueError("all constants contain an excluded word")
         return {**{key: value for key, value in schema.items() if key != "const"}, "enum": kept}
@@ -272,7 +313,8 @@ class _Rewriting:
         return changed
 
     def _object(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        others, properties = schema.get("additionalProperties"), schema.get("properties")
+        others = schema.get("additionalProperties")
+        properties = schema.get("properties")
         if "patternProperties" in schema or properties and others not in (None, False):
             raise ValueError("properties in addition to named ones where some words are excluded")
         if properties is None and others is not False:

@@ -28,8 +28,11 @@ def takes(text: str, *outputs: str) -> list[bool]:
     root = backend.compile(Constraint("structural_tag", text))
     found = []
     for output in outputs:
-        state, data = root.fork(), list(output.encode())
-        found.append(state.accept(data) == len(data) and bool(mask_of(backend, state, VOCAB_SIZE)[EOS]))
+        state = root.fork()
+        data = list(output.encode())
+        found.append(
+            state.accept(data) == len(data) and bool(mask_of(backend, state, VOCAB_SIZE)[EOS])
+        )
     return found
 
 
@@ -38,7 +41,9 @@ def test_tags_of_users() -> None:
     form = {
         "type": "triggered_tags",
         "triggers": ["<f"],
-        "tags": [{"type": "tag", "begin": f"<f{i}>", "content": inner, "end": "</f>"} for i in (1, 2)],
+        "tags": [
+            {"type": "tag", "begin": f"<f{i}>", "content": inner, "end": "</f>"} for i in (1, 2)
+        ],
     }
     outputs = ["", "a <b", "<f1>3</f>x<f2>4</f>", "<f3>", "<f1>x</f>", "<f1>3"]
     assert takes(tag(form), *outputs) == [True, True, True, False, False, False]
@@ -52,7 +57,12 @@ def test_tags_of_users() -> None:
         {"type": "triggered_tags", "triggers": ["<"], "tags": [], "stop_after_first": True},
         {"type": "triggered_tags", "triggers": ["<"], "tags": []},
         {"type": "tags_with_separator", "separator": ",", "tags": []},
-        {"type": "tag", "begin": "a", "content": {"type": "json_schema", "json_schema": {}}, "end": ["b", "c"]},
+        {
+            "type": "tag",
+            "begin": "a",
+            "content": {"type": "json_schema", "json_schema": {}},
+            "end": ["b", "c"],
+        },
         {"type": "tag", "begin": "a"},
     ],
 )
@@ -66,9 +76,16 @@ def test_what_is_not_supported_is_refused(form: dict[str, Any]) -> None:
 def test_patterns_that_exclude_words_and_are_followed_by_one() -> None:
     body = {"type": "regex", "pattern": r"[\s\S]{2,5}", "excludes": WORDS}
     form = {"type": "sequence", "elements": [body, {"type": "const_string", "value": "</b>"}]}
-    assert takes(tag(form, prefix_free=True), "ab</b>", "a</b>", "a</</b>", "<c></b>", "<c</b>", "abcdef</b>") == [
-        True, False, True, False, True, False,
-    ]  # fmt: skip
+    assert takes(
+        tag(form, prefix_free=True), "ab</b>", "a</b>", "a</</b>", "<c></b>", "<c</b>", "abcdef</b>"
+    ) == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_parts_that_may_be_left_out_begin_like_what_follows() -> None:
@@ -78,9 +95,16 @@ def test_parts_that_may_be_left_out_begin_like_what_follows() -> None:
     number = {"type": "json_schema", "json_schema": {"type": "integer"}}
     form = {
         "type": "sequence",
-        "elements": [text("<p>x</p>"), {"type": "optional", "content": text("<p=a>y</p>")}, text("<p=b>"), number],
+        "elements": [
+            text("<p>x</p>"),
+            {"type": "optional", "content": text("<p=a>y</p>")},
+            text("<p=b>"),
+            number,
+        ],
     }
-    assert takes(tag(form, prefix_free=True), "<p>x</p><p=b>3", "<p>x</p><p=a>y</p><p=b>3", "<p>x</p><p=a>3") == [
+    assert takes(
+        tag(form, prefix_free=True), "<p>x</p><p=b>3", "<p>x</p><p=a>y</p><p=b>3", "<p>x</p><p=a>3"
+    ) == [
         True,
         True,
         False,
@@ -88,16 +112,32 @@ def test_parts_that_may_be_left_out_begin_like_what_follows() -> None:
 
 
 def test_neighbouring_tokens_are_ranges() -> None:
-    form = {"type": "triggered_tags", "triggers": [], "special_tokens": [9, 4, 5, 6], "tags": [
-        {"type": "tag", "begin": {"type": "token", "token": 7}, "content": {"type": "const_string", "value": "x"}, "end": ""}
-    ]}  # fmt: skip
+    form = {
+        "type": "triggered_tags",
+        "triggers": [],
+        "special_tokens": [9, 4, 5, 6],
+        "tags": [
+            {
+                "type": "tag",
+                "begin": {"type": "token", "token": 7},
+                "content": {"type": "const_string", "value": "x"},
+                "end": "",
+            }
+        ],
+    }
     lark = tag_grammar({"format": form, "prefix_free": True})
     assert "<[4-6,9]>" in lark and "<[7]>" in lark
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "x", "</b>", "a<c>d", "<", "<b"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "<c>", "a"]), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "x", "</b>", "a<c>d", "<", "<b"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["k", "<c>", "a"]), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 

@@ -1,6 +1,7 @@
-"""Structured output with lm-format-enforcer: its character-level parsers are run over the tree of the vocabulary's tokens. The
-library's own token loop is not used, because it keeps every prefix it has seen and cannot undo. Tokens that are not whole
-characters are never allowed, because the parsers work on characters, not bytes.
+"""Structured output with lm-format-enforcer: its character-level parsers are run over the tree of
+the vocabulary's tokens. The library's own token loop is not used, because it keeps every prefix it
+has seen and cannot undo. Tokens that are not whole characters are never allowed, because the
+parsers work on characters, not bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from pegboard_chat.parsing.constraint_size import too_many_states
 from pegboard_chat.parsing.json_schema import subschemas
 from pegboard_chat.parsing.regex_syntax import with_ascii_classes, without_anchors
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
-from pegboard_structured_output_lm_format_enforcer.limits import MAX_STATES, literals, needs_plain_strings, patterns, rejection
+from pegboard_structured_output_lm_format_enforcer.limits import (
+    MAX_STATES,
+    literals,
+    needs_plain_strings,
+    patterns,
+    rejection,
+)
 
 _SHARED = threading.Lock()
 
@@ -34,8 +41,8 @@ WHITE_SPACE = r" \t\n\r"
 
 
 class Place:
-    """A position in a text; immutable except for the mask, which is made once. syntax: the strict reader that runs alongside the
-    parser, for JSON only."""
+    """A position in a text; immutable except for the mask, which is made once. syntax: the strict
+    reader that runs alongside the parser, for JSON only."""
 
     __slots__ = ("mask", "parser", "syntax")
 
@@ -89,7 +96,8 @@ class EnforcerState:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """The library finds some keywords that it does not know only when the text gets there, and raises plain Exceptions."""
+    """The library finds some keywords that it does not know only when the text gets there, and
+    raises plain Exceptions."""
     try:
         yield
     except Exception as error:
@@ -98,7 +106,8 @@ def _refusing() -> Iterator[None]:
 
 
 class LMFormatEnforcer:
-    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported
+    with the first constraint."""
 
     def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
         self.setup = setup
@@ -112,15 +121,21 @@ class LMFormatEnforcer:
             tokens = self._tokens
         odd = sorted(set().union(*literals(constraint)) - set(tokens.alphabet))
         if odd:
-            raise RequestError(f"{odd[0]!r} is not contained in any token as a whole character", parameter="structured_outputs")
+            raise RequestError(
+                f"{odd[0]!r} is not contained in any token as a whole character",
+                parameter="structured_outputs",
+            )
         for pattern in patterns(constraint):
             if (reason := too_many_states(pattern, MAX_STATES)) is not None:
                 raise RequestError(reason, parameter="structured_outputs")
         try:
             place = _start(constraint, tokens.alphabet)
             is_possible = tokens.allowed(place).any()
-        except Exception as error:  # the parsers raise plain Exceptions and those of two other libraries
-            raise RequestError(" ".join(str(error).split()) or type(error).__name__, parameter="structured_outputs") from error
+        except Exception as error:
+            # the parsers raise plain Exceptions and those of two other libraries
+            raise RequestError(
+                " ".join(str(error).split()) or type(error).__name__, parameter="structured_outputs"
+            ) from error
         if not is_possible:
             raise RequestError("no text fits the constraint", parameter="structured_outputs")
         return EnforcerState(tokens, [place])
@@ -139,7 +154,8 @@ class LMFormatEnforcer:
 
 
 class Tokens:
-    """texts: token id → text, for tokens that are whole characters. alphabet: all their characters."""
+    """texts: token id → text, for tokens that are whole characters. alphabet: all their
+    characters."""
 
     def __init__(self, setup: StructuredOutputSetup) -> None:
         from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree
@@ -155,13 +171,16 @@ class Tokens:
         regular = [(token, text, False) for token, text in self.texts.items()]
         self._tree = TokenizerPrefixTree(regular, False, setup.vocab_size)
         self._plain = self._bits([token for token, text in self.texts.items() if "\\" not in text])
-        self._printable = self._bits([token for token, text in self.texts.items() if min(text) >= " "])
+        self._printable = self._bits(
+            [token for token, text in self.texts.items() if min(text) >= " "]
+        )
         self._stops = self._bits(list(setup.stop_token_ids))
         self._strings: dict[tuple[int, int], np.ndarray] = {}
         self._spaces: dict[tuple[int, int], np.ndarray] = {}
 
     def allowed(self, place: Place) -> np.ndarray:
-        """Returns the tokens that may come next, as bits: uint32 [words]. Raises RequestError if that takes too long."""
+        """Returns the tokens that may come next, as bits: uint32 [words]. Raises RequestError if
+        that takes too long."""
         if place.syntax is None and hasattr(place.parser, "current_state"):
             return self._after(place.parser)
         until_s = time.thread_time() + MASK_S
@@ -169,7 +188,8 @@ class Tokens:
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
         if place.syntax is not None and place.syntax.in_string and isinstance(shortcut, tuple):
-            mask = self._in_string(*shortcut[1:])  # the library's shortcut for free text: only tokens that begin with " are left
+            # the library's shortcut for free text: only tokens that begin with " are left
+            mask = self._in_string(*shortcut[1:])
             mask = mask & self._with_spaces(place.parser)
             if place.syntax.step("\\") is None:
                 mask = mask & self._plain
@@ -180,9 +200,14 @@ class Tokens:
         mask = mask | self._bits(found)
         return mask | self._stops if place.can_end else mask
 
-    def _walk(self, place: Place, node: Any, found: list[int], until_s: float, only: str | None = None) -> None:
+    def _walk(
+        self, place: Place, node: Any, found: list[int], until_s: float, only: str | None = None
+    ) -> None:
         if time.thread_time() > until_s:
-            raise RequestError(f"one mask took over {MASK_S:g} s; simplify the constraint", parameter="structured_outputs")
+            raise RequestError(
+                f"one mask took over {MASK_S:g} s; simplify the constraint",
+                parameter="structured_outputs",
+            )
         found += node.tokens
         characters = node.children.keys() & set(place.parser.get_allowed_characters())
         for character in characters if only is None else characters & {only}:
@@ -190,17 +215,21 @@ class Tokens:
                 self._walk(following, node.children[character], found, until_s)
 
     def _after(self, parser: Any) -> np.ndarray:
-        """Returns the tokens that may follow in the state of a regular expression. Each state is computed once."""
+        """Returns the tokens that may follow in the state of a regular expression. Each state is
+        computed once."""
         from lmformatenforcer.regexparser import anything_else
 
-        context, state = parser.context, parser.current_state
+        context = parser.context
+        state = parser.current_state
         if not hasattr(context, "masks"):
             alphabet = context.pattern.alphabet
             context.masks = {}
             context.signs = {sign: alphabet[sign] for sign in alphabet if sign is not anything_else}
             context.other = alphabet.get(anything_else)
         if state not in context.masks:
-            signs, other, rows = context.signs, context.other, context.pattern.map
+            signs = context.signs
+            other = context.other
+            rows = context.pattern.map
             found: list[int] = []
             waiting = [(self._tree.root, state)]
             while waiting:
@@ -218,19 +247,28 @@ class Tokens:
     def _in_string(self, length: int, min_length: int, max_length: int) -> np.ndarray:
         """Returns the tokens that stay in a JSON string, or end it with their last character."""
         cache = self._tree.json_freetext_tokens
-        key = min(cache.max_token_len, max(0, min_length - length)), min(cache.max_token_len, max_length - length)
+        key = (
+            min(cache.max_token_len, max(0, min_length - length)),
+            min(cache.max_token_len, max_length - length),
+        )
         if key not in self._strings:
-            self._strings[key] = self._bits(cache.lookup_allowed_tokens(*key).allowed_tokens) & self._printable
+            self._strings[key] = (
+                self._bits(cache.lookup_allowed_tokens(*key).allowed_tokens) & self._printable
+            )
         return self._strings[key]
 
     def _with_spaces(self, parser: Any) -> np.ndarray:
-        """Returns the tokens that keep consecutive white space within the library's limit. The library also counts white space in
-        strings."""
+        """Returns the tokens that keep consecutive white space within the library's limit. The
+        library also counts white space in strings."""
         most = parser.config.max_consecutive_whitespaces
         key = max(0, most - parser.num_consecutive_whitespaces), most
         if key not in self._spaces:
-            too_much = re.compile(rf"[{WHITE_SPACE}]{{{key[0] + 1}}}|.*[{WHITE_SPACE}]{{{most + 1}}}", re.S)
-            self._spaces[key] = self._bits([token for token, text in self.texts.items() if not too_much.match(text)])
+            too_much = re.compile(
+                rf"[{WHITE_SPACE}]{{{key[0] + 1}}}|.*[{WHITE_SPACE}]{{{most + 1}}}", re.S
+            )
+            self._spaces[key] = self._bits(
+                [token for token, text in self.texts.items() if not too_much.match(text)]
+            )
         return self._spaces[key]
 
     def _bits(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -248,14 +286,17 @@ def _start(constraint: Constraint, alphabet: str) -> Place:
         texts = json.loads(constraint.text)
         return Place(UnionParser([StringParser(text) for text in texts]), None)
     if constraint.kind == "regex":
-        return Place(RegexParser(with_ascii_classes(without_anchors(constraint.text)), config), None)
+        return Place(
+            RegexParser(with_ascii_classes(without_anchors(constraint.text)), config), None
+        )
     schema = json.loads(constraint.text) if constraint.kind == "json" else {"type": "object"}
     patterns: dict[str, Any] = {}
     for _, inner in subschemas(schema):
         if isinstance(inner, dict) and "pattern" in inner:
             inner["pattern"] = with_ascii_classes(without_anchors(inner["pattern"]))
             patterns[inner["pattern"]] = RegexParser(inner["pattern"], config)
-    shared = JsonSchemaParser._Context.regex_parser_cache  # the library keeps this cache for all schemas forever: only borrow it
+    # the library keeps this cache for all schemas forever: only borrow it
+    shared = JsonSchemaParser._Context.regex_parser_cache
     with _SHARED:
         shared.update(patterns)
         parser = JsonSchemaParser(schema, config)

@@ -1,5 +1,6 @@
-"""JSON as defined by RFC 8259, character by character. lm-format-enforcer also accepts text that is not JSON (a comma before a
-closing brace, control characters in strings, "1.e5"); running both excludes it."""
+"""JSON as defined by RFC 8259, character by character. lm-format-enforcer also accepts text that is
+not JSON (a comma before a closing brace, control characters in strings, "1.e5"); running both
+excludes it."""
 
 from __future__ import annotations
 
@@ -11,20 +12,40 @@ HEX = frozenset("0123456789abcdefABCDEF")
 LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
 
 State = Literal[
-    "value", "first_item", "first_key", "key", "colon", "after", "string", "escape", "hex", "minus", "zero", "int", "dot",
-    "fraction", "literal",
-]  # fmt: skip
+    "value",
+    "first_item",
+    "first_key",
+    "key",
+    "colon",
+    "after",
+    "string",
+    "escape",
+    "hex",
+    "minus",
+    "zero",
+    "int",
+    "dot",
+    "fraction",
+    "literal",
+]
 _NUMBER_ENDS = ("zero", "int", "fraction")
 
 
 class JsonSyntax:
-    """A position in a text; immutable. stack: open brackets. rest: the rest of a literal, or hex digits of an escape. Numbers
-    have no exponents and no "-0", because after these the library accepts fractions as integers. plain_strings: no escapes."""
+    """A position in a text; immutable. stack: open brackets. rest: the rest of a literal, or hex
+    digits of an escape. Numbers have no exponents and no "-0", because after these the library
+    accepts fractions as integers. plain_strings: no escapes."""
 
     __slots__ = ("_is_key", "_plain", "_rest", "_stack", "_state")
 
     def __init__(
-        self, state: State = "value", stack: str = "", *, rest: str = "", is_key: bool = False, plain_strings: bool = False
+        self,
+        state: State = "value",
+        stack: str = "",
+        *,
+        rest: str = "",
+        is_key: bool = False,
+        plain_strings: bool = False,
     ) -> None:
         self._state = state
         self._stack = stack
@@ -54,18 +75,26 @@ class JsonSyntax:
         if state == "hex":
             if character not in HEX:
                 return None
-            return self._at("hex", rest=self._rest[1:]) if len(self._rest) > 1 else self._at("string")
+            return (
+                self._at("hex", rest=self._rest[1:]) if len(self._rest) > 1 else self._at("string")
+            )
         if state == "literal":
             if character != self._rest[0]:
                 return None
-            return self._at("literal", rest=self._rest[1:]) if len(self._rest) > 1 else self._at("after")
+            return (
+                self._at("literal", rest=self._rest[1:])
+                if len(self._rest) > 1
+                else self._at("after")
+            )
         if state in ("minus", "zero", "int", "dot", "fraction"):
             return self._in_number(character)
         if character in SPACE:
             return self
         return self._between(character)
 
-    def _at(self, state: State, stack: str | None = None, *, rest: str = "", is_key: bool | None = None) -> JsonSyntax:
+    def _at(
+        self, state: State, stack: str | None = None, *, rest: str = "", is_key: bool | None = None
+    ) -> JsonSyntax:
         return JsonSyntax(
             state,
             self._stack if stack is None else stack,
@@ -92,7 +121,8 @@ class JsonSyntax:
         return self._at("after").step(character) if state in _NUMBER_ENDS else None
 
     def _between(self, character: str) -> JsonSyntax | None:
-        state, inside = self._state, self._stack[-1:]
+        state = self._state
+        inside = self._stack[-1:]
         if state == "colon":
             return self._at("value") if character == ":" else None
         if state == "after":
@@ -115,7 +145,9 @@ class JsonSyntax:
         if character == '"':
             return self._at("string", is_key=False)
         if character in "{[":
-            return self._at("first_key" if character == "{" else "first_item", self._stack + character)
+            return self._at(
+                "first_key" if character == "{" else "first_item", self._stack + character
+            )
         if character in DIGITS or character == "-":
-            return self._at({"-": "minus", "0": "zero"}.get(character, "int"))  # type: ignore[arg-type]
+            return self._at({("-"): ("minus"), ("0"): ("zero")}.get(character, ("int")))  # type: ignore[arg-type]
         return self._at("literal", rest=LITERALS[character]) if character in LITERALS else None

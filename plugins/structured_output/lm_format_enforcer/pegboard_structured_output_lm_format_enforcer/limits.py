@@ -1,5 +1,5 @@
-"""Refuses what lm-format-enforcer does not enforce, because the library ignores unknown keywords. This module imports nothing
-heavy."""
+"""Refuses what lm-format-enforcer does not enforce, because the library ignores unknown keywords.
+This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,28 @@ from pegboard_chat.parsing.regex_syntax import pattern_problem, string_problem
 
 KINDS = ("json", "json_object", "regex", "choice")
 MAX_SIZE = 500
-"""The largest size of a pattern with its repeats written out. Its automaton is built in Python, which is slow."""
+"""The largest size of a pattern with its repeats written out. Its automaton is built in Python,
+which is slow."""
 
-SIZES = SizeLimits(properties=500, optional=500, values=500, branches=30, parts=5000, rules=0, characters=2000)
-"""Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most, within 100 MB."""
+SIZES = SizeLimits(
+    properties=500, optional=500, values=500, branches=30, parts=5000, rules=0, characters=2000
+)
+"""Measured with a vocabulary of 49,152 tokens: what is smaller compiles in a few seconds at most,
+within 100 MB."""
 
 MAX_STATES = 300
 """The largest number of states of an automaton."""
 
 NOT_SUPPORTED = frozenset(
-    {"look-around", "backreference", "word boundary", "inner anchor", "inline flag", "unicode property", "excessive length"}
+    {
+        "look-around",
+        "backreference",
+        "word boundary",
+        "inner anchor",
+        "inline flag",
+        "unicode property",
+        "excessive length",
+    }
 )
 DEFINITIONS = ("#/$defs/", "#/definitions/")
 
@@ -42,16 +54,20 @@ def rejection(constraint: Constraint) -> str | None:
 
 
 def needs_plain_strings(schema: Any) -> bool:
-    """True if a string has minLength. Such strings must not contain escapes, because the library counts an escape as the
-    characters that it is written with."""
-    return any(isinstance(inner, Mapping) and "minLength" in inner for _, inner in subschemas(schema))
+    """True if a string has minLength. Such strings must not contain escapes, because the library
+    counts an escape as the characters that it is written with."""
+    return any(
+        isinstance(inner, Mapping) and "minLength" in inner for _, inner in subschemas(schema)
+    )
 
 
 def patterns(constraint: Constraint) -> list[str]:
     """Returns the regular expressions in the constraint."""
     if constraint.kind != "json":
         return [constraint.text] if constraint.kind == "regex" else []
-    inner = [inner for _, inner in subschemas(json.loads(constraint.text)) if isinstance(inner, Mapping)]
+    inner = [
+        inner for _, inner in subschemas(json.loads(constraint.text)) if isinstance(inner, Mapping)
+    ]
     return [schema["pattern"] for schema in inner if isinstance(schema.get("pattern"), str)]
 
 
@@ -86,13 +102,19 @@ def _schema(schema: Any) -> str | None:
 def _combined(path: str, schema: Schema) -> str | None:
     """Checks references and constants, which `Dialect.extra` does not see."""
     reference = schema.get("$ref")
-    if reference is not None and (reference.rpartition("/")[0] + "/" not in DEFINITIONS or "~" in reference):
-        return f"$ref {reference!r} at {path} is not supported: only names in $defs or definitions are"
+    if reference is not None and (
+        reference.rpartition("/")[0] + "/" not in DEFINITIONS or "~" in reference
+    ):
+        return (
+            f"$ref {reference!r} at {path} is not supported: only names in $defs or definitions are"
+        )
     listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in listed]
     if any(isinstance(value, str) and _is_odd(value) for value in listed):
         return f"text that needs escapes at {path} is not supported"
-    if not all(isinstance(value, str) for value in listed) and ("const" in schema or not all(numbers)):
+    if not all(isinstance(value, str) for value in listed) and (
+        "const" in schema or not all(numbers)
+    ):
         return f"values at {path} that are neither all text nor all numbers are not supported"
     return None
 

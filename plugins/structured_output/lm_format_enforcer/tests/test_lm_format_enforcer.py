@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from pegboard_structured_output_lm_format_enforcer.backend import LMFormatEnforcer
 from pegboard_structured_output_lm_format_enforcer.json_syntax import JsonSyntax
 
-from pegboard.interfaces.structured_output import Constraint, StructuredOutput, StructuredOutputSetup
+from pegboard.interfaces.structured_output import (
+    Constraint,
+    StructuredOutput,
+    StructuredOutputSetup,
+)
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_structured_output import StructuredOutputContract, mask_of
@@ -23,7 +27,16 @@ def test_contract() -> None:
 
 class TestLMFormatEnforcer(StructuredOutputContract):
     kinds = ("json", "json_object", "regex", "choice")
-    takes = ("person", "tree", "array sizes", "boolean", "map", "string sizes", "pattern", "optional properties")
+    takes = (
+        "person",
+        "tree",
+        "array sizes",
+        "boolean",
+        "map",
+        "string sizes",
+        "pattern",
+        "optional properties",
+    )
 
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
         return LMFormatEnforcer(None, setup)
@@ -38,8 +51,14 @@ def is_json(text: str) -> bool:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=5) | st.floats(0, 100).map(lambda x: round(x, 3)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.text(max_size=5)
+    | st.floats(0, 100).map(lambda x: round(x, 3)),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
 )
 
 
@@ -54,7 +73,9 @@ def test_what_is_no_json_is_not(value: object, data: st.DataObject) -> None:
     text = json.dumps(value)
     at = data.draw(st.integers(0, len(text)))
     broken = (
-        text[:at] + data.draw(st.sampled_from(list('",:{}[]\\0-.ea\n\x01') + [""])) + text[at + data.draw(st.integers(0, 1)) :]
+        text[:at]
+        + data.draw(st.sampled_from(list('",:{}[]\\0-.ea\n\x01') + [""]))
+        + text[at + data.draw(st.integers(0, 1)) :]
     )
     try:
         json.loads(broken)
@@ -63,7 +84,22 @@ def test_what_is_no_json_is_not(value: object, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a":1,}', "[1,]", "01", "1.", "-", "1e5", '"\t"', '"\\x"', '"\\u12"', "nul", "{,}", "[1 2]", ""]
+    "text",
+    [
+        '{"a":1,}',
+        "[1,]",
+        "01",
+        "1.",
+        "-",
+        "1e5",
+        '"\t"',
+        '"\\x"',
+        '"\\u12"',
+        "nul",
+        "{,}",
+        "[1 2]",
+        "",
+    ],
 )
 def test_broken(text: str) -> None:
     assert not is_json(text)
@@ -71,12 +107,22 @@ def test_broken(text: str) -> None:
 
 def test_what_a_mask_allows_is_accepted_however_much_white_space() -> None:
     """The library also counts white space inside strings, but its shortcut for strings does not."""
-    token_bytes = [bytes([value]) for value in range(256)] + [b"", b" " * 5, b" " * 11, b" " * 15, b"a" + b" " * 9, b" \n" * 8]
+    token_bytes = [bytes([value]) for value in range(256)] + [
+        b"",
+        b" " * 5,
+        b" " * 11,
+        b" " * 15,
+        b"a" + b" " * 9,
+        b" \n" * 8,
+    ]
     vocabulary = Vocabulary(token_bytes, frozenset({256}), (256,))
-    backend = LMFormatEnforcer(None, StructuredOutputSetup(len(token_bytes), lambda: vocabulary, (256,)))
+    backend = LMFormatEnforcer(
+        None, StructuredOutputSetup(len(token_bytes), lambda: vocabulary, (256,))
+    )
     root = backend.compile(Constraint("json", '{"type": "string"}'))
     for seed in range(20):
-        rng, state = np.random.default_rng(seed), root.fork()
+        rng = np.random.default_rng(seed)
+        state = root.fork()
         assert state.accept([ord('"')]) == 1
         for _ in range(20):
             allowed = np.flatnonzero(mask_of(backend, state, len(token_bytes)))

@@ -1,4 +1,5 @@
-"""Structured output with outlines-core: an automaton over tokens is built in advance, so a mask is a table look-up."""
+"""Structured output with outlines-core: an automaton over tokens is built in advance, so a mask is
+a table look-up."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ MAX_ROLLBACK = 4096
 
 
 class OutlinesState:
-    """The position of one completion in an index. `tokens`: the tokens accepted so far, for forks."""
+    """The position of one completion in an index. `tokens`: the tokens accepted so far, for
+    forks."""
 
     def __init__(self, index: Any, tokens: Sequence[int] = ()) -> None:
         import outlines_core
@@ -52,7 +54,8 @@ class OutlinesState:
 
 
 class Outlines:
-    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported
+    with the first constraint."""
 
     def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
         self.setup = setup
@@ -65,7 +68,9 @@ class Outlines:
         import outlines_core
 
         if not self.setup.stop_token_ids:
-            raise RequestError("the tokenizer has no end-of-sequence token", parameter="structured_outputs")
+            raise RequestError(
+                "the tokenizer has no end-of-sequence token", parameter="structured_outputs"
+            )
         with self._lock:
             vocabulary = self._vocabulary
         try:
@@ -75,13 +80,17 @@ class Outlines:
             return OutlinesState(outlines_core.Index(pattern, vocabulary))
         except RequestError:
             raise
-        except (ValueError, TypeError, OverflowError) as error:  # the library raises these for bad input
-            raise RequestError(" ".join(str(error).split()), parameter="structured_outputs") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            # the library raises these for bad input
+            raise RequestError(
+                " ".join(str(error).split()), parameter="structured_outputs"
+            ) from error
 
     def fill(self, grammars: Sequence[OutlinesState], masks: np.ndarray) -> None:
         for grammar, mask in zip(grammars, masks, strict=True):
             grammar.guide.write_mask_into(mask.ctypes.data, mask.size, mask.itemsize)
-            if mask[self._stop_words[0]] & self._stop_bits[0]:  # the library supports only one end-of-sequence token
+            # the library supports only one end-of-sequence token
+            if mask[self._stop_words[0]] & self._stop_bits[0]:
                 for word, bit in zip(self._stop_words, self._stop_bits, strict=True):
                     mask[word] |= bit
 

@@ -15,7 +15,17 @@ def test_contract() -> None:
 
 class TestOutlines(StructuredOutputContract):
     kinds = ("json", "regex", "choice")
-    takes = ("person", "array sizes", "enum", "boolean", "map", "string sizes", "pattern", "optional properties", "uuid")
+    takes = (
+        "person",
+        "array sizes",
+        "enum",
+        "boolean",
+        "map",
+        "string sizes",
+        "pattern",
+        "optional properties",
+        "uuid",
+    )
 
     def backend(self, setup: StructuredOutputSetup) -> StructuredOutput:
         return Outlines(None, setup)

@@ -1,5 +1,5 @@
-"""Structured output with xgrammar: byte-level pushdown automata. The part of the masks that does not depend on the stack is
-prepared in advance."""
+"""Structured output with xgrammar: byte-level pushdown automata. The part of the masks that does
+not depend on the stack is prepared in advance."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ import numpy as np
 from pegboard.errors import RequestError
 from pegboard.interfaces.structured_output import Constraint, StructuredOutputSetup
 from pegboard_chat.parsing.regex_syntax import without_newlines
-from pegboard_structured_output_xgrammar.limits import has_lengths, may_be_slow, rejection, tag_schemas
+from pegboard_structured_output_xgrammar.limits import (
+    has_lengths,
+    may_be_slow,
+    rejection,
+    tag_schemas,
+)
 from pegboard_structured_output_xgrammar.watch import Watch
 
-CALL_S, COMPILE_S, TRIAL_S = 2.0, 10.0, 1.0
-"""Seconds that a mask or a token may take, the compilation, and the trial, where the library could take very long."""
+CALL_S = 2.0
+COMPILE_S = 10.0
+TRIAL_S = 1.0
+"""Seconds that a mask or a token may take, the compilation, and the trial, where the library could
+take very long."""
 
 NUM_TRIED = 4
 """The number of tokens of a trial."""
 
 LOOSE_CHARACTERS = r"[^\"\\\r\n]"
-"""The character class that the library writes for strings with minLength or maxLength. It allows control characters."""
+"""The character class that the library writes for strings with minLength or maxLength. It allows
+control characters."""
 
 JSON_CHARACTERS = r"[^\"\\\0-\x1f]"
 
 
 class XGrammarState:
-    """The matcher of one completion. watch: limits the time of its calls; None if they cannot take long. After a call that took
-    too long, the matcher is still in use and is never called again."""
+    """The matcher of one completion. watch: limits the time of its calls; None if they cannot take
+    long. After a call that took too long, the matcher is still in use and is never called again."""
 
     def __init__(self, matcher: Any, watch: Watch | None) -> None:
         self.matcher = matcher
@@ -39,7 +48,11 @@ class XGrammarState:
         self._failure: RequestError | None = None
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        return self._accept(token_ids) if self.watch is None else int(self._limited(lambda: self._accept(token_ids)))
+        return (
+            self._accept(token_ids)
+            if self.watch is None
+            else int(self._limited(lambda: self._accept(token_ids)))
+        )
 
     def _accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
@@ -71,7 +84,8 @@ class XGrammarState:
 
 
 class XGrammar:
-    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported with the first constraint."""
+    """Implements `pegboard.interfaces.structured_output.StructuredOutput`. The library is imported
+    with the first constraint."""
 
     def __init__(self, options: None, setup: StructuredOutputSetup) -> None:
         self.setup = setup
@@ -85,19 +99,26 @@ class XGrammar:
         if not may_be_slow(constraint):
             return self._compile(constraint, None)
         if self._watch.is_full():
-            raise RequestError("xgrammar is still busy with others that take too long; try later", parameter="structured_outputs")
-        state: XGrammarState = self._watch.call(lambda: self._compile(constraint, self._watch), COMPILE_S)
+            raise RequestError(
+                "xgrammar is still busy with others that take too long; try later",
+                parameter="structured_outputs",
+            )
+        state: XGrammarState = self._watch.call(
+            lambda: self._compile(constraint, self._watch), COMPILE_S
+        )
         self._watch.call(lambda: self._try(state.matcher.fork()), TRIAL_S)
         return state
 
     def _try(self, matcher: Any) -> None:
-        """Accept a few random tokens. Where the library is slow, that often shows at once, and another backend can be asked."""
+        """Accept a few random tokens. Where the library is slow, that often shows at once, and
+        another backend can be asked."""
         draws = np.random.default_rng(0)
         mask = np.zeros((1, -(-self.setup.vocab_size // 32)), np.int32)
         for _ in range(NUM_TRIED):
             matcher.fill_next_token_bitmask(mask)
             allowed = np.setdiff1d(
-                np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")), self.setup.stop_token_ids
+                np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")),
+                self.setup.stop_token_ids,
             )
             if not len(allowed):
                 return
@@ -108,12 +129,16 @@ class XGrammar:
 
         with self._lock:
             tokens = self._tokens
-        compiler = xgrammar.GrammarCompiler(tokens, max_threads=self.setup.num_threads, cache_enabled=False)  # core caches
+        # core caches
+        compiler = xgrammar.GrammarCompiler(
+            tokens, max_threads=self.setup.num_threads, cache_enabled=False
+        )
         try:
             matcher = xgrammar.GrammarMatcher(_COMPILE[constraint.kind](compiler, constraint))
             mask = np.zeros((1, -(-self.setup.vocab_size // 32)), np.int32)
             matcher.fill_next_token_bitmask(mask)
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:  # the library raises these for bad input
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            # the library raises these for bad input
             raise RequestError(_message(error), parameter="structured_outputs") from error
         if not mask.any():
             raise RequestError("no text fits the constraint", parameter="structured_outputs")
@@ -124,7 +149,9 @@ class XGrammar:
         bits = masks.view(np.int32)
         quick = [i for i, grammar in enumerate(grammars) if grammar.watch is None]
         if len(quick) == len(grammars):
-            self._batch.batch_fill_next_token_bitmask([grammar.matcher for grammar in grammars], bits)
+            self._batch.batch_fill_next_token_bitmask(
+                [grammar.matcher for grammar in grammars], bits
+            )
             return
         if quick:
             part = np.zeros((len(quick), bits.shape[1]), np.int32)
@@ -161,7 +188,9 @@ def _json(compiler: Any, constraint: Constraint) -> Any:
     any_whitespace = not constraint.disable_any_whitespace
     if not has_lengths(json.loads(schema)):
         return compiler.compile_json_schema(schema, any_whitespace=any_whitespace)
-    return _strictly(compiler, xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace))
+    return _strictly(
+        compiler, xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace)
+    )
 
 
 def _strictly(compiler: Any, grammar: Any) -> Any:
@@ -172,13 +201,16 @@ def _strictly(compiler: Any, grammar: Any) -> Any:
 
 
 def _choice(compiler: Any, constraint: Constraint) -> Any:
-    texts = [json.dumps(text, ensure_ascii=False).replace("\x7f", r"\x7f") for text in json.loads(constraint.text)]
+    texts = [
+        json.dumps(text, ensure_ascii=False).replace("\x7f", r"\x7f")
+        for text in json.loads(constraint.text)
+    ]
     return compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
 
 
 def _structural_tag(compiler: Any, constraint: Constraint) -> Any:
-    """Compile a structural tag: the library's own form ({"type": "structural_tag", "format": …}), or vLLM's older form with
-    structures and triggers."""
+    """Compile a structural tag: the library's own form ({"type": "structural_tag", "format": …}),
+    or vLLM's older form with structures and triggers."""
     import xgrammar
 
     tag = json.loads(constraint.text)
@@ -213,6 +245,7 @@ _COMPILE: dict[str, Callable[[Any, Constraint], Any]] = {
 
 
 def _message(error: Exception) -> str:
-    """Returns the message without the time and the source line that the library writes before it."""
+    """Returns the message without the time and the source line that the library writes before
+    it."""
     text = str(error).strip()
     return text.rpartition(".cc:")[2].partition(": ")[2] or text or type(error).__name__

@@ -10,7 +10,9 @@ XGRAMMAR = StructuredOutputSpec(
     suits="pegboard_structured_output_xgrammar.limits:suits",
     tier="tuned",
     supports={
-        "constraint": frozenset({"json", "json_object", "regex", "choice", "grammar", "structural_tag"}),
+        "constraint": frozenset(
+            {"json", "json_object", "regex", "choice", "grammar", "structural_tag"}
+        ),
         "compact": True,
         "text": True,
     },

@@ -1,7 +1,8 @@
-"""Calls the library on another thread where a call may take very long. A thread cannot be stopped, but it can be left behind.
+"""Calls the library on another thread where a call may take very long. A thread cannot be stopped,
+but it can be left behind.
 
-The time of a mask or a token has no limit in the library. It grows with the cube of the text for an ambiguous rule (`a ::= a a`),
-and with the square for repeats of repeats (`([a-z]+ ?)+`).
+The time of a mask or a token has no limit in the library. It grows with the cube of the text for an
+ambiguous rule (`a ::= a a`), and with the square for repeats of repeats (`([a-z]+ ?)+`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any, NoReturn
 from pegboard.errors import RequestError
 
 MAX_LEFT = 3
-"""The number of calls that were left behind and still run. While there are so many, the library gets no more such constraints."""
+"""The number of calls that were left behind and still run. While there are so many, the library
+gets no more such constraints."""
 
 
 BUSY = 5
-"""How many times the limit a call may take that gets less than half of a processor, because other programs keep it busy."""
+"""How many times the limit a call may take that gets less than half of a processor, because other
+programs keep it busy."""
 
 
 class _Worker:
@@ -36,7 +39,11 @@ class _Worker:
     def used_s(self) -> float:
         """Return the processor time of the thread in seconds."""
         assert self.thread.ident is not None
-        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident)) if self.thread.is_alive() else 0.0
+        return (
+            time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+            if self.thread.is_alive()
+            else 0.0
+        )
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -59,8 +66,9 @@ class Watch:
         return len(self._left) >= MAX_LEFT
 
     def call(self, job: Callable[[], Any], limit_s: float) -> Any:
-        """Return the result of `job` or raise its exception. Raises RequestError when it takes over `limit_s` seconds. It then
-        goes on with the lowest priority, and its result is dropped. Nothing that it uses may be used again."""
+        """Return the result of `job` or raise its exception. Raises RequestError when it takes over
+        `limit_s` seconds. It then goes on with the lowest priority, and its result is dropped.
+        Nothing that it uses may be used again."""
         worker = self._idle.pop() if self._idle else _Worker()
         used = worker.used_s()
         worker.jobs.put(job)
@@ -82,11 +90,15 @@ class Watch:
         worker.jobs.put(None)
         self._left.append(worker)
         _lower_priority(worker.thread)
-        reason = f"xgrammar: one call took over {limit_s:g} s; simplify the constraint, for example repeats of repeats"
+        reason = (
+            f"xgrammar: one call took over {limit_s:g} s; simplify the constraint, for example "
+            "repeats of repeats"
+        )
         raise RequestError(reason, parameter="structured_outputs") from None
 
 
 def _lower_priority(thread: threading.Thread) -> None:
     if hasattr(os, "setpriority") and thread.native_id is not None:
         with contextlib.suppress(OSError):  # it has just ended
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)  # on Linux, a priority belongs to a thread
+            # on Linux, a priority belongs to a thread
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)

@@ -12,13 +12,19 @@ from pegboard.interfaces.structured_output import Constraint
 from pegboard_testing.contract_structured_output import small_setup
 
 
-@pytest.mark.parametrize("names", [{"pattern": "^[ab]+$"}, {"type": "string", "enum": ["a", "ba"]}, {"maxLength": 2}])
+@pytest.mark.parametrize(
+    "names", [{"pattern": "^[ab]+$"}, {"type": "string", "enum": ["a", "ba"]}, {"maxLength": 2}]
+)
 def test_names_are_enforced(names: dict[str, Any]) -> None:
     constraint = Constraint("json", json.dumps({"type": "object", "propertyNames": names}))
     backend = XGrammar(None, small_setup())
     assert backend.reject(constraint) is None
     root = backend.compile(constraint)
-    for text, is_valid in (('{"a": 1, "ba": 2}', True), ('{"cab": 1}', False), ('{"a": 1, "cab": 2}', False)):
+    for text, is_valid in (
+        ('{"a": 1, "ba": 2}', True),
+        ('{"cab": 1}', False),
+        ('{"a": 1, "cab": 2}', False),
+    ):
         assert (root.fork().accept(list(text.encode())) == len(text)) == is_valid
 
 

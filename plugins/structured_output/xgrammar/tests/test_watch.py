@@ -38,7 +38,8 @@ def test_results_and_errors_come_back_from_one_thread() -> None:
 
 
 def test_a_call_that_hangs_is_left_behind_with_the_lowest_priority(gate: threading.Event) -> None:
-    watch, threads = Watch(), []
+    watch = Watch()
+    threads = []
 
     def hang() -> None:
         threads.append(threading.current_thread())
@@ -63,7 +64,8 @@ class Hanging:
     """A matcher whose calls hang until `gate` is set, and then write into what they were given."""
 
     def __init__(self, gate: threading.Event) -> None:
-        self.gate, self.num_calls = gate, 0
+        self.gate = gate
+        self.num_calls = 0
 
     def accept_token(self, token: int) -> bool:
         self.num_calls += 1
@@ -76,9 +78,14 @@ class Hanging:
 
 
 @pytest.mark.parametrize("method", ["fill", "accept"])
-def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matcher_that_hangs_is_not_called_again(
+    method: str, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = XGrammar(None, small_setup())
-    quick, watched = (backend.compile(Constraint(*one)) for one in (("regex", "[ab]+"), ("grammar", 'root ::= "a"')))
+    quick, watched = (
+        backend.compile(Constraint(*one))
+        for one in (("regex", "[ab]+"), ("grammar", 'root ::= "a"'))
+    )
     assert quick.watch is None and watched.watch is not None
     hostile = XGrammarState(Hanging(gate), watched.watch)
     masks = np.zeros((3, NUM_WORDS), np.uint32)
@@ -86,7 +93,9 @@ def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.E
     for _ in range(3):
         masks[:] = 0
         with pytest.raises(RequestError, match="took over"):
-            backend.fill([quick, hostile, watched], masks) if method == "fill" else hostile.accept([1])
+            backend.fill([quick, hostile, watched], masks) if method == "fill" else hostile.accept(
+                [1]
+            )
     assert hostile.matcher.num_calls == 1
     masks[:] = 0
     monkeypatch.setattr(xgrammar_backend, "CALL_S", 10.0)
@@ -95,7 +104,9 @@ def test_a_matcher_that_hangs_is_not_called_again(method: str, gate: threading.E
     assert [np.bitwise_count(row).sum() for row in masks] == [3, 1, 3], "a, b and ab; a"
 
 
-def test_what_is_slow_after_a_few_tokens_is_refused_when_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_slow_after_a_few_tokens_is_refused_when_it_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(xgrammar_backend, "TRIAL_S", 0.1)
     monkeypatch.setattr(XGrammar, "_try", lambda backend, matcher: time.sleep(2.0))
     backend = XGrammar(None, small_setup())
@@ -111,7 +122,9 @@ def test_too_many_left_behind_refuse_only_what_may_be_slow(gate: threading.Event
             backend._watch.call(lambda: gate.wait(30), 0.01)
     with pytest.raises(RequestError, match="try later"):
         backend.compile(Constraint("grammar", 'root ::= "a"'))
-    assert backend.compile(Constraint("json", '{"type": "integer"}')) and backend.compile(Constraint("regex", "a+"))
+    assert backend.compile(Constraint("json", '{"type": "integer"}')) and backend.compile(
+        Constraint("regex", "a+")
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,13 +139,21 @@ def test_too_many_left_behind_refuse_only_what_may_be_slow(gate: threading.Event
         ("regex", "^[A-Z][a-z]+(, [A-Z])?$", False),
         ("choice", '["a", "b"]', False),
         ("json", '{"type": "object", "description": "' + "x" * 9000 + '"}', True),
-        ("json", '{"type": "array", "items": {"type": "array", "maxItems": 500}, "maxItems": 500}', True),
+        (
+            "json",
+            '{"type": "array", "items": {"type": "array", "maxItems": 500}, "maxItems": 500}',
+            True,
+        ),
         ("json", '{"type": "string", "maxLength": 100}', False),
         ("json", '{"type": "string", "pattern": "^(a+)+$"}', True),
         ("json", '{"type": "string", "pattern": "^[a-c]{2,4}$"}', False),
         ("json", '{"anyOf": [' + ", ".join(['{"type": "string"}'] * 60) + "]}", True),
         ("json", '{"anyOf": [{"type": "string"}, {"type": "null"}]}', False),
-        ("structural_tag", '{"format": {"type": "grammar", "grammar": "root ::= root root"}}', True),
+        (
+            "structural_tag",
+            '{"format": {"type": "grammar", "grammar": "root ::= root root"}}',
+            True,
+        ),
         ("structural_tag", '{"format": {"type": "regex", "pattern": "(a*)*"}}', True),
         ("structural_tag", '{"format": {"type": "const_string", "value": "a"}}', False),
     ],

@@ -1,4 +1,5 @@
-"""Finds the bytes that each token of a vocabulary stands for. They follow from the way its decoder joins tokens."""
+"""Finds the bytes that each token of a vocabulary stands for. They follow from the way its decoder
+joins tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +11,24 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Character → byte of byte-level BPE: printable bytes stand for themselves, the others for characters from U+0100 on.
+    """Character → byte of byte-level BPE: printable bytes stand for themselves, the others for
+    characters from U+0100 on.
 
     Source: the GPT-2 encoder, https://github.com/openai/gpt-2/blob/master/src/encoder.py
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(256 + position): byte for position, byte in enumerate(others)}
 
 
 def growths(part: Mapping[str, Any]) -> Iterator[int]:
-    """Yields for each replacement in a normalizer or decoder, given as JSON, how much longer it can make a text."""
+    """Yields for each replacement in a normalizer or decoder, given as JSON, how much longer it can
+    make a text."""
     if part["type"] == "Replace":
         yield max(1, len(part["content"].encode()))
     for step in part.get("normalizers") or part.get("decoders") or ():
@@ -50,7 +57,9 @@ def bytes_of(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
         return _byte_level_bytes()
     if "WordPiece" in types:
         prefix = next(step["prefix"] for step in steps if step["type"] == "WordPiece")
-        return lambda token: (token.removeprefix(prefix) if token.startswith(prefix) else " " + token).encode()
+        return lambda token: (
+            token.removeprefix(prefix) if token.startswith(prefix) else " " + token
+        ).encode()
     if not steps:  # tokens are joined by spaces
         return lambda token: (" " + token).encode()
     replacements = list(_replacements(steps))

@@ -28,11 +28,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<s>", "</s>", "<|tool|>"]
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([*TEXTS, "hello world"] * 2, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>"})
+    )
     return folder
 
 
@@ -43,5 +49,7 @@ class TestByteLevel(TokenizerContract):
 
     def tokenizer(self, chat_template: str | None = None) -> HFTokenizer:
         payload = TokenizerPayload("hf", self.folder)
-        checkpoint = Checkpoint(format="x", path=self.folder, config={}, architectures=(), tensors={}, tokenizer=payload)
+        checkpoint = Checkpoint(
+            format="x", path=self.folder, config={}, architectures=(), tensors={}, tokenizer=payload
+        )
         return HFTokenizer(None, TokenizerSetup(checkpoint, chat_template))

@@ -1,5 +1,5 @@
-"""Converts OpenAI's messages to those of mistral-common. There, ids of calls have nine letters and digits, reasoning is part of
-the content, and a tool's answer may contain the tool's name."""
+"""Converts OpenAI's messages to those of mistral-common. There, ids of calls have nine letters and
+digits, reasoning is part of the content, and a tool's answer may contain the tool's name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def call_id(given: str) -> str:
-    """Returns `given` if Mistral's formats accept it. Otherwise returns nine letters and digits derived from it, which are the
-    same in the call and in the tool's answer."""
+    """Returns `given` if Mistral's formats accept it. Otherwise returns nine letters and digits
+    derived from it, which are the same in the call and in the tool's answer."""
     if CALL_ID.fullmatch(given):
         return given
     number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest(), "big")
     return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(9))
 
 
-def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: bool) -> list[dict[str, Any]]:
-    """Returns messages in the form that `ChatCompletionRequest.from_openai` accepts. with_reasoning: False leaves out reasoning,
-    for tokenizers whose format cannot write it. Raises RequestError naming `messages`."""
+def mistral_messages(
+    messages: Sequence[Mapping[str, Any]], *, with_reasoning: bool
+) -> list[dict[str, Any]]:
+    """Returns messages in the form that `ChatCompletionRequest.from_openai` accepts.
+    with_reasoning: False leaves out reasoning, for tokenizers whose format cannot write it. Raises
+    RequestError naming `messages`."""
     names: dict[str, str] = {}
     found = []
     for message in messages:
@@ -49,17 +52,23 @@ def mistral_messages(messages: Sequence[Mapping[str, Any]], *, with_reasoning: b
 
 
 def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Returns function tools with the fields that mistral-common supports. A tool without a schema gets an empty object."""
+    """Returns function tools with the fields that mistral-common supports. A tool without a schema
+    gets an empty object."""
     found = []
     for tool in tools or ():
         function = tool["function"]
-        kept: dict[str, Any] = {"name": function["name"], "description": function.get("description") or ""}
+        kept: dict[str, Any] = {
+            "name": function["name"],
+            "description": function.get("description") or "",
+        }
         kept["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
         found.append({"type": "function", "function": kept})
     return found or None
 
 
-def _assistant(message: Mapping[str, Any], names: dict[str, str], with_reasoning: bool) -> dict[str, Any]:
+def _assistant(
+    message: Mapping[str, Any], names: dict[str, str], with_reasoning: bool
+) -> dict[str, Any]:
     """Converts a message. names: the names of the calls by id, which this function fills in."""
     content: str | list[dict[str, Any]] = _text(message)
     reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
@@ -69,7 +78,8 @@ def _assistant(message: Mapping[str, Any], names: dict[str, str], with_reasoning
     found: dict[str, Any] = {"role": "assistant", "content": content or None}
     calls = []
     for call in message.get("tool_calls") or ():
-        function, given = call["function"], str(call.get("id") or "")
+        function = call["function"]
+        given = str(call.get("id") or "")
         names[given] = function["name"]
         calls.append({"id": call_id(given), "type": "function", "function": _call(function)})
     if calls:
@@ -87,7 +97,8 @@ def _call(function: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             name = function["name"]
             raise RequestError(
-                f"arguments of the tool call {name!r} are not valid JSON: {error}", parameter="messages"
+                f"arguments of the tool call {name!r} are not valid JSON: {error}",
+                parameter="messages",
             ) from error
     return {"name": function["name"], "arguments": arguments}
 
@@ -107,9 +118,18 @@ def _text(message: Mapping[str, Any]) -> str:
 def _texts(parts: Sequence[Any]) -> list[str]:
     texts = []
     for part in parts:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        text = (
+            part
+            if isinstance(part, str)
+            else part.get("text")
+            if isinstance(part, Mapping)
+            else None
+        )
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(f"the tokenizer 'mistral' writes only text, but got a part of type {kind!r}", parameter="messages")
+            raise RequestError(
+                f"the tokenizer 'mistral' writes only text, but got a part of type {kind!r}",
+                parameter="messages",
+            )
         texts.append(text)
     return texts

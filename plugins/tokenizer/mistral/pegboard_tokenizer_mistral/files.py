@@ -1,7 +1,8 @@
 """Finds and loads the tokenizer file of a checkpoint.
 
 tekken.json             byte-level BPE and special tokens, in one file
-tokenizer.model.v3      SentencePiece; the suffix is the version of the instruction format (v7m1: with images)
+tokenizer.model.v3      SentencePiece; the suffix is the version of the instruction format (v7m1:
+with images)
 """
 
 from __future__ import annotations
@@ -20,24 +21,33 @@ VERSIONED = re.compile(r".*\.model\.v([0-9]+)(m[0-9]+)?")
 
 
 def tokenizer_file(directory: Path) -> Path:
-    """Returns the path of tekken.json, or else of the SentencePiece file with the highest version. Raises ModelError when there
-    is neither."""
+    """Returns the path of tekken.json, or else of the SentencePiece file with the highest version.
+    Raises ModelError when there is neither."""
     if (directory / TEKKEN).is_file():
         return directory / TEKKEN
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := VERSIONED.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in directory.iterdir()
+        if (match := VERSIONED.fullmatch(path.name))
+    ]
     if not found:
         raise ModelError(
-            f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer 'mistral' reads; choose another "
-            "tokenizer with --tokenizer-mode hf, or copy the file from the model's repository"
+            f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer "
+            "'mistral' reads; choose another tokenizer with --tokenizer-mode hf, or copy the "
+            "file from the model's repository"
         )
     return max(found)[1]
 
 
 def load(path: Path) -> MistralTokenizer:
-    """Loads the file with mistral-common. Raises ModelError when this fails. Mode `test` accepts every conversation that can be
-    written; `serving` would require fields that only Mistral's service has."""
+    """Loads the file with mistral-common. Raises ModelError when this fails. Mode `test` accepts
+    every conversation that can be written; `serving` would require fields that only Mistral's
+    service has."""
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise ModelError(f"{path} is larger than {MAX_FILE_BYTES} bytes, more than any tokenizer; fetch the model again")
+        raise ModelError(
+            f"{path} is larger than {MAX_FILE_BYTES} bytes, more than any tokenizer; fetch the "
+            "model again"
+        )
     try:
         return MistralTokenizer.from_file(path, mode=ValidationMode.test)
     except ImportError as error:
@@ -46,6 +56,6 @@ def load(path: Path) -> MistralTokenizer:
         if not is_failure(error):
             raise
         raise ModelError(
-            f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer version of mistral-common may be "
-            "able to"
+            f"{path}: mistral-common cannot read it ({type(error).__name__}: {error}); a newer "
+            "version of mistral-common may be able to"
         ) from error

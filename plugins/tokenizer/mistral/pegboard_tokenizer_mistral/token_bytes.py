@@ -16,7 +16,10 @@ UNKNOWN = " ⁇ "
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Returns the bytes by id. For special tokens, they are the bytes of their text."""
     if isinstance(tokenizer, Tekkenizer):
-        return [tokenizer.id_to_byte_piece(token_id, SpecialTokenPolicy.KEEP) for token_id in range(tokenizer.n_words)]
+        return [
+            tokenizer.id_to_byte_piece(token_id, SpecialTokenPolicy.KEEP)
+            for token_id in range(tokenizer.n_words)
+        ]
     return [_piece_bytes(tokenizer, token_id) for token_id in range(tokenizer.n_words)]
 
 

@@ -13,15 +13,38 @@ import pytest
 from pegboard_testing.contract_tokenizer import TEXTS
 
 SPECIAL = (
-    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
-)  # fmt: skip
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "[THINK]",
+    "[/THINK]",
+)
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORDS = ("hello", " world", " the", "größer", "日本", " weather", "Paris", '{"', '": "', '"}')
 
 
-def tekken(folder: Path, version: str = "v13", words: Sequence[str] = WORDS, without: Sequence[str] = ()) -> Path:
+def tekken(
+    folder: Path, version: str = "v13", words: Sequence[str] = WORDS, without: Sequence[str] = ()
+) -> Path:
     """tekken.json: all bytes, and the words with their prefixes (which make merges possible)."""
     tokens = [bytes([value]) for value in range(256)]
     for word in words:
@@ -38,10 +61,17 @@ def tekken(folder: Path, version: str = "v13", words: Sequence[str] = WORDS, wit
             "version": version,
         },
         "vocab": [
-            {"rank": rank, "token_bytes": base64.b64encode(data).decode(), "token_str": data.decode(errors="ignore") or None}
+            {
+                "rank": rank,
+                "token_bytes": base64.b64encode(data).decode(),
+                "token_str": data.decode(errors="ignore") or None,
+            }
             for rank, data in enumerate(tokens)
         ],
-        "special_tokens": [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(special)],
+        "special_tokens": [
+            {"rank": rank, "token_str": text, "is_control": True}
+            for rank, text in enumerate(special)
+        ],
     }
     path = folder / "tekken.json"
     path.write_text(json.dumps(content))

@@ -1,4 +1,5 @@
-"""The tokenizer and the parsers that a checkpoint with Mistral's tokenizer file gets, automatically and by name."""
+"""The tokenizer and the parsers that a checkpoint with Mistral's tokenizer file gets, automatically
+and by name."""
 
 from __future__ import annotations
 
@@ -21,10 +22,18 @@ from pegboard.interfaces.tokenizer import Chat
 from pegboard.plan.engine_plan import make_tokenizer, resolve
 
 CONFIG = {
-    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 16, "intermediate_size": 32,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 400, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 256, "torch_dtype": "float32",
-}  # fmt: skip
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 400,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
 
 
 @pytest.fixture
@@ -53,7 +62,9 @@ def test_it_is_taken_where_its_file_is(folder: Path) -> None:
 
 
 def test_other_checkpoints_get_it_by_name(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    (folder / "config.json").write_text(
+        json.dumps({**CONFIG, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    )
     assert chosen(folder)[0] is HFTokenizer
     assert chosen(folder, tokenizer_mode="mistral")[0] is MistralCommonTokenizer
     (folder / "tokenizer.json").unlink()
@@ -66,7 +77,9 @@ def test_a_recommended_tokenizer_that_is_not_there_is_said(
 ) -> None:
     plan, registry = resolve(engine_settings(str(folder), {"load_format": "dummy"}))
     names = registry.names("tokenizer")
-    monkeypatch.setattr(registry, "names", lambda kind: [name for name in names if name != "mistral"])
+    monkeypatch.setattr(
+        registry, "names", lambda kind: [name for name in names if name != "mistral"]
+    )
     with caplog.at_level(logging.WARNING, "pegboard"):
         make_tokenizer(registry, plan)
     assert "mistral_common recommends the tokenizer 'mistral', but" in caplog.text
@@ -77,7 +90,11 @@ def test_a_chat_runs_on_its_token_ids(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 2}))
     llm = LLM(str(folder), load_format="dummy")
     messages = [{"role": "user", "content": "hello"}]
-    params = SamplingParams(max_tokens=12, temperature=0, structured_outputs=StructuredOutputsParams(choice=["größer", "日本"]))
+    params = SamplingParams(
+        max_tokens=12,
+        temperature=0,
+        structured_outputs=StructuredOutputsParams(choice=["größer", "日本"]),
+    )
     try:
         (output,) = llm.chat(messages, params, use_tqdm=False)
         expected = llm.get_tokenizer().render(Chat(messages=messages)).token_ids

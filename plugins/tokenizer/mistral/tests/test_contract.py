@@ -1,4 +1,5 @@
-"""The tokenizer passes the contract of its kind and the generic contract, with both kinds of file."""
+"""The tokenizer passes the contract of its kind and the generic contract, with both kinds of
+file."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class MadeFromFiles(TokenizerContract):
 
     def tokenizer(self, chat_template: str | None = None) -> MistralCommonTokenizer:
         payload = TokenizerPayload("hf", self.folder)
-        checkpoint = Checkpoint(format="x", path=self.folder, config={}, architectures=(), tensors={}, tokenizer=payload)
+        checkpoint = Checkpoint(
+            format="x", path=self.folder, config={}, architectures=(), tensors={}, tokenizer=payload
+        )
         return MistralCommonTokenizer(None, TokenizerSetup(checkpoint, chat_template))
 
 

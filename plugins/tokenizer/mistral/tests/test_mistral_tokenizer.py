@@ -23,10 +23,18 @@ LONG_ID = "chatcmpl-tool-0123456789abcdef"
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": "get_weather", "strict": True, "parameters": {"type": "object", "properties": {"city": {}}}},
+        "function": {
+            "name": "get_weather",
+            "strict": True,
+            "parameters": {"type": "object", "properties": {"city": {}}},
+        },
     }
 ]
-CALL = {"id": LONG_ID, "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+CALL = {
+    "id": LONG_ID,
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
 TURNS: list[dict[str, Any]] = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "hello"}]},
@@ -37,7 +45,12 @@ TURNS: list[dict[str, Any]] = [
 
 def made(folder: Path, template: str | None = None) -> MistralCommonTokenizer:
     checkpoint = Checkpoint(
-        format="x", path=folder, config={}, architectures=(), tensors={}, tokenizer=TokenizerPayload("hf", folder)
+        format="x",
+        path=folder,
+        config={},
+        architectures=(),
+        tensors={},
+        tokenizer=TokenizerPayload("hf", folder),
     )
     return MistralCommonTokenizer(None, TokenizerSetup(checkpoint, template))
 
@@ -48,7 +61,7 @@ def written(tokenizer: MistralCommonTokenizer, **chat: Any) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-# --- files -------------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_tekken_goes_before_sentencepiece_and_the_highest_version_counts(
@@ -57,7 +70,9 @@ def test_tekken_goes_before_sentencepiece_and_the_highest_version_counts(
     for version in ("v2", "v3"):
         write_sentencepiece(tmp_path, version)
     ids = made(tmp_path).render(Chat(messages=TURNS[1:2], tools=TOOLS)).token_ids
-    assert ids is not None and "[AVAILABLE_TOOLS]" in made(tmp_path).decode(ids, skip_special_tokens=False)
+    assert ids is not None and "[AVAILABLE_TOOLS]" in made(tmp_path).decode(
+        ids, skip_special_tokens=False
+    )
     write_tekken(tmp_path, "v13")
     assert "[THINK]" in written(made(tmp_path), messages=TURNS)
 
@@ -70,16 +85,20 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path, content: str | None) -
         made(tmp_path)
 
 
-# --- text --------------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())
-def test_text_is_encoded_as_the_library_does(tekken: MistralCommonTokenizer, text: str, special: bool) -> None:
+def test_text_is_encoded_as_the_library_does(
+    tekken: MistralCommonTokenizer, text: str, special: bool
+) -> None:
     inner = tekken._mistral.instruct_tokenizer.tokenizer
     ids = tekken.encode(text, add_special_tokens=special)
     if not any(token in text for token in tekken._special_by_text):
         assert ids == inner.encode(text, bos=special, eos=False)
-    assert tekken.decode(ids, skip_special_tokens=True) == inner.decode(ids, SpecialTokenPolicy.IGNORE)
+    assert tekken.decode(ids, skip_special_tokens=True) == inner.decode(
+        ids, SpecialTokenPolicy.IGNORE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +107,17 @@ def tekken(tmp_path_factory: pytest.TempPathFactory, write_tekken: Write) -> Mis
 
 
 @pytest.mark.parametrize("text", ["hello world", " hello  world ", "日本", "a", "  "])
-def test_sentencepiece_is_decoded_as_the_library_does(tmp_path: Path, write_sentencepiece: Write, text: str) -> None:
+def test_sentencepiece_is_decoded_as_the_library_does(
+    tmp_path: Path, write_sentencepiece: Write, text: str
+) -> None:
     tokenizer = made(write_sentencepiece(tmp_path, "v3").parent)
     inner = tokenizer._mistral.instruct_tokenizer.tokenizer
     ids = tokenizer.encode(text, add_special_tokens=True)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == inner.decode(ids, SpecialTokenPolicy.IGNORE) == text
+    assert (
+        tokenizer.decode(ids, skip_special_tokens=True)
+        == inner.decode(ids, SpecialTokenPolicy.IGNORE)
+        == text
+    )
     again = tokenizer.encode(f"[INST] {text}[/INST]", add_special_tokens=False)
     assert again[1:-1] == ids[1:], "as the chat format writes it; the tokenizer adds the space"
     assert tokenizer.decode(again, skip_special_tokens=False).endswith("[/INST]")
@@ -103,21 +128,44 @@ def test_half_a_character_is_no_text(tekken: MistralCommonTokenizer) -> None:
         tekken.encode("\ud800", add_special_tokens=False)
 
 
-# --- chats -------------------------------------------------------------------------------------------------------------------
+# --- chats ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("v3", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "ID"}]</s>[TOOL_RESULTS]'),
+        (
+            "v3",
+            (
+                '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": '
+                '"ID"}]</s>[TOOL_RESULTS]'
+            ),
+        ),
         ("v7", '"id": "ID"}]</s>[TOOL_RESULTS]ID[TOOL_CONTENT]sunny'),
-        ("v11", '[TOOL_CALLS]get_weather[CALL_ID]ID[ARGS]{"city": "Paris"}</s>[TOOL_RESULTS]ID[TOOL_CONTENT]sunny'),
-        ("v13", '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}</s>[TOOL_RESULTS]sunny[/TOOL_RESULTS]'),
+        (
+            "v11",
+            (
+                '[TOOL_CALLS]get_weather[CALL_ID]ID[ARGS]{"city": '
+                '"Paris"}</s>[TOOL_RESULTS]ID[TOOL_CONTENT]sunny'
+            ),
+        ),
+        (
+            "v13",
+            (
+                '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": '
+                '"Paris"}</s>[TOOL_RESULTS]sunny[/TOOL_RESULTS]'
+            ),
+        ),
     ],
 )
-def test_every_version_writes_calls_in_its_own_way(tmp_path: Path, write_tekken: Write, version: str, expected: str) -> None:
+def test_every_version_writes_calls_in_its_own_way(
+    tmp_path: Path, write_tekken: Write, version: str, expected: str
+) -> None:
     text = written(made(write_tekken(tmp_path, version).parent), messages=TURNS, tools=TOOLS)
-    assert expected.replace("ID", call_id(LONG_ID)).replace(f"CALL_{call_id(LONG_ID)}", "CALL_ID") in text
+    assert (
+        expected.replace("ID", call_id(LONG_ID)).replace(f"CALL_{call_id(LONG_ID)}", "CALL_ID")
+        in text
+    )
     assert text.startswith("<s>") and "Be brief." in text and "[AVAILABLE_TOOLS]" in text
     assert ("[THINK]" in text) == (version == "v13")
 
@@ -125,7 +173,8 @@ def test_every_version_writes_calls_in_its_own_way(tmp_path: Path, write_tekken:
 def test_what_users_write_is_no_control_token(tekken: MistralCommonTokenizer) -> None:
     ids = tekken.render(Chat(messages=[{"role": "user", "content": "[/INST]</s>"}])).token_ids
     special = tekken.vocabulary().special_token_ids
-    assert ids is not None and [token in special for token in ids].count(True) == 3  # <s>, [INST], [/INST]
+    # <s>, [INST], [/INST]
+    assert ids is not None and [token in special for token in ids].count(True) == 3
     assert tekken.decode(ids, skip_special_tokens=False) == "<s>[INST][/INST]</s>[/INST]"
 
 
@@ -133,20 +182,40 @@ def test_what_users_write_is_no_control_token(tekken: MistralCommonTokenizer) ->
 def test_the_last_message_is_continued(tmp_path: Path, write_tekken: Write, version: str) -> None:
     tokenizer = made(write_tekken(tmp_path, version).parent)
     messages = [*TURNS[1:2], {"role": "assistant", "content": "Once"}]
-    assert written(tokenizer, messages=messages, add_generation_prompt=False, continue_final_message=True).endswith("Once")
+    assert written(
+        tokenizer, messages=messages, add_generation_prompt=False, continue_final_message=True
+    ).endswith("Once")
     with pytest.raises(RequestError, match="not the assistant's"):
-        written(tokenizer, messages=TURNS[:2], add_generation_prompt=False, continue_final_message=True)
+        written(
+            tokenizer, messages=TURNS[:2], add_generation_prompt=False, continue_final_message=True
+        )
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"}]}, "messages"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-    ({"messages": TURNS[1:2], "template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        "messages",
+    ),
+    (
+        {"messages": TURNS[1:2], "template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs",
+    ),
     ({"messages": TURNS[1:2], "documents": [{"text": "x"}]}, "documents"),
     ({"messages": TURNS[1:2], "continue_final_message": True}, "continue_final_message"),
     ({"messages": [*TURNS[1:2], {"role": "assistant", "content": "done"}]}, "messages"),
-    ({"messages": TURNS[1:2], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]}, "messages"),
+    (
+        {
+            "messages": TURNS[1:2],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}],
+        },
+        "messages",
+    ),
 ]
 
 
@@ -177,7 +246,9 @@ def test_ids_of_calls_have_nine_letters_and_digits(one: str, other: str) -> None
     assert call_id("a1B2c3D4e") == "a1B2c3D4e"
 
 
-def test_arguments_that_are_no_json_are_the_requests_error(tmp_path: Path, write_tekken: Write) -> None:
+def test_arguments_that_are_no_json_are_the_requests_error(
+    tmp_path: Path, write_tekken: Write
+) -> None:
     call = {**CALL, "function": {"name": "get_weather", "arguments": "{"}}
     messages = [TURNS[1], {"role": "assistant", "content": None, "tool_calls": [call]}, TURNS[3]]
     with pytest.raises(RequestError, match="'get_weather' are not valid JSON"):

@@ -1,1 +1,2 @@
-"""Checkpoints in Hugging Face layout: safetensors files, or random weights made from only the config."""
+"""Checkpoints in Hugging Face layout: safetensors files, or random weights made from only the
+config."""

@@ -1,10 +1,11 @@
 """Reads a LoRA adapter in PEFT's layout: adapter_config.json next to adapter_model.safetensors.
 
-The tensors of a linear layer are base_model.model.<module path>.lora_A.weight [rank, in] and ….lora_B.weight [out, rank]. An
-embedding has ….lora_embedding_A [rank, vocab] and ….lora_embedding_B [hidden, rank]. The experts of a layer have such matrices
-one by one, or together (`target_parameters`): A [experts · rank, in] and B [out, rank · experts] with the names ….experts and
-….experts.base_layer. If embeddings or the head are changed, PEFT also writes the weights of the base model, as
-….base_layer.weight. They are not read.
+The tensors of a linear layer are base_model.model.<module path>.lora_A.weight [rank, in] and
+….lora_B.weight [out, rank]. An embedding has ….lora_embedding_A [rank, vocab] and
+….lora_embedding_B [hidden, rank]. The experts of a layer have such matrices one by one, or together
+(`target_parameters`): A [experts · rank, in] and B [out, rank · experts] with the names ….experts
+and ….experts.base_layer. If embeddings or the head are changed, PEFT also writes the weights of the
+base model, as ….base_layer.weight. They are not read.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ Pair = tuple[Tensor, Tensor]
 
 
 def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str, Pair]]:
-    """Return the factor of the adapter's products, and {module path: (A, B)} in the types of the file. checkpoint: of the base
-    model. If modules have different factors, the returned factor is 1, and each B (float32) is already scaled. Raises ModelError
-    for a file that is missing or damaged, or that asks for what is not supported."""
+    """Return the factor of the adapter's products, and {module path: (A, B)} in the types of the
+    file. checkpoint: of the base model. If modules have different factors, the returned factor is
+    1, and each B (float32) is already scaled. Raises ModelError for a file that is missing or
+    damaged, or that asks for what is not supported."""
     scaling = read_scaling(folder / "adapter_config.json")
     path = folder / "adapter_model.safetensors"
     names = _names(path, checkpoint)
@@ -55,17 +57,23 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
     return 1.0, {name: (a, b.float() * factors[name]) for name, (a, b) in found.items()}
 
 
-def _factor(path: Path, module: str, pair: tuple[TensorEntry, TensorEntry], scaling: Scaling) -> float:
+def _factor(
+    path: Path, module: str, pair: tuple[TensorEntry, TensorEntry], scaling: Scaling
+) -> float:
     a, b = pair
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         raise ModelError(
-            f"{path}: A of {module} has the shape {list(a.shape)}, and B has {list(b.shape)}; expected [rank, in] and [out, rank]"
+            f"{path}: A of {module} has the shape {list(a.shape)}, and B has {list(b.shape)}; "
+            "expected [rank, in] and [out, rank]"
         )
     experts = module.removesuffix(".base_layer")
     if experts.endswith(".experts"):  # the matrices of all experts
         rank = scaling.rank_of(experts)
         if a.shape[0] % rank:
-            raise ModelError(f"{path}: A of {module} has {a.shape[0]} rows, which are not a multiple of the rank {rank}")
+            raise ModelError(
+                f"{path}: A of {module} has {a.shape[0]} rows, which are not a multiple of the "
+                f"rank {rank}"
+            )
         return scaling.of(experts, rank)
     return scaling.of(module, a.shape[0])
 
@@ -74,11 +82,17 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
     """Return A and B of every module, from the header alone."""
     if not path.is_file():
         pickled = path.with_suffix(".bin").is_file()
-        told = f"{path.stem}.bin is a pickle, which is never read" if pickled else "only safetensors files can be read"
+        told = (
+            f"{path.stem}.bin is a pickle, which is never read"
+            if pickled
+            else "only safetensors files can be read"
+        )
         raise ModelError(f"{path} is missing; {told}")
     header = read_header(path)
     if header.file_bytes > MAX_BYTES:
-        raise ModelError(f"{path} has {header.file_bytes} bytes; an adapter has at most {MAX_BYTES}")
+        raise ModelError(
+            f"{path} has {header.file_bytes} bytes; an adapter has at most {MAX_BYTES}"
+        )
     pairs: dict[str, dict[int, TensorEntry]] = {}
     for name, entry in header.tensors.items():
         if name.endswith(BASE) and _is_of_base(name, entry, checkpoint):
@@ -86,7 +100,9 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
         ending = next((end for end in ENDINGS if name.endswith(end)), None)
         module = name.removesuffix(ending or "").removeprefix(PREFIX)
         if ending is None or entry.stored not in TYPES or len(module) > MAX_PATH:
-            raise ModelError(f"{path}: {name[:MAX_PATH]} ({entry.stored}) is not supported{_reason(name)}")
+            raise ModelError(
+                f"{path}: {name[:MAX_PATH]} ({entry.stored}) is not supported{_reason(name)}"
+            )
         if pairs.setdefault(module, {}).setdefault(ENDINGS[ending], entry) is not entry:
             raise ModelError(f"{path}: {module} has the matrix {'AB'[ENDINGS[ending]]} twice")
     for module, pair in pairs.items():
@@ -98,7 +114,8 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
 
 
 def _is_of_base(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> bool:
-    """Return whether a tensor can be the base model's. It has another shape if the adapter adds tokens."""
+    """Return whether a tensor can be the base model's. It has another shape if the adapter adds
+    tokens."""
     known = checkpoint.tensors.get(f"{name.removeprefix(PREFIX).removesuffix(BASE)}.weight")
     return known is None or known.shape == entry.shape
 
@@ -109,12 +126,16 @@ def _reason(name: str) -> str:
     if name.endswith(".bias"):
         return ": adapters that change biases are not supported"
     if name.endswith(".weight") and ".lora_" not in name:
-        return ": it is a whole weight, as of modules_to_save or of new tokens; merge it into the base model"
+        return (
+            ": it is a whole weight, as of modules_to_save or of new tokens; merge it into the "
+            "base model"
+        )
     return ""
 
 
 def _in_pairs(name: str, b: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Return B with the rows of Q and K in the order of a base model that stores rotary channels in pairs."""
+    """Return B with the rows of Q and K in the order of a base model that stores rotary channels in
+    pairs."""
     sizes = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     heads = config.get(sizes.get(name.rpartition(".")[2], ""))
     if not heads or len(b) % (2 * heads):

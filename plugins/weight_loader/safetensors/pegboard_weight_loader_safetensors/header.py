@@ -1,8 +1,8 @@
 """Reads the header of a safetensors file, with bounds checks and without torch.
 
-The format (https://huggingface.co/docs/safetensors) is: 8 bytes with the length N of the header, little-endian; N bytes of JSON,
-{name: {"dtype", "shape", "data_offsets": [begin, end]}} and an optional "__metadata__"; the data, with offsets that count from
-the end of the header.
+The format (https://huggingface.co/docs/safetensors) is: 8 bytes with the length N of the header,
+little-endian; N bytes of JSON, {name: {"dtype", "shape", "data_offsets": [begin, end]}} and an
+optional "__metadata__"; the data, with offsets that count from the end of the header.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The tensors of one file by name, the sha256 of the header's bytes, and the size of the whole file."""
+    """The tensors of one file by name, the sha256 of the header's bytes, and the size of the whole
+    file."""
 
     tensors: dict[str, TensorEntry]
     sha256: str
@@ -55,17 +56,24 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a file. Raises ModelError if the file is missing, truncated or inconsistent."""
+    """Read the header of a file. Raises ModelError if the file is missing, truncated or
+    inconsistent."""
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(len(POINTER))
             refuse_pointer(path, start)
             if len(start) < 8:
-                raise ModelError(f"{path} is not a safetensors file: it has only {file_bytes} bytes; fetch it again")
+                raise ModelError(
+                    f"{path} is not a safetensors file: it has only {file_bytes} bytes; fetch it "
+                    "again"
+                )
             length = int.from_bytes(start[:8], "little")
             if length > MAX_HEADER_BYTES:
-                told = f"it begins with {start[:16]!r} instead of the length of a header of at most {MAX_HEADER_BYTES} bytes"
+                told = (
+                    f"it begins with {start[:16]!r} instead of the length of a header of at most "
+                    f"{MAX_HEADER_BYTES} bytes"
+                )
                 raise ModelError(f"{path} is not a safetensors file: {told}; fetch it again")
             if 8 + length > file_bytes:
                 told = f"the header ends at byte {8 + length}, the file at {file_bytes}"
@@ -77,12 +85,19 @@ def read_header(path: Path) -> Header:
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is damaged: its header is not JSON ({error}); fetch it again") from error
+        raise ModelError(
+            f"{path} is damaged: its header is not JSON ({error}); fetch it again"
+        ) from error
     if not isinstance(header, dict):
-        raise ModelError(f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an object; fetch it again")
+        raise ModelError(
+            f"{path} is damaged: its header is a JSON {type(header).__name__}, expected an "
+            "object; fetch it again"
+        )
     start = 8 + length
     tensors = {
-        name: _entry(path, name, value, start, file_bytes - start) for name, value in header.items() if name != "__metadata__"
+        name: _entry(path, name, value, start, file_bytes - start)
+        for name, value in header.items()
+        if name != "__metadata__"
     }
     _refuse_overlap(path, tensors)
     return Header(tensors, hashlib.sha256(raw).hexdigest(), file_bytes)
@@ -92,17 +107,26 @@ def _entry(path: Path, name: str, value: Any, start: int, data_bytes: int) -> Te
     where = f"{path}: tensor {name!r}"
     if not isinstance(value, dict):
         raise ModelError(f"{where} is described by {value!r}, expected an object")
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    dtype = value.get("dtype")
+    shape = value.get("shape")
+    offsets = value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in TORCH_NAMES:
         raise ModelError(f"{where} has type {dtype!r}; known: {', '.join(TORCH_NAMES)}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise ModelError(f"{where} has shape {shape!r} and offsets {offsets!r}, expected non-negative integers")
+        raise ModelError(
+            f"{where} has shape {shape!r} and offsets {offsets!r}, expected non-negative integers"
+        )
     begin, end = offsets
     if end > data_bytes:
-        raise ModelError(f"{where} ends at byte {end} of {data_bytes} bytes of data: the file is truncated; fetch it again")
+        raise ModelError(
+            f"{where} ends at byte {end} of {data_bytes} bytes of data: the file is truncated; "
+            "fetch it again"
+        )
     expected = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != expected:
-        raise ModelError(f"{where} has {end - begin} bytes; its shape {shape} of {dtype} needs {expected}")
+        raise ModelError(
+            f"{where} has {end - begin} bytes; its shape {shape} of {dtype} needs {expected}"
+        )
     return TensorEntry(name, tuple(shape), TORCH_NAMES[dtype], path.name, start + begin, expected)
 
 
@@ -114,5 +138,7 @@ def _refuse_overlap(path: Path, tensors: dict[str, TensorEntry]) -> None:
     previous: TensorEntry | None = None
     for entry in sorted(tensors.values(), key=lambda entry: (entry.offset, entry.num_bytes)):
         if previous is not None and entry.offset < previous.offset + previous.num_bytes:
-            raise ModelError(f"{path} is damaged: tensors {previous.name!r} and {entry.name!r} overlap")
+            raise ModelError(
+                f"{path} is damaged: tensors {previous.name!r} and {entry.name!r} overlap"
+            )
         previous = entry

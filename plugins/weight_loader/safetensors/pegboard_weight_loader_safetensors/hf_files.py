@@ -26,12 +26,14 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 @cache
 def config_defaults() -> dict[str, dict[str, Any]]:
-    """Return the values that models of a type have if their config has none, by `model_type` and name."""
+    """Return the values that models of a type have if their config has none, by `model_type` and
+    name."""
     return tomllib.loads(Path(__file__).with_name("config_defaults.toml").read_text("utf-8"))
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config, and its text part, with the values that it lacks. A value that is null stays null."""
+    """Return a config, and its text part, with the values that it lacks. A value that is null stays
+    null."""
     kind = config.get("model_type")
     values = dict(config_defaults().get(kind, {}) if isinstance(kind, str) else {})
     if config.get("rope_parameters") or config.get("rope_scaling") or config.get("rope_theta"):
@@ -42,10 +44,14 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    """Return `architectures` of a config, or () if it names none. Raises ModelError if it is not a list of names."""
+    """Return `architectures` of a config, or () if it names none. Raises ModelError if it is not a
+    list of names."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError(f"{directory / 'config.json'} has architectures {names!r}, expected a list of class names")
+        raise ModelError(
+            f"{directory / 'config.json'} has architectures {names!r}, expected a list of class "
+            "names"
+        )
     return tuple(names)
 
 
@@ -60,20 +66,23 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def quantization_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
-    """Return the config's `quantization_config`, or else what NVIDIA's Model Optimizer wrote to hf_quant_config.json, or None.
-    Raises ModelError if the former is not an object."""
+    """Return the config's `quantization_config`, or else what NVIDIA's Model Optimizer wrote to
+    hf_quant_config.json, or None. Raises ModelError if the former is not an object."""
     found = config.get("quantization_config")
     if found is None:
         written = read_optional(directory / "hf_quant_config.json")
         return {"quant_method": "modelopt", **written} if written else None
     if not isinstance(found, dict):
-        raise ModelError(f"{directory / 'config.json'} has quantization_config {found!r}, expected an object")
+        raise ModelError(
+            f"{directory / 'config.json'} has quantization_config {found!r}, expected an object"
+        )
     return found or None
 
 
 def chat_template(directory: Path) -> str | None:
-    """Return the template in chat_template.jinja, otherwise in chat_template.json, otherwise in tokenizer_config.json. If there
-    are several named templates, return the one with the name "default"."""
+    """Return the template in chat_template.jinja, otherwise in chat_template.json, otherwise in
+    tokenizer_config.json. If there are several named templates, return the one with the name
+    "default"."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return read_text(path)

@@ -30,18 +30,38 @@ GOOD: dict[str, Any] = {
     "sliding_window": None,
     "eos_token_id": 1,
 }
-HOSTILE = (-1, True, "8", 2**63, 10**30, -(2**31), float("nan"), float("inf"), [], {"a": 1}, "x" * 10_000)
+HOSTILE = (
+    -1,
+    True,
+    "8",
+    2**63,
+    10**30,
+    -(2**31),
+    float("nan"),
+    float("inf"),
+    [],
+    {"a": 1},
+    "x" * 10_000,
+)
 
 
 def check(config: dict[str, Any]) -> None:
-    check_config(Path("config.json"), config, [TensorEntry(f"t{i}", (8, 8), "float32", "f", 0, 4096) for i in range(4)])
+    check_config(
+        Path("config.json"),
+        config,
+        [TensorEntry(f"t{i}", (8, 8), "float32", "f", 0, 4096) for i in range(4)],
+    )
 
 
 def test_a_good_config_passes() -> None:
     check(GOOD)
     check({"text_config": GOOD, "vision_config": {"hidden_size": "any"}})
-    check({**GOOD, "intermediate_size": [16, 32], "new_setting": {"a": [None, "b"]}, "num_labels": 2})
-    check({**GOOD, "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}})
+    check(
+        {**GOOD, "intermediate_size": [16, 32], "new_setting": {"a": [None, "b"]}, "num_labels": 2}
+    )
+    check(
+        {**GOOD, "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}
+    )
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -94,6 +114,14 @@ def test_hostile_values_are_refused_or_harmless(name: str, value: Any) -> None:
     except ModelError:
         return
     assert (
-        name in ("eos_token_id", "sliding_window", "intermediate_size", "rope_scaling", "rope_theta", "tie_word_embeddings")
+        name
+        in (
+            "eos_token_id",
+            "sliding_window",
+            "intermediate_size",
+            "rope_scaling",
+            "rope_theta",
+            "tie_word_embeddings",
+        )
         or value == []
     )

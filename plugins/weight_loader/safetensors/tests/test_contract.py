@@ -19,7 +19,12 @@ from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_weight_loader import WeightLoaderContract
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "dtype": "float32"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8,
+    "dtype": "float32",
+}
 
 
 @pytest.mark.parametrize("name", ["safetensors", "dummy"])
@@ -70,4 +75,6 @@ class TestDummy(WeightLoaderContract):
         loader = DummyLoader(None, WeightLoaderSetup())
         wanted = [WantedWeight("model.a.weight", (6, 8)), WantedWeight("model.b.weight", (4,))]
         pieces = loader.tensors(loader.describe(LocalFiles(folder)), wanted)
-        return LocalFiles(folder), {piece.name: piece.data for piece in pieces if isinstance(piece.data, Tensor)}
+        return LocalFiles(folder), {
+            piece.name: piece.data for piece in pieces if isinstance(piece.data, Tensor)
+        }

@@ -15,7 +15,9 @@ from pegboard.interfaces.weight_loader import Checkpoint, WantedWeight, WeightLo
 
 
 def describe(directory: Path, **extra: object) -> Checkpoint:
-    (directory / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **extra}))
+    (directory / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], **extra})
+    )
     return DummyLoader(None, WeightLoaderSetup()).describe(LocalFiles(directory))
 
 

@@ -20,11 +20,18 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.model_source import LocalFiles
 from pegboard.interfaces.weight_loader import WantedWeight, WeightLoaderSetup
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "dtype": "float32"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8,
+    "dtype": "float32",
+}
 LOADER = SafetensorsLoader(None, WeightLoaderSetup())
 
 
-def write_model(directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, object] = CONFIG) -> LocalFiles:
+def write_model(
+    directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, object] = CONFIG
+) -> LocalFiles:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(tensors, directory / "model.safetensors")
@@ -32,7 +39,9 @@ def write_model(directory: Path, tensors: dict[str, torch.Tensor], config: dict[
 
 
 def write_shards(
-    directory: Path, shards: dict[str, dict[str, torch.Tensor]], weight_map: dict[str, str] | None = None
+    directory: Path,
+    shards: dict[str, dict[str, torch.Tensor]],
+    weight_map: dict[str, str] | None = None,
 ) -> LocalFiles:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIG))
@@ -69,14 +78,23 @@ def test_whole_tensors_arrive_once_in_file_order(tmp_path: Path) -> None:
 
 
 def test_shards_are_read_by_index(tmp_path: Path) -> None:
-    shards = {"x-2.safetensors": {"a": torch.randn(2, 2)}, "x-1.safetensors": {"b": torch.randn(3), "c": torch.randn(1)}}
+    shards = {
+        "x-2.safetensors": {"a": torch.randn(2, 2)},
+        "x-1.safetensors": {"b": torch.randn(3), "c": torch.randn(1)},
+    }
     checkpoint = LOADER.describe(write_shards(tmp_path, shards))
-    pieces = {piece.name: piece.data for piece in LOADER.tensors(checkpoint, [WantedWeight("a"), WantedWeight("b")])}
+    pieces = {
+        piece.name: piece.data
+        for piece in LOADER.tensors(checkpoint, [WantedWeight("a"), WantedWeight("b")])
+    }
     assert torch.equal(pieces["a"], shards["x-2.safetensors"]["a"])
     assert torch.equal(pieces["b"], shards["x-1.safetensors"]["b"])
 
 
-@pytest.mark.parametrize("file", ["../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "..\\x.safetensors", "x.bin"])
+@pytest.mark.parametrize(
+    "file",
+    ["../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "..\\x.safetensors", "x.bin"],
+)
 def test_index_may_not_leave_the_directory(tmp_path: Path, file: str) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors")
     files = write_shards(tmp_path / "model", {"y.safetensors": {"b": torch.ones(1)}}, {"a": file})
@@ -85,10 +103,16 @@ def test_index_may_not_leave_the_directory(tmp_path: Path, file: str) -> None:
 
 
 def test_missing_shard_and_missing_tensor_are_named(tmp_path: Path) -> None:
-    files = write_shards(tmp_path / "1", {"y.safetensors": {"b": torch.ones(1)}}, {"b": "y.safetensors", "a": "z.safetensors"})
+    files = write_shards(
+        tmp_path / "1",
+        {"y.safetensors": {"b": torch.ones(1)}},
+        {"b": "y.safetensors", "a": "z.safetensors"},
+    )
     with pytest.raises(ModelError, match=r"z\.safetensors, which is missing"):
         LOADER.describe(files)
-    files = write_shards(tmp_path / "2", {"y.safetensors": {"b": torch.ones(1)}}, {"a": "y.safetensors"})
+    files = write_shards(
+        tmp_path / "2", {"y.safetensors": {"b": torch.ones(1)}}, {"a": "y.safetensors"}
+    )
     with pytest.raises(ModelError, match="which does not contain it"):
         LOADER.describe(files)
     checkpoint = LOADER.describe(write_model(tmp_path / "3", {"a": torch.ones(1)}))
@@ -101,7 +125,9 @@ def test_pickled_weights_are_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="contains no weights"):
         LOADER.describe(LocalFiles(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(ModelError, match=r"pickled weights \(pytorch_model\.bin\).*save_pretrained"):
+    with pytest.raises(
+        ModelError, match=r"pickled weights \(pytorch_model\.bin\).*save_pretrained"
+    ):
         LOADER.describe(LocalFiles(tmp_path))
 
 
@@ -159,7 +185,9 @@ def test_the_quantization_config_in_a_file_of_its_own(tmp_path: Path) -> None:
     files = write_model(tmp_path, {"w": torch.ones(1)}, {})
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(written))
     assert LOADER.describe(files).quantization == {"quant_method": "modelopt", **written}
-    files = write_model(tmp_path, {"w": torch.ones(1)}, {"quantization_config": {"quant_method": "gptq"}})
+    files = write_model(
+        tmp_path, {"w": torch.ones(1)}, {"quantization_config": {"quant_method": "gptq"}}
+    )
     assert LOADER.describe(files).quantization == {"quant_method": "gptq"}, "config.json wins"
 
 
@@ -172,7 +200,14 @@ def test_description(tmp_path: Path) -> None:
     files = write_model(tmp_path, {"w": torch.ones(1)}, config)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
     (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]})
+        json.dumps(
+            {
+                "chat_template": [
+                    {"name": "tool", "template": "T"},
+                    {"name": "default", "template": "D"},
+                ]
+            }
+        )
     )
     checkpoint = LOADER.describe(files)
     assert checkpoint.config == config
@@ -186,7 +221,11 @@ def test_description(tmp_path: Path) -> None:
 
 
 def test_main_type_is_taken_from_the_weights_when_the_config_is_silent(tmp_path: Path) -> None:
-    tensors = {"a": torch.ones(9, dtype=torch.bfloat16), "b": torch.ones(2), "q": torch.ones(99, dtype=torch.int32)}
+    tensors = {
+        "a": torch.ones(9, dtype=torch.bfloat16),
+        "b": torch.ones(2),
+        "q": torch.ones(99, dtype=torch.int32),
+    }
     checkpoint = LOADER.describe(write_model(tmp_path, tensors, {"architectures": ["X"]}))
     assert checkpoint.dtype == "bfloat16"
 
@@ -197,7 +236,9 @@ def test_digest_changes_with_the_weights(tmp_path: Path) -> None:
     assert LOADER.describe(write_model(tmp_path, {"a": torch.ones(5)})).digest != first
 
 
-@pytest.mark.parametrize("config", ["no json", "[1]", '{"architectures": "X"}', '{"architectures": [1]}'])
+@pytest.mark.parametrize(
+    "config", ["no json", "[1]", '{"architectures": "X"}', '{"architectures": [1]}']
+)
 def test_bad_configs_are_model_errors(tmp_path: Path, config: str) -> None:
     files = write_model(tmp_path, {"a": torch.ones(1)})
     (tmp_path / "config.json").write_text(config)

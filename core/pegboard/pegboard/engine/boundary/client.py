@@ -1,5 +1,5 @@
-"""The API process's end of the boundary. It starts the engine process, sends and receives messages, notices when the engine dies,
-and cleans up."""
+"""The API process's end of the boundary. It starts the engine process, sends and receives messages,
+notices when the engine dies, and cleans up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from typing import Any
 
 import zmq
 
-from pegboard.engine.boundary.messages import Dead, FromEngine, Start, Stop, ToEngine, decode_from_engine, encode
+from pegboard.engine.boundary.messages import (
+    Dead,
+    FromEngine,
+    Start,
+    Stop,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
 from pegboard.engine.boundary.spawn import BUILDER, Child, signals_wait
 from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.log import get_logger
@@ -27,7 +35,8 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 STOP_PATIENCE_S = (1.5, 5.0, 5.0)
-"""Seconds to wait for the engine process to exit: after the `Stop` message, then after END_NOW, then after SIGKILL."""
+"""Seconds to wait for the engine process to exit: after the `Stop` message, then after END_NOW,
+then after SIGKILL."""
 
 LAST_WORDS_S = 0.3
 """Seconds that the last message of a process may take to arrive after the process has ended."""
@@ -35,11 +44,15 @@ LAST_WORDS_S = 0.3
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """The signals of native code that fails."""
 
-CRASH_ADVICE = ": native code failed; PEGBOARD_CHECK=1 checks in every step what plugins return, and names the one that is wrong"
+CRASH_ADVICE = (
+    ": native code failed; PEGBOARD_CHECK=1 checks in every step what plugins return, and names "
+    "the one that is wrong"
+)
 
 
 class EngineLink:
-    """A socket to the engine. After `attach`, the running event loop calls back for every message and when the engine dies."""
+    """A socket to the engine. After `attach`, the running event loop calls back for every message
+    and when the engine dies."""
 
     def __init__(self, address: str, *, identity: bytes = b"", linger_ms: int = 0) -> None:
         self.folder = Path(address.removeprefix("ipc://")).parent
@@ -47,7 +60,8 @@ class EngineLink:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.linger = linger_ms
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds between connection attempts until the engine listens
+        # milliseconds between connection attempts until the engine listens
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         if identity:
             self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(address)
@@ -55,12 +69,17 @@ class EngineLink:
         self._on_message: Callable[[FromEngine], None] | None = None
         self._on_death: Callable[[EngineDeadError], None] | None = None
         self.stalled = ""
-        """Why the engine does not answer at present, set by whoever watches it. Empty: it answers."""
+        """Why the engine does not answer at present, set by whoever watches it. Empty: it
+        answers."""
 
-    def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        """Call `on_message` for every message, and `on_death` when the engine dies, on the running event loop."""
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
+        """Call `on_message` for every message, and `on_death` when the engine dies, on the running
+        event loop."""
         self._loop = asyncio.get_running_loop()
-        self._on_message, self._on_death = on_message, on_death
+        self._on_message = on_message
+        self._on_death = on_death
         self._loop.add_reader(self._socket.FD, self._receive)
         self._loop.call_soon(self._receive)
 
@@ -73,7 +92,8 @@ class EngineLink:
         if self._socket.closed:
             return
         self._socket.send(data)
-        if self._loop is not None:  # the socket's file descriptor is edge-triggered: sending may have used up an edge
+        # the socket's file descriptor is edge-triggered: sending may have used up an edge
+        if self._loop is not None:
             self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
@@ -90,12 +110,14 @@ class EngineLink:
         if isinstance(message, Dead) and not message.is_start:
             self._died(message.failure.message)
             return
-        if isinstance(message, Dead):  # the engine did not start, so the end of its process is not reported again
+        # the engine did not start, so the end of its process is not reported again
+        if isinstance(message, Dead):
             self._on_death = None
         self._on_message(message)
 
     def _died(self, reason: str) -> None:
-        on_death, self._on_death = self._on_death, None
+        on_death = self._on_death
+        self._on_death = None
         if on_death is not None:
             on_death(EngineDeadError(reason))
 
@@ -113,33 +135,44 @@ class EngineLink:
 
 
 class EngineProcess(EngineLink):
-    """One engine process and the socket to it. The constructor starts the process. Any thread may call it.
+    """One engine process and the socket to it. The constructor starts the process. Any thread may
+    call it.
 
-    The socket is in a new folder that only this user can open. `stop` removes the socket and the folder. It also runs when the
-    program exits. If this process is killed, the engine process removes them. If both are killed, the next EngineProcess does.
+    The socket is in a new folder that only this user can open. `stop` removes the socket and the
+    folder. It also runs when the program exits. If this process is killed, the engine process
+    removes them. If both are killed, the next EngineProcess does.
     """
 
     def __init__(self, builder: str = BUILDER) -> None:
         with signals_wait():
             try:
                 made, self._lock = _new_folder()
-            except OSError as error:  # tempfile finds no folder that it can write, or the disk is full
+            except OSError as error:
+                # tempfile finds no folder that it can write, or the disk is full
                 told = f"no folder for the engine's socket can be made: {error.strerror or error}"
-                raise ConfigError(f"{told}; free some space there, or set TMPDIR to a folder that can be written") from error
+                raise ConfigError(
+                    f"{told}; free some space there, or set TMPDIR to a folder that can be written"
+                ) from error
             address = f"ipc://{made / 'engine'}"
             super().__init__(address)
             self._has_plan = False
-            function, folder = "pegboard.engine.boundary.process:run", str(self.folder)
-            self._process = Child(function, role="engine", folder=folder, address=address, builder=builder)
+            function = "pegboard.engine.boundary.process:run"
+            folder = str(self.folder)
+            self._process = Child(
+                function, role="engine", folder=folder, address=address, builder=builder
+            )
             self.pid = self._process.pid
             atexit.register(self.stop)
 
     def start(self, plan: Any, *, wants_samples: bool = False) -> None:
-        """Send the plan. The engine answers with `Ready` or `Dead`. wants_samples: the engine also sends its measurements."""
+        """Send the plan. The engine answers with `Ready` or `Dead`. wants_samples: the engine also
+        sends its measurements."""
         self._has_plan = True
         self.send(Start(pickle.dumps(plan), wants_samples))
 
-    def attach(self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]) -> None:
+    def attach(
+        self, on_message: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
         super().attach(on_message, on_death)
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._exited)
 
@@ -149,7 +182,11 @@ class EngineProcess(EngineLink):
         self._process.join(1)
         advice = CRASH_ADVICE if -(self._process.exitcode or 0) in CRASHES else ""
         # its last message, which may still be on its way, says more
-        loop.call_later(LAST_WORDS_S, self._died, f"the engine process exited ({self._process.how_it_ended()}){advice}")
+        loop.call_later(
+            LAST_WORDS_S,
+            self._died,
+            f"the engine process exited ({self._process.how_it_ended()}){advice}",
+        )
 
     def _died(self, reason: str) -> None:
         if self._on_death is not None:
@@ -162,8 +199,8 @@ class EngineProcess(EngineLink):
         super().detach()
 
     def stop(self) -> None:
-        """Ask the process to stop, kill it if it does not, and remove the socket. Blocks until the process has ended. A second
-        call does nothing."""
+        """Ask the process to stop, kill it if it does not, and remove the socket. Blocks until the
+        process has ended. A second call does nothing."""
         if self._socket.closed:
             return
         self.detach()
@@ -181,16 +218,18 @@ _PREFIX = "pegboard-engine-"
 
 
 def _new_folder() -> tuple[Path, int | None]:
-    """Create a folder that only this user can open (mode 0700). Return it and the descriptor that keeps it locked, or None if the
-    file system has no locks. The folder is in /tmp if the path below TMPDIR would be too long for a socket. The folders of
-    processes that were killed are removed."""
+    """Create a folder that only this user can open (mode 0700). Return it and the descriptor that
+    keeps it locked, or None if the file system has no locks. The folder is in /tmp if the path
+    below TMPDIR would be too long for a socket. The folders of processes that were killed are
+    removed."""
     length = len(os.fsencode(tempfile.gettempdir())) + len(f"/{_PREFIX}12345678/engine")
     root = Path("/tmp" if length > zmq.IPC_PATH_MAX_LEN else tempfile.gettempdir())
     for left in root.glob(f"{_PREFIX}*"):
         if (lock := _locked(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
-    for _ in range(2):  # another process may remove a folder that is not locked yet, because it looks abandoned
+    # another process may remove a folder that is not locked yet, because it looks abandoned
+    for _ in range(2):
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         if (lock := _locked(folder)) is not None:
             return folder, lock
@@ -199,8 +238,8 @@ def _new_folder() -> tuple[Path, int | None]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Lock a folder of this user until the descriptor that is returned is closed, or this process ends. Return None if another
-    process has locked it, or if it is gone."""
+    """Lock a folder of this user until the descriptor that is returned is closed, or this process
+    ends. Return None if another process has locked it, or if it is gone."""
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -208,7 +247,11 @@ def _locked(folder: Path) -> int | None:
     with contextlib.suppress(OSError):
         found = os.fstat(number)
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700 and folder.exists():
+        if (
+            found.st_uid == os.geteuid()
+            and stat.S_IMODE(found.st_mode) == 0o700
+            and folder.exists()
+        ):
             return number
     os.close(number)
     return None

@@ -1,11 +1,12 @@
-"""The messages between the API process (A) and the engine process (E), encoded with msgpack, one message per frame.
+"""The messages between the API process (A) and the engine process (E), encoded with msgpack, one
+message per frame.
 
     A → E   Start, Add, Abort, Control, Stop
     E → A   Ready, StepDeltas, Measured, Rejected, ControlReply, Dead
 
-E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A `Measured` goes to every API
-process. It precedes the deltas of its step and covers all steps since the previous one (see `SampleRelay` in
-`engine/metrics/sinks.py`).
+E sends one `StepDeltas` per step with the deltas of all requests, so A wakes once per step. A
+`Measured` goes to every API process. It precedes the deltas of its step and covers all steps since
+the previous one (see `SampleRelay` in `engine/metrics/sinks.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pegboard.interfaces.metrics import Metric, Sample
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first message. plan: the pickled `EnginePlan`, which is safe because only this user can open the socket. wants_samples:
-    A has metrics sinks, so E should send `Measured`."""
+    """The first message. plan: the pickled `EnginePlan`, which is safe because only this user can
+    open the socket. wants_samples: A has metrics sinks, so E should send `Measured`."""
 
     plan: bytes
     wants_samples: bool = False
@@ -33,8 +34,8 @@ class Add(msgspec.Struct, tag="add"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """ids: request ids, or keys of single completions (see `pegboard.engine.requests.Request.key`). reason: "stop" for
-    completions in whose text A has found a stop string."""
+    """ids: request ids, or keys of single completions (see `pegboard.engine.requests.Request.key`).
+    reason: "stop" for completions in whose text A has found a stop string."""
 
     ids: list[str]
     reason: Literal["abort", "stop"] = "abort"
@@ -53,7 +54,8 @@ class Stop(msgspec.Struct, tag="stop"):
 
 
 class Failure(msgspec.Struct):
-    """An exception as plain values: the name of its class in `pegboard.errors`, and its attributes."""
+    """An exception as plain values: the name of its class in `pegboard.errors`, and its
+    attributes."""
 
     type: str
     message: str
@@ -61,11 +63,20 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Return `error` as plain values. Any exception that is not a PegboardError becomes one, with its type in the message."""
+        """Return `error` as plain values. Any exception that is not a PegboardError becomes one,
+        with its type in the message."""
         if not isinstance(error, PegboardError):
             return cls("PegboardError", f"{type(error).__name__}: {error}")
-        name = next(base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
-        carried = {key: value for key, value in vars(error).items() if key in ("parameter", "plugin", "retry_after_s")}
+        name = next(
+            base.__name__
+            for base in type(error).__mro__
+            if getattr(errors, base.__name__, None) is base
+        )
+        carried = {
+            key: value
+            for key, value in vars(error).items()
+            if key in ("parameter", "plugin", "retry_after_s")
+        }
         return cls(name, str(error), carried)
 
     def error(self) -> PegboardError:
@@ -76,8 +87,8 @@ class Failure(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded. info: `Engine.stats()` at start. metrics: the metrics that samples will contain. max_model_len: the
-    plan's, or a smaller one that fits the memory; 0 = the plan's."""
+    """The model is loaded. info: `Engine.stats()` at start. metrics: the metrics that samples will
+    contain. max_model_len: the plan's, or a smaller one that fits the memory; 0 = the plan's."""
 
     info: dict[str, Any] = {}
     metrics: list[Metric] = []
@@ -108,7 +119,8 @@ class ControlReply(msgspec.Struct, tag="reply"):
 
 
 class Dead(msgspec.Struct, tag="dead"):
-    """The last message of an engine that has failed. is_start: the engine failed before it was ready."""
+    """The last message of an engine that has failed. is_start: the engine failed before it was
+    ready."""
 
     failure: Failure
     is_start: bool = False

@@ -1,8 +1,9 @@
 """The engine process (E): its start, its message loop, and its orderly end in every case.
 
-The process starts before the plan is known, so the slow imports run while the parent resolves the plan. It ends when it receives
-`Stop`, when its parent is gone, on SIGUSR1, or when the engine fails. It ignores SIGTERM, which a service manager sends to all
-processes: the parent lets running requests finish first, and then sends `Stop`.
+The process starts before the plan is known, so the slow imports run while the parent resolves the
+plan. It ends when it receives `Stop`, when its parent is gone, on SIGUSR1, or when the engine
+fails. It ignores SIGTERM, which a service manager sends to all processes: the parent lets running
+requests finish first, and then sends `Stop`.
 """
 
 from __future__ import annotations
@@ -40,24 +41,28 @@ log = get_logger(__name__)
 
 
 LOOK_MS = 500
-"""Milliseconds after which an idle engine is asked again for work: an executor may have reported a dead worker."""
+"""Milliseconds after which an idle engine is asked again for work: an executor may have reported a
+dead worker."""
 
 
 class _Terminated(BaseException):
-    """SIGUSR1 has arrived, and the loop must end. The class is not an Exception, so that no plugin's `except` can catch it."""
+    """SIGUSR1 has arrived, and the loop must end. The class is not an Exception, so that no
+    plugin's `except` can catch it."""
 
 
 def run(address: str, builder: str) -> None:
-    """The body of the engine process. address: the address to listen on, "ipc://…". builder: "module:function" that is called
-    with the plan.
+    """The body of the engine process. address: the address to listen on, "ipc://…". builder:
+    "module:function" that is called with the plan.
 
-    The engine listens and the parent connects, because a connecting socket queues messages until the other end listens. A
-    listening socket would block instead.
+    The engine listens and the parent connects, because a connecting socket queues messages until
+    the other end listens. A listening socket would block instead.
     """
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
-    socket.linger = 2000  # milliseconds: the last message must be delivered, but a dead parent must not block this process
+    # milliseconds: the last message must be delivered, but a dead parent must not block this
+    # process
+    socket.linger = 2000
     socket.bind(address)
     try:
         take_signals(signal.SIG_IGN)
@@ -80,8 +85,9 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | None]:
-    """Build the engine and report that it is ready. Return the engine, and the relay of its samples if A wants samples. Return
-    (None, None) if the start failed, which is reported to A, or if A sent `Stop`."""
+    """Build the engine and report that it is ready. Return the engine, and the relay of its samples
+    if A wants samples. Return (None, None) if the start failed, which is reported to A, or if A
+    sent `Stop`."""
     relay = None
     try:
         build = load_function(builder)  # this takes long, and the parent makes the plan meanwhile
@@ -95,8 +101,11 @@ def _start(socket: zmq.Socket[bytes], builder: str) -> tuple[Any, SampleRelay | 
         if message.wants_samples:
             relay = SampleRelay()
             engine.attach(relay)
-        ready = encode(Ready(engine.stats(), list(relay.metrics) if relay else [], engine.limits.max_model_len))
-    except Exception as error:  # noqa: BLE001 - every error at start is reported to the parent, which raises it
+        ready = encode(
+            Ready(engine.stats(), list(relay.metrics) if relay else [], engine.limits.max_model_len)
+        )
+    except Exception as error:  # noqa: BLE001
+        # every error at start is reported to the parent, which raises it
         _log_failure("the engine did not start", error)
         socket.send(encode(Dead(Failure.of(error), is_start=True)))
         return None, None
@@ -117,7 +126,8 @@ def _serve(socket: zmq.Socket[bytes], engine: Any, relay: SampleRelay | None) ->
                 socket.send(encode(Measured(sample)))
             if deltas:
                 socket.send(encode(StepDeltas(deltas)))
-    except Exception as error:  # noqa: BLE001 - after a failed step the state of the engine is unknown, so it has died
+    except Exception as error:  # noqa: BLE001
+        # after a failed step the state of the engine is unknown, so it has died
         _log_failure("the engine died", error)
         failure = Failure.of(error)
         failure.message = f"the engine died: {failure.message}"
@@ -152,17 +162,22 @@ def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
 
 def _control(engine: Any, message: Control) -> bytes:
     try:
-        return encode(ControlReply(message.call_id, engine.control(message.action, **message.arguments)))
-    except Exception as error:  # the failure of an action is the answer to its caller; the engine goes on
+        return encode(
+            ControlReply(message.call_id, engine.control(message.action, **message.arguments))
+        )
+    except Exception as error:
+        # the failure of an action is the answer to its caller; the engine goes on
         if not isinstance(error, PegboardError):
             log.exception("control action %r failed", message.action)
         return encode(ControlReply(message.call_id, failure=Failure.of(error)))
 
 
 def _log_failure(what: str, error: Exception) -> None:
-    """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log only a debug line, unless
-    the failure of a plugin caused it."""
-    is_shown = isinstance(error, PegboardError) and not isinstance(error, PluginFailure | EngineDeadError)
+    """Log the traceback of an error. For one of Pegboard's own errors, which the parent shows, log
+    only a debug line, unless the failure of a plugin caused it."""
+    is_shown = isinstance(error, PegboardError) and not isinstance(
+        error, PluginFailure | EngineDeadError
+    )
     if is_shown and not log.isEnabledFor(logging.DEBUG):
         log.debug("%s: %s", what, error)
     else:

@@ -1,1 +1,2 @@
-"""Structured output: grammars are compiled in threads, and masks are filled while the forward runs."""
+"""Structured output: grammars are compiled in threads, and masks are filled while the forward
+runs."""

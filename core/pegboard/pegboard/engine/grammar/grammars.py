@@ -1,9 +1,10 @@
-"""Structured output in the engine: it gives requests their compiled grammars, fills the token masks of each step, and trims
-drafts.
+"""Structured output in the engine: it gives requests their compiled grammars, fills the token masks
+of each step, and trims drafts.
 
-A constraint is compiled once, in a thread with a time limit (`compiler.py`). Every request with the same constraint gets a fork
-of the result. The scheduler skips a request whose grammar is not compiled yet. A failed compilation fails only that request, and
-so does an error that a backend raises while it enforces a grammar.
+A constraint is compiled once, in a thread with a time limit (`compiler.py`). Every request with the
+same constraint gets a fork of the result. The scheduler skips a request whose grammar is not
+compiled yet. A failed compilation fails only that request, and so does an error that a backend
+raises while it enforces a grammar.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ from pegboard.interfaces.structured_output import Constraint
 from pegboard.plugins.names import to_install
 
 ROW_S = 0.01
-"""Seconds per row that a call which fills many masks may take in addition to `CALL_S` before it counts as slow."""
+"""Seconds per row that a call which fills many masks may take in addition to `CALL_S` before it
+counts as slow."""
 
 
-def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None) -> Constraint:
-    """Return the constraint of the parameters as text, with the options for whitespace and properties."""
+def constraint_of(
+    params: StructuredOutputsParams, config: StructuredOutputsConfig | None = None
+) -> Constraint:
+    """Return the constraint of the parameters as text, with the options for whitespace and
+    properties."""
     config = config or StructuredOutputsConfig()
-    kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)  # exactly one is set
+    # exactly one is set
+    kind = next(kind for kind in CONSTRAINT_KINDS if getattr(params, kind) is not None)
     value = getattr(params, kind)
     if not isinstance(value, str):
         value = "" if kind == "json_object" else json.dumps(value)
@@ -47,9 +53,9 @@ def constraint_of(params: StructuredOutputsParams, config: StructuredOutputsConf
 
 
 class Grammars:
-    """All grammars of one engine. compiler: has the backends; the engine stops it. token_bytes: returns the bytes of each token,
-    which are needed to find the end of reasoning. It is called for a request that has reasoning, after its constraint was
-    compiled."""
+    """All grammars of one engine. compiler: has the backends; the engine stops it. token_bytes:
+    returns the bytes of each token, which are needed to find the end of reasoning. It is called for
+    a request that has reasoning, after its constraint was compiled."""
 
     def __init__(
         self,
@@ -66,23 +72,30 @@ class Grammars:
         self._slow: set[str] = set()  # the backends whose last fill was slow
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """Raise RequestError, with every backend's reason, if no backend can enforce the constraint."""
+        """Raise RequestError, with every backend's reason, if no backend can enforce the
+        constraint."""
         if not self.compiler.chain:
             advice = to_install("structured_output")
-            message = f"{params.parameter} needs a structured output plugin, and none is active; {advice}"
+            message = (
+                f"{params.parameter} needs a structured output plugin, and none is active; {advice}"
+            )
             raise RequestError(message, parameter=params.parameter)
         with _blaming(params):
             self.compiler.check(constraint_of(params, self._config))
 
     def start(self, request: Request) -> None:
-        """Start to compile the constraint of the request, unless that is done or under way. The request waits for the result."""
+        """Start to compile the constraint of the request, unless that is done or under way. The
+        request waits for the result."""
         constraint = constraint_of(_wanted(request), self._config)
-        request.compilation = self.compiler.start(constraint, lambda: not request.is_finished, request.client)
+        request.compilation = self.compiler.start(
+            constraint, lambda: not request.is_finished, request.client
+        )
 
     def take(self, request: Request) -> bool:
-        """Give the request its grammar and return True, or return False while it is being compiled. Raises PegboardError if the
-        compilation failed or took too long; only this request fails."""
-        params, compilation = _wanted(request), request.compilation
+        """Give the request its grammar and return True, or return False while it is being compiled.
+        Raises PegboardError if the compilation failed or took too long; only this request fails."""
+        params = _wanted(request)
+        compilation = request.compilation
         with _blaming(params):
             compiled: Compiled | None = self.compiler.get(compilation)
         if compiled is None:
@@ -111,13 +124,18 @@ class Grammars:
         request.grammar.rollback(num_valid)
         return draft_token_ids[:num_valid]
 
-    def masks(self, batch: Batch, requests: Sequence[Request | None], drafts: Mapping[int, Sequence[int]]) -> TokenMasks:
-        """Return masks for every logits row of `batch` whose request has a grammar. requests: one per row of the batch, None if
-        the request has ended meanwhile. drafts: row → draft tokens of this step. The grammars have already accepted the tokens of
-        all earlier steps, so each grammar is at its row's first sampled position.
+    def masks(
+        self, batch: Batch, requests: Sequence[Request | None], drafts: Mapping[int, Sequence[int]]
+    ) -> TokenMasks:
+        """Return masks for every logits row of `batch` whose request has a grammar. requests: one
+        per row of the batch, None if the request has ended meanwhile. drafts: row → draft tokens of
+        this step. The grammars have already accepted the tokens of all earlier steps, so each
+        grammar is at its row's first sampled position.
         """
         users: list[tuple[int, RequestGrammar]] = []
-        for row, request, wanted in zip(batch.rows.tolist(), requests, batch.samples.tolist(), strict=True):
+        for row, request, wanted in zip(
+            batch.rows.tolist(), requests, batch.samples.tolist(), strict=True
+        ):
             grammar = None if request is None else request.grammar
             if wanted and grammar is not None and (grammar.is_active or row in drafts):
                 users.append((row, grammar))
@@ -125,7 +143,9 @@ class Grammars:
         starts = np.cumsum(depths) - depths
         bits = np.zeros((int(depths.sum()), -(-self._vocab_size // 32)), np.uint32)
         self._fill_first([grammar for _, grammar in users], bits, starts)
-        for (row, grammar), start, depth in zip(users, starts.tolist(), depths.tolist(), strict=True):
+        for (row, grammar), start, depth in zip(
+            users, starts.tolist(), depths.tolist(), strict=True
+        ):
             if depth > 1:
                 self._fill_depths(grammar, drafts[row], bits[start + 1 : start + depth])
         return TokenMasks(
@@ -135,8 +155,9 @@ class Grammars:
         )
 
     def _fill_first(self, grammars: Sequence[RequestGrammar], bits: Array, starts: Array) -> None:
-        """Fill the mask of the first position of every row. There is one call per backend, so that the backend can use threads.
-        Usually there is one backend. After a slow call, its rows are filled one at a time, to find out which one is slow."""
+        """Fill the mask of the first position of every row. There is one call per backend, so that
+        the backend can use threads. Usually there is one backend. After a slow call, its rows are
+        filled one at a time, to find out which one is slow."""
         by_backend: dict[str, list[int]] = {}
         for i, grammar in enumerate(grammars):
             if grammar.fills_from_backend:
@@ -147,13 +168,15 @@ class Grammars:
             inner = [grammars[i].grammar for i in chosen]
             is_whole = len(chosen) == len(bits)  # no drafts, one backend: no copy
             part = bits if is_whole else np.zeros((len(chosen), bits.shape[1]), np.uint32)
-            started, is_filled = time.perf_counter(), False
+            started = time.perf_counter()
+            is_filled = False
             if len(chosen) > 1 and name not in self._slow:
                 try:
                     with self.compiler.blame(name):
                         self.compiler.chain[name].fill(inner, part)
                     is_filled = True
-                except PegboardError:  # filled one at a time below, so that only the rows that fail are affected
+                except PegboardError:
+                    # filled one at a time below, so that only the rows that fail are affected
                     part[:] = 0
             if not is_filled:
                 for i, row in zip(chosen, part, strict=True):
@@ -164,12 +187,13 @@ class Grammars:
                 bits[starts[chosen]] = part
 
     def _fill_depths(self, grammar: RequestGrammar, drafts: Sequence[int], bits: Array) -> None:
-        """Fill the masks of the positions after drafts, one at a time, because each needs the state after the drafts before
-        it."""
+        """Fill the masks of the positions after drafts, one at a time, because each needs the state
+        after the drafts before it."""
         num_accepted = 0
         for depth, token in enumerate(drafts):
             if grammar.accept([token]) != 1:
-                bits[depth:] = np.iinfo(np.uint32).max  # drafts were trimmed, so this happens only if the backend failed
+                # drafts were trimmed, so this happens only if the backend failed
+                bits[depth:] = np.iinfo(np.uint32).max
                 break
             num_accepted += 1
             grammar.fill(bits[depth])
@@ -178,8 +202,8 @@ class Grammars:
 
 @contextmanager
 def _blaming(params: StructuredOutputsParams) -> Iterator[None]:
-    """Make the error name the field of this request. Requests share constraints, so the error may come from another request, and
-    is kept for the next one."""
+    """Make the error name the field of this request. Requests share constraints, so the error may
+    come from another request, and is kept for the next one."""
     try:
         yield
     except RequestError as error:

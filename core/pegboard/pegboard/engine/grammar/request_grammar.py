@@ -1,5 +1,5 @@
-"""The grammar of one completion. It applies after the reasoning. It handles stop tokens itself, so its backend never sees
-them."""
+"""The grammar of one completion. It applies after the reasoning. It handles stop tokens itself, so
+its backend never sees them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from pegboard.errors import PegboardError, RequestError, bare, blame
 from pegboard.interfaces.structured_output import Grammar, StructuredOutput
 
 CALL_S = 0.05
-"""Seconds that one call of a backend may take without being counted. Ordinary constraints need 0.1 to 20 ms."""
+"""Seconds that one call of a backend may take without being counted. Ordinary constraints need 0.1
+to 20 ms."""
 
 EXCESS_S = 2.0
-"""Seconds by which all calls for one completion together may exceed `CALL_S` each. The first mask of a state may take 0.2 s."""
+"""Seconds by which all calls for one completion together may exceed `CALL_S` each. The first mask
+of a state may take 0.2 s."""
 
 BUSY = 5
-"""The time of a call is its processor time, or its duration divided by this if that is more. Its whole duration would be unfair,
-because other programs may keep the processor busy."""
+"""The time of a call is its processor time, or its duration divided by this if that is more. Its
+whole duration would be unfair, because other programs may keep the processor busy."""
 
 
 Blaming = Callable[[str], AbstractContextManager[None]]
@@ -29,9 +31,10 @@ Blaming = Callable[[str], AbstractContextManager[None]]
 
 
 class ReasoningEnd:
-    """Finds the end of reasoning in a completion's tokens. ends: token ids of the texts; any of them ends the reasoning.
-    token_bytes: the bytes of each token. A text of ordinary tokens is found even if the model spells it with other tokens. A text
-    with special tokens, which have no bytes, is found only as exactly these ids.
+    """Finds the end of reasoning in a completion's tokens. ends: token ids of the texts; any of
+    them ends the reasoning. token_bytes: the bytes of each token. A text of ordinary tokens is
+    found even if the model spells it with other tokens. A text with special tokens, which have no
+    bytes, is found only as exactly these ids.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], token_bytes: Sequence[bytes]) -> None:
@@ -51,16 +54,19 @@ class ReasoningEnd:
             return True
         size = len(self._token_bytes)
         for text in self._texts:  # the text has at most one token per byte
-            if text in b"".join(self._token_bytes[token] for token in token_ids[-len(text) :] if token < size):
+            if text in b"".join(
+                self._token_bytes[token] for token in token_ids[-len(text) :] if token < size
+            ):
                 return True
         return False
 
 
 class RequestGrammar:
-    """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that are allowed where the text may
-    end. After one of them only stop tokens are allowed; the output goes on only if the request ignores end of sequence.
-    on_failure: called with the first error of the backend, or with an error which says that it is too slow for this completion.
-    Afterwards `error` holds the error, no token is accepted, and the backend is not called again."""
+    """The value of `Request.grammar`. name: the name of the backend. stop_token_ids: tokens that
+    are allowed where the text may end. After one of them only stop tokens are allowed; the output
+    goes on only if the request ignores end of sequence. on_failure: called with the first error of
+    the backend, or with an error which says that it is too slow for this completion. Afterwards
+    `error` holds the error, no token is accepted, and the backend is not called again."""
 
     def __init__(
         self,
@@ -90,7 +96,8 @@ class RequestGrammar:
         self._excess_s = 0.0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance the state by the valid tokens at the start of `token_ids`, and return their number."""
+        """Advance the state by the valid tokens at the start of `token_ids`, and return their
+        number."""
         for count, token in enumerate(token_ids):
             if not self._accept(token) or self.error is not None:
                 return count
@@ -132,7 +139,8 @@ class RequestGrammar:
             self.is_active = False
 
     def fill(self, mask: Array) -> None:
-        """Write the allowed next tokens into `mask`, uint32 [words] of zeros. After a failure these are all tokens."""
+        """Write the allowed next tokens into `mask`, uint32 [words] of zeros. After a failure these
+        are all tokens."""
         if not self.is_active or self.error is not None:
             mask[:] = np.iinfo(np.uint32).max
         elif self._num_stops:
@@ -146,13 +154,16 @@ class RequestGrammar:
 
     @property
     def fills_from_backend(self) -> bool:
-        """Whether `fill` would call the backend, which can fill the masks of many grammars at once."""
+        """Whether `fill` would call the backend, which can fill the masks of many grammars at
+        once."""
         return self.is_active and not self._num_stops and self.error is None
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Call the backend in the block. Its error, or too much time, ends this grammar and does not leave the block."""
-        started, used = time.perf_counter(), time.thread_time()
+        """Call the backend in the block. Its error, or too much time, ends this grammar and does
+        not leave the block."""
+        started = time.perf_counter()
+        used = time.thread_time()
         try:
             with self._blame(self.name):
                 yield
@@ -165,9 +176,10 @@ class RequestGrammar:
         self._excess_s = max(0.0, self._excess_s + seconds - CALL_S)
         if self._excess_s > EXCESS_S:
             raise RequestError(
-                f"structured_output {self.name} is too slow for this constraint: its last call took {seconds:.2f} s; all calls "
-                f"together may take {EXCESS_S:g} s more than {CALL_S:g} s each. Simplify the constraint, for example a rule that "
-                "can read the same text in several ways",
+                f"structured_output {self.name} is too slow for this constraint: its last call "
+                f"took {seconds:.2f} s; all calls together may take {EXCESS_S:g} s more than "
+                f"{CALL_S:g} s each. Simplify the constraint, for example a rule that can read "
+                "the same text in several ways",
                 parameter="structured_outputs",
             )
 

@@ -1,9 +1,11 @@
-"""The block tables of all requests in all KV groups, and the prefix cache over them. It uses no torch and does no scheduling.
+"""The block tables of all requests in all KV groups, and the prefix cache over them. It uses no
+torch and does no scheduling.
 
-Every entry of a request's table holds one reference to its block. So does a KV connector that still reads the block, and so does
-a block copy that has not run yet, for its source. A block without references is free, and the prefix cache can find it until it
-is reused. Arguments `num_tokens` count from the start of the request. A table may contain 0, the null block, where keys and
-values were dropped (they left the window) or were never needed.
+Every entry of a request's table holds one reference to its block. So does a KV connector that still
+reads the block, and so does a block copy that has not run yet, for its source. A block without
+references is free, and the prefix cache can find it until it is reused. Arguments `num_tokens`
+count from the start of the request. A table may contain 0, the null block, where keys and values
+were dropped (they left the window) or were never needed.
 """
 
 from __future__ import annotations
@@ -29,18 +31,28 @@ Copy = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """A cached prefix: its length, and for each group the cached blocks that contain it (0 = not needed). It holds no references,
-    so it is valid only until blocks are next taken from the pool."""
+    """A cached prefix: its length, and for each group the cached blocks that contain it (0 = not
+    needed). It holds no references, so it is valid only until blocks are next taken from the
+    pool."""
 
     num_tokens: int
     block_ids: tuple[list[int], ...]
 
 
 class RequestBlocks:
-    """The block tables of one request. capacity: how many tokens fit its blocks. wake_at: below this number of tokens `commit`
-    has nothing to do. checkpoint: (number of tokens, blocks) of a state copy that the prefix cache cannot find yet."""
+    """The block tables of one request. capacity: how many tokens fit its blocks. wake_at: below
+    this number of tokens `commit` has nothing to do. checkpoint: (number of tokens, blocks) of a
+    state copy that the prefix cache cannot find yet."""
 
-    __slots__ = ("tables", "capacity", "wake_at", "num_hashed", "num_dropped", "checkpoint", "keeps_for_children")
+    __slots__ = (
+        "tables",
+        "capacity",
+        "wake_at",
+        "num_hashed",
+        "num_dropped",
+        "checkpoint",
+        "keeps_for_children",
+    )
 
     def __init__(self, num_groups: int) -> None:
         self.tables: NewBlocks = tuple([] for _ in range(num_groups))
@@ -53,10 +65,11 @@ class RequestBlocks:
 
 
 class KVCache:
-    """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running request and step.
+    """Only the scheduler calls it. `allocate` and `commit` are hot: they run once per running
+    request and step.
 
-    checkpoint_every: all states are cached at multiples of this number of tokens, so a prefill chunk should end there; 0 = states
-    are not cached.
+    checkpoint_every: all states are cached at multiples of this number of tokens, so a prefill
+    chunk should end there; 0 = states are not cached.
     """
 
     def __init__(self, plan: KVPlan, limits: Limits) -> None:
@@ -67,8 +80,12 @@ class KVCache:
         self._enable_prefix_caching = limits.enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
         self._token_groups = [i for i in range(len(self.rules)) if i not in self._state_groups]
-        self._alignment = math.lcm(plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups))
-        self._finders: list[Callable[[bytes], int | None]] = [partial(self.pool.find, i) for i in range(len(self.rules))]
+        self._alignment = math.lcm(
+            plan.hash_block_size, *(self.rules[i].block_size for i in self._token_groups)
+        )
+        self._finders: list[Callable[[bytes], int | None]] = [
+            partial(self.pool.find, i) for i in range(len(self.rules))
+        ]
         every = [rule.checkpoint_every for rule in self.rules if isinstance(rule, StateRule)]
         self.checkpoint_every = math.lcm(*every) if every and limits.enable_prefix_caching else 0
         self.hasher = BlockHasher(limits.hash_algo, plan.hash_block_size, plan.identity)
@@ -76,37 +93,42 @@ class KVCache:
         self._blocks: dict[str, RequestBlocks] = {}
         self._copies: list[tuple[str, Copy]] = []
 
-    # --- queries ------------------------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def holds(self, request: Request) -> bool:
         """Return whether the request has block tables."""
         return request.key in self._blocks
 
     def tables(self, request: Request) -> NewBlocks:
-        """Return the request's tables, one per group. They are not copies and must not be changed."""
+        """Return the request's tables, one per group. They are not copies and must not be
+        changed."""
         return self._blocks[request.key].tables
 
     def can_resume(self, request: Request, num_tokens: int) -> bool:
-        """Return whether the request can compute from token `num_tokens` on: it has all blocks that it would read or write."""
+        """Return whether the request can compute from token `num_tokens` on: it has all blocks that
+        it would read or write."""
         if self._state_groups:
             return False
         for index in self._token_groups:
-            rule, table = self.rules[index], self.tables(request)[index]
+            rule = self.rules[index]
+            table = self.tables(request)[index]
             expired = rule.expired(num_tokens)
             if any(block_id == NULL_BLOCK and i not in expired for i, block_id in enumerate(table)):
                 return False
         return True
 
-    # --- prefix cache -------------------------------------------------------------------------------------------------------
+    # --- prefix cache -----------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> PrefixHit:
-        """Return the longest cached prefix that all groups can serve. It never includes the last token, which must be computed to
-        sample. A rule can only shorten the prefix, so all rules are asked in turn until none shortens it. No block is taken."""
+        """Return the longest cached prefix that all groups can serve. It never includes the last
+        token, which must be computed to sample. A rule can only shorten the prefix, so all rules
+        are asked in turn until none shortens it. No block is taken."""
         if not self._enable_prefix_caching:
             return PrefixHit(0, self._nothing)
         self.hasher.extend(request)
         hashes = request.block_hashes
-        num_tokens, before = min(request.num_tokens - 1, len(hashes) * self.plan.hash_block_size), -1
+        num_tokens = min(request.num_tokens - 1, len(hashes) * self.plan.hash_block_size)
+        before = -1
         while num_tokens != before:
             before = num_tokens
             for rule, find in zip(self.rules, self._finders, strict=True):
@@ -114,11 +136,13 @@ class KVCache:
         if num_tokens == 0:
             return PrefixHit(0, self._nothing)
         pairs = zip(self.rules, self._finders, strict=True)
-        return PrefixHit(num_tokens, tuple(rule.hit_blocks(find, hashes, num_tokens) for rule, find in pairs))
+        return PrefixHit(
+            num_tokens, tuple(rule.hit_blocks(find, hashes, num_tokens) for rule, find in pairs)
+        )
 
     def commit(self, request: Request, num_tokens: int) -> None:
-        """Record that the first `num_tokens` tokens are known and that their keys and values are valid. Full blocks can now be
-        found, and blocks that later tokens never read are dropped."""
+        """Record that the first `num_tokens` tokens are known and that their keys and values are
+        valid. Full blocks can now be found, and blocks that later tokens never read are dropped."""
         blocks = self._blocks[request.key]
         if num_tokens < blocks.wake_at:
             return
@@ -134,33 +158,49 @@ class KVCache:
         blocks.wake_at = self._next_wake(keep_from)
 
     def stop_keeping(self, request: Request) -> bool:
-        """Drop the blocks outside the window, which the request keeps only so that children can fork from it. The scheduler calls
-        this when blocks are short, before it preempts. Return whether any block became free."""
-        blocks, num_free = self._blocks[request.key], self.pool.num_free
+        """Drop the blocks outside the window, which the request keeps only so that children can
+        fork from it. The scheduler calls this when blocks are short, before it preempts. Return
+        whether any block became free."""
+        blocks = self._blocks[request.key]
+        num_free = self.pool.num_free
         blocks.keeps_for_children = False
         for index in self._token_groups:
             self._drop_expired(blocks, index, request.num_confirmed_tokens)
         return self.pool.num_free > num_free
 
-    def _publish(self, request: Request, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
-        rule, table, hashes = self.rules[index], blocks.tables[index], request.block_hashes
+    def _publish(
+        self, request: Request, blocks: RequestBlocks, index: int, num_tokens: int
+    ) -> None:
+        rule = self.rules[index]
+        table = blocks.tables[index]
+        hashes = request.block_hashes
         num_full = num_tokens // rule.block_size
         new = range(blocks.num_hashed[index], num_full)
-        stored = [i for i in new if table[i] != NULL_BLOCK and self.pool.insert(index, rule.block_hash(hashes, i), table[i])]
-        if stored and self.pool.events is not None and request.prompt_embeds is None:  # such blocks have no token ids to tell
+        stored = [
+            i
+            for i in new
+            if table[i] != NULL_BLOCK
+            and self.pool.insert(index, rule.block_hash(hashes, i), table[i])
+        ]
+        # such blocks have no token ids to tell
+        if stored and self.pool.events is not None and request.prompt_embeds is None:
             self.pool.events += self._stored(request, index, stored)
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
     def _stored(self, request: Request, index: int, stored: Sequence[int]) -> Iterator[KVEvent]:
         """Yield one event for each run of consecutive blocks in `stored`."""
-        rule, hashes, lora = self.rules[index], request.block_hashes, request.lora
+        rule = self.rules[index]
+        hashes = request.block_hashes
+        lora = request.lora
         starts = [i for i, before in zip(stored, [-2, *stored], strict=False) if i != before + 1]
         for start, after in zip(starts, [*starts[1:], stored[-1] + 1], strict=True):
             run = [i for i in stored if start <= i < after]
             yield BlocksStored(
                 tuple(rule.block_hash(hashes, i) for i in run),
                 rule.block_hash(hashes, start - 1) if start else None,
-                tuple(request.all_token_ids[start * rule.block_size : (run[-1] + 1) * rule.block_size]),
+                tuple(
+                    request.all_token_ids[start * rule.block_size : (run[-1] + 1) * rule.block_size]
+                ),
                 rule.block_size,
                 index,
                 lora.lora_int_id if lora else None,
@@ -169,15 +209,23 @@ class KVCache:
             )
 
     def take_events(self) -> list[KVEvent]:
-        """Return the changes of the prefix cache since the last call, in order. There are none unless `pool.events` is a list."""
+        """Return the changes of the prefix cache since the last call, in order. There are none
+        unless `pool.events` is a list."""
         if not self.pool.events:
             return []
-        events, self.pool.events = self.pool.events, []
-        return [event for event in events if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups]
+        events = self.pool.events
+        self.pool.events = []
+        return [
+            event
+            for event in events
+            if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups
+        ]
 
-    def _publish_checkpoint(self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Insert the checkpoint that was copied before a step into the cache, once its tokens are known. Then release the
-        request's reference."""
+    def _publish_checkpoint(
+        self, blocks: RequestBlocks, hashes: Sequence[bytes], num_tokens: int
+    ) -> None:
+        """Insert the checkpoint that was copied before a step into the cache, once its tokens are
+        known. Then release the request's reference."""
         if blocks.checkpoint is None or num_tokens <= blocks.checkpoint[0]:
             return
         at, block_ids = blocks.checkpoint
@@ -189,8 +237,10 @@ class KVCache:
         self.pool.free(block_ids)
 
     def _drop_expired(self, blocks: RequestBlocks, index: int, num_tokens: int) -> None:
-        expired, table = self.rules[index].expired(num_tokens), blocks.tables[index]
-        start, stop = max(expired.start, blocks.num_dropped[index]), min(expired.stop, len(table))
+        expired = self.rules[index].expired(num_tokens)
+        table = blocks.tables[index]
+        start = max(expired.start, blocks.num_dropped[index])
+        stop = min(expired.stop, len(table))
         if start >= stop:
             return
         self.pool.free(table[i] for i in reversed(range(start, stop)))
@@ -198,42 +248,53 @@ class KVCache:
         blocks.num_dropped[index] = stop
 
     def _next_wake(self, num_tokens: int) -> int:
-        """Return the next number of tokens at which a block becomes full or expires, or a checkpoint can be inserted."""
+        """Return the next number of tokens at which a block becomes full or expires, or a
+        checkpoint can be inserted."""
         if self._state_groups:
             return num_tokens + 1
         step = self.plan.hash_block_size
         next_full = num_tokens - num_tokens % step + step
         return min(next_full, *(self.rules[i].next_expiry(num_tokens) for i in self._token_groups))
 
-    # --- blocks of a request ------------------------------------------------------------------------------------------------
+    # --- blocks of a request ----------------------------------------------------------------------
 
     def allocate(
-        self, request: Request, num_tokens: int, *, hit: PrefixHit | None = None, num_computed_tokens: int = 0
+        self,
+        request: Request,
+        num_tokens: int,
+        *,
+        hit: PrefixHit | None = None,
+        num_computed_tokens: int = 0,
     ) -> NewBlocks | None:
-        """Make room for `num_tokens` tokens in all groups. Return the appended block ids per group, including shared blocks.
-        Return None and change nothing if blocks are short.
+        """Make room for `num_tokens` tokens in all groups. Return the appended block ids per group,
+        including shared blocks. Return None and change nothing if blocks are short.
 
-        hit: a prefix to share, given only in the first call for a request. num_computed_tokens: in the first call, how many
-        tokens are computed before the step (the hit, and what a connector loads). Blocks that later tokens do not read are not
-        allocated for them.
+        hit: a prefix to share, given only in the first call for a request. num_computed_tokens: in
+        the first call, how many tokens are computed before the step (the hit, and what a connector
+        loads). Blocks that later tokens do not read are not allocated for them.
         """
         blocks = self._blocks.get(request.key)
         if blocks is not None:
             if num_tokens <= blocks.capacity:
                 return self._nothing
             return self._grow(blocks, num_tokens)
-        return self._start(request, num_tokens, hit or PrefixHit(0, self._nothing), num_computed_tokens)
+        return self._start(
+            request, num_tokens, hit or PrefixHit(0, self._nothing), num_computed_tokens
+        )
 
     def _grow(self, blocks: RequestBlocks, num_tokens: int) -> NewBlocks | None:
         counts = [0] * len(self.rules)
         for index in self._token_groups:
-            counts[index] = max(0, self.rules[index].blocks_needed(num_tokens) - len(blocks.tables[index]))
+            counts[index] = max(
+                0, self.rules[index].blocks_needed(num_tokens) - len(blocks.tables[index])
+            )
         taken = self.pool.take(sum(counts))
         return None if taken is None else self._append(blocks, counts, taken)
 
     def _append(self, blocks: RequestBlocks, counts: Iterable[int], taken: list[int]) -> NewBlocks:
         """Append the `taken` blocks to the tables: to each group's table the number in `counts`."""
-        start, new = 0, []
+        start = 0
+        new = []
         for table, count in zip(blocks.tables, counts, strict=True):
             part = taken[start : start + count]
             table.extend(part)
@@ -246,10 +307,15 @@ class KVCache:
         sizes = [len(blocks.tables[i]) * self.rules[i].block_size for i in self._token_groups]
         blocks.capacity = min(sizes, default=1 << 60)
 
-    def _start(self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> NewBlocks | None:
+    def _start(
+        self, request: Request, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
+    ) -> NewBlocks | None:
         shared = [b for i in self._token_groups for b in hit.block_ids[i]]
         sources = [hit.block_ids[i][0] for i in self._state_groups if hit.block_ids[i]]
-        layouts = [self._first_layout(index, num_tokens, hit, num_computed_tokens) for index in range(len(self.rules))]
+        layouts = [
+            self._first_layout(index, num_tokens, hit, num_computed_tokens)
+            for index in range(len(self.rules))
+        ]
         num_fresh = sum(sum(layout) for layout in layouts)
         if num_fresh > self.pool.num_free - self.pool.count_free([*shared, *sources]):
             return None
@@ -269,26 +335,39 @@ class KVCache:
             self._copies.append((request.key, (index, source, blocks.tables[index][0])))
         return blocks.tables
 
-    def _first_layout(self, index: int, num_tokens: int, hit: PrefixHit, num_computed_tokens: int) -> list[bool]:
-        """Return, for one group of a new request, which table entries after the shared ones need a block. The others are null."""
+    def _first_layout(
+        self, index: int, num_tokens: int, hit: PrefixHit, num_computed_tokens: int
+    ) -> list[bool]:
+        """Return, for one group of a new request, which table entries after the shared ones need a
+        block. The others are null."""
         rule = self.rules[index]
         if index in self._state_groups:
             return [True] * rule.blocks_needed(num_tokens)
         expired = rule.expired(num_computed_tokens)
-        return [i not in expired for i in range(len(hit.block_ids[index]), rule.blocks_needed(num_tokens))]
+        return [
+            i not in expired
+            for i in range(len(hit.block_ids[index]), rule.blocks_needed(num_tokens))
+        ]
 
     def fork(self, parent: Request, child: Request) -> bool:
-        """Let a completion of n > 1 start from its parent's blocks. The child shares the prompt's blocks up to the one with the
-        last prompt token, of which it gets a copy. All its prompt tokens except the last count as computed. Return False and
-        change nothing if that is not possible: blocks are short, the parent has dropped blocks that the child needs, or a group
+        """Let a completion of n > 1 start from its parent's blocks. The child shares the prompt's
+        blocks up to the one with the last prompt token, of which it gets a copy. All its prompt
+        tokens except the last count as computed. Return False and change nothing if that is not
+        possible: blocks are short, the parent has dropped blocks that the child needs, or a group
         stores states."""
         num_computed = child.num_prompt_tokens - 1
-        if not self.can_resume(parent, num_computed) or (fresh := self.pool.take(len(self.rules))) is None:
+        if (
+            not self.can_resume(parent, num_computed)
+            or (fresh := self.pool.take(len(self.rules))) is None
+        ):
             return False
         blocks = self._blocks[child.key] = RequestBlocks(len(self.rules))
         for index, (rule, shared) in enumerate(zip(self.rules, self.tables(parent), strict=True)):
-            last, expired = num_computed // rule.block_size, rule.expired(num_computed)
-            table = [NULL_BLOCK if i in expired else block_id for i, block_id in enumerate(shared[:last])]
+            last = num_computed // rule.block_size
+            expired = rule.expired(num_computed)
+            table = [
+                NULL_BLOCK if i in expired else block_id for i, block_id in enumerate(shared[:last])
+            ]
             self.pool.touch(table)
             blocks.tables[index].extend(table)
             blocks.num_hashed[index] = last
@@ -299,10 +378,16 @@ class KVCache:
         return True
 
     def checkpoint(self, request: Request, num_computed_tokens: int) -> None:
-        """Copy the request's states before its next step if they are at a multiple of `checkpoint_every`. Do nothing if blocks
-        are short."""
-        every, blocks = self.checkpoint_every, self._blocks[request.key]
-        if not every or num_computed_tokens == 0 or num_computed_tokens % every or blocks.checkpoint is not None:
+        """Copy the request's states before its next step if they are at a multiple of
+        `checkpoint_every`. Do nothing if blocks are short."""
+        every = self.checkpoint_every
+        blocks = self._blocks[request.key]
+        if (
+            not every
+            or num_computed_tokens == 0
+            or num_computed_tokens % every
+            or blocks.checkpoint is not None
+        ):
             return
         taken = self.pool.take(len(self._state_groups))
         if taken is None:
@@ -314,7 +399,8 @@ class KVCache:
             self._copies.append((request.key, (index, source, destination)))
 
     def release(self, request: Request) -> None:
-        """Free all blocks of the request, the last ones first. Do nothing if the request has none."""
+        """Free all blocks of the request, the last ones first. Do nothing if the request has
+        none."""
         blocks = self._blocks.pop(request.key, None)
         if blocks is None:
             return
@@ -327,7 +413,8 @@ class KVCache:
         self.pool.free(source for _, source, _ in stale)
 
     def take_copies(self) -> list[Copy]:
-        """Return the copies to run before the next step's forward. `copies_done` must be called after that step."""
+        """Return the copies to run before the next step's forward. `copies_done` must be called
+        after that step."""
         copies = [copy for _, copy in self._copies]
         self._copies.clear()
         return copies

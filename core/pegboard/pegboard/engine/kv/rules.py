@@ -1,7 +1,9 @@
-"""The retention rules in terms of blocks: how many blocks a request needs, which it may drop, and which a prefix hit needs.
+"""The retention rules in terms of blocks: how many blocks a request needs, which it may drop, and
+which a prefix hit needs.
 
-There is one rule object per KV group. All rules are based on one statement: *once the first n tokens are computed, the blocks in
-`expired(n)` are never read again*. These blocks can be dropped, and a prefix hit of n tokens needs exactly the other blocks.
+There is one rule object per KV group. All rules are based on one statement: *once the first n
+tokens are computed, the blocks in `expired(n)` are never read again*. These blocks can be dropped,
+and a prefix hit of n tokens needs exactly the other blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class FullRule:
         return -(-num_tokens // self.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Return the table entries that no later token reads once `num_computed_tokens` tokens are computed."""
+        """Return the table entries that no later token reads once `num_computed_tokens` tokens are
+        computed."""
         return range(0)
 
     def next_expiry(self, num_computed_tokens: int) -> int:
@@ -47,15 +50,17 @@ class FullRule:
         return NEVER
 
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        """Return the maximum number of blocks that a request of `num_tokens` tokens holds at any time, if at most `chunk_tokens`
-        tokens are computed before expired blocks are dropped."""
+        """Return the maximum number of blocks that a request of `num_tokens` tokens holds at any
+        time, if at most `chunk_tokens` tokens are computed before expired blocks are dropped."""
         return self.blocks_needed(num_tokens)
 
     def hit(self, find: Find, hashes: Sequence[bytes], max_tokens: int, alignment: int) -> int:
-        """Return the length of the longest prefix that this group can serve: at most `max_tokens`, and a multiple of `alignment`.
+        """Return the length of the longest prefix that this group can serve: at most `max_tokens`,
+        and a multiple of `alignment`.
 
-        If a prefix of n tokens needs a block that is missing, every shorter prefix that contains the block also needs it, because
-        a longer prefix never has fewer expired blocks. So the search goes on at the start of that block.
+        If a prefix of n tokens needs a block that is missing, every shorter prefix that contains
+        the block also needs it, because a longer prefix never has fewer expired blocks. So the
+        search goes on at the start of that block.
         """
         num_tokens = max_tokens - max_tokens % alignment
         while num_tokens > 0:
@@ -67,7 +72,8 @@ class FullRule:
         return 0
 
     def hit_blocks(self, find: Find, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        """Return the table of a hit of `num_tokens` tokens: the cached blocks, and 0 where no block is needed."""
+        """Return the table of a hit of `num_tokens` tokens: the cached blocks, and 0 where no block
+        is needed."""
         expired = self.expired(num_tokens)
         table = []
         for index in range(num_tokens // self.block_size):
@@ -88,7 +94,8 @@ class FullRule:
 
 
 class WindowRule(FullRule):
-    """A token attends to itself, the `tokens - 1` tokens before it, and the first `sinks` tokens."""
+    """A token attends to itself, the `tokens - 1` tokens before it, and the first `sinks`
+    tokens."""
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
         super().__init__(group, hash_block_size)
@@ -96,8 +103,12 @@ class WindowRule(FullRule):
         self._sink_blocks = blocks_for(self._retain.sinks, group.block_size)
 
     def expired(self, num_computed_tokens: int) -> range:
-        """Return the blocks between the sinks and the first token that the next token attends to."""
-        return range(self._sink_blocks, max(self._sink_blocks, (num_computed_tokens - self._tokens + 1) // self.block_size))
+        """Return the blocks between the sinks and the first token that the next token attends
+        to."""
+        return range(
+            self._sink_blocks,
+            max(self._sink_blocks, (num_computed_tokens - self._tokens + 1) // self.block_size),
+        )
 
     def next_expiry(self, num_computed_tokens: int) -> int:
         num_passed = num_computed_tokens - self._tokens + 1
@@ -109,7 +120,8 @@ class WindowRule(FullRule):
 
 
 class ChunkRule(FullRule):
-    """A token attends to the tokens of its chunk before it and to itself. Chunks start at multiples of `tokens`."""
+    """A token attends to the tokens of its chunk before it and to itself. Chunks start at multiples
+    of `tokens`."""
 
     def expired(self, num_computed_tokens: int) -> range:
         size = self._retain.tokens
@@ -120,14 +132,19 @@ class ChunkRule(FullRule):
         return (num_computed_tokens // size + 1) * size
 
     def max_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
-        return min(self.blocks_needed(num_tokens), blocks_for(self._retain.tokens + chunk_tokens, self.block_size) + 1)
+        return min(
+            self.blocks_needed(num_tokens),
+            blocks_for(self._retain.tokens + chunk_tokens, self.block_size) + 1,
+        )
 
 
 class StateRule(FullRule):
-    """One state per request: table entry 0 is the state, entries 1 … draft_states hold the states after each draft.
+    """One state per request: table entry 0 is the state, entries 1 … draft_states hold the states
+    after each draft.
 
-    A checkpoint is a copy of the state taken at a multiple of `checkpoint_every` tokens, cached under the chain's hash at
-    that token. A hit needs only that block, which is copied into the request's own state.
+    A checkpoint is a copy of the state taken at a multiple of `checkpoint_every` tokens, cached
+    under the chain's hash at that token. A hit needs only that block, which is copied into the
+    request's own state.
     """
 
     def __init__(self, group: KVGroup, hash_block_size: int) -> None:
@@ -146,7 +163,10 @@ class StateRule(FullRule):
         if not self.checkpoint_every:
             return 0
         for num_tokens in range(max_tokens - max_tokens % alignment, 0, -alignment):
-            if num_tokens % self.checkpoint_every == 0 and find(self.checkpoint_hash(hashes, num_tokens)) is not None:
+            if (
+                num_tokens % self.checkpoint_every == 0
+                and find(self.checkpoint_hash(hashes, num_tokens)) is not None
+            ):
                 return num_tokens
         return 0
 
@@ -161,7 +181,12 @@ class StateRule(FullRule):
         return hashes[num_tokens // self._hash_block_size - 1]
 
 
-RULES: dict[type[Retain], type[FullRule]] = {Full: FullRule, Window: WindowRule, Chunk: ChunkRule, State: StateRule}
+RULES: dict[type[Retain], type[FullRule]] = {
+    Full: FullRule,
+    Window: WindowRule,
+    Chunk: ChunkRule,
+    State: StateRule,
+}
 
 
 def make_rule(group: KVGroup, hash_block_size: int) -> FullRule:

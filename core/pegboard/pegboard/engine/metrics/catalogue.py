@@ -10,7 +10,9 @@ from typing import Any
 from pegboard.config.limits import Limits
 from pegboard.interfaces.metrics import COMMON_LABELS, Metric, series
 
-_TABLE = tomllib.loads(files("pegboard.engine.metrics").joinpath("catalogue.toml").read_text("utf-8"))
+_TABLE = tomllib.loads(
+    files("pegboard.engine.metrics").joinpath("catalogue.toml").read_text("utf-8")
+)
 ROWS: dict[str, dict[str, Any]] = _TABLE["metrics"]
 """The name of a metric → its row of the table."""
 
@@ -29,9 +31,13 @@ def token_buckets(most: int) -> tuple[float, ...]:
 def engine_metrics(
     limits: Limits, *, cache_config: Mapping[str, str] | None = None, show_hidden: str | None = None
 ) -> tuple[Metric, ...]:
-    """Return all metrics of an engine. cache_config: labels of cache_config_info. show_hidden: metrics that vLLM has hidden since
-    this version are included."""
-    there = {"watched_blocks": limits.kv_metrics_share, "drafts": limits.max_drafts, "adapters": limits.max_loras}
+    """Return all metrics of an engine. cache_config: labels of cache_config_info. show_hidden:
+    metrics that vLLM has hidden since this version are included."""
+    there = {
+        "watched_blocks": limits.kv_metrics_share,
+        "drafts": limits.max_drafts,
+        "adapters": limits.max_loras,
+    }
     there["cache_config"] = len(cache_config or ())
     buckets = {**_TABLE["buckets"], "tokens": token_buckets(limits.max_model_len)}
     labels = {"cache_config_info": tuple(cache_config or ())}
@@ -44,13 +50,17 @@ def engine_metrics(
             row["help"],
             tuple(buckets[row["buckets"]]) if "buckets" in row else (),
             labels.get(name, tuple(row.get("labels", ()))),
-            tuple((value,) for value in row.get("values", places if row.get("labels") == ["position"] else ())),
+            tuple(
+                (value,)
+                for value in row.get("values", places if row.get("labels") == ["position"] else ())
+            ),
             tuple(row.get("common", COMMON_LABELS)),
             row.get("prefixed", True),
             row.get("latest", False),
         )
         for name, row in ROWS.items()
-        if ("where" not in row or there[row["where"]]) and ("hidden_in" not in row or _numbers(row["hidden_in"]) >= shown)
+        if ("where" not in row or there[row["where"]])
+        and ("hidden_in" not in row or _numbers(row["hidden_in"]) >= shown)
     )
 
 

@@ -1,4 +1,5 @@
-"""Calls metrics sinks, so that a failure of one does no harm, and collects samples for other processes."""
+"""Calls metrics sinks, so that a failure of one does no harm, and collects samples for other
+processes."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from pegboard.log import get_logger
 log = get_logger(__name__)
 
 RELAY_INTERVAL_S = 0.1
-"""The minimum time between two samples that are sent to another process, while the engine is busy and no completion ends."""
+"""The minimum time between two samples that are sent to another process, while the engine is busy
+and no completion ends."""
 
 
 class Sinks:
-    """Several sinks as one. A sink that fails is switched off, with one warning. modules: as in `errors.blamed`."""
+    """Several sinks as one. A sink that fails is switched off, with one warning. modules: as in
+    `errors.blamed`."""
 
-    def __init__(self, sinks: Sequence[MetricsSink] = (), modules: Callable[[], Mapping[str, str]] = dict) -> None:
+    def __init__(
+        self, sinks: Sequence[MetricsSink] = (), modules: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self._sinks = list(sinks)
         self._modules = modules
 
@@ -43,17 +48,24 @@ class Sinks:
         for sink in tuple(self._sinks):
             try:
                 getattr(sink, method)(*args)
-            except Exception as error:  # metrics must never stop the engine or the server: any failure switches the sink off
+            except Exception as error:
+                # metrics must never stop the engine or the server: any failure switches the sink
+                # off
                 self._sinks.remove(sink)
                 failure = blamed(error, self._modules)
                 name = (failure and failure.plugin) or type(sink).__name__
-                log.warning("metrics sink %s failed in %s and is off for the rest of the run", name, method, exc_info=True)
+                log.warning(
+                    "metrics sink %s failed in %s and is off for the rest of the run",
+                    name,
+                    method,
+                    exc_info=True,
+                )
 
 
 class SampleRelay:
-    """A sink that adds up samples until they are sent to another process. There is at most one message per step. While the engine
-    is busy there is only one every RELAY_INTERVAL_S, unless a completion has ended: when a client has its answer, the metrics
-    must include the request."""
+    """A sink that adds up samples until they are sent to another process. There is at most one
+    message per step. While the engine is busy there is only one every RELAY_INTERVAL_S, unless a
+    completion has ended: when a client has its answer, the metrics must include the request."""
 
     def __init__(self) -> None:
         self.metrics: Sequence[Metric] = ()
@@ -66,16 +78,25 @@ class SampleRelay:
 
     def publish(self, sample: Sample) -> None:
         self._sample = merged(self._sample or Sample(sample.time_s), sample)
-        is_idle = not (sample.gauges.get("num_requests_running") or sample.gauges.get("num_requests_waiting"))
+        is_idle = not (
+            sample.gauges.get("num_requests_running") or sample.gauges.get("num_requests_waiting")
+        )
         has_ended = bool(sample.requests) or "e2e_request_latency_seconds" in sample.observations
-        self._is_due = self._is_due or is_idle or has_ended or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
+        self._is_due = (
+            self._is_due
+            or is_idle
+            or has_ended
+            or sample.time_s - self._taken_s >= RELAY_INTERVAL_S
+        )
 
     def take(self) -> Sample | None:
         """Return the sample to send now, or None if none is due."""
         if not self._is_due or self._sample is None:
             return None
-        sample, self._sample = self._sample, None
-        self._is_due, self._taken_s = False, sample.time_s
+        sample = self._sample
+        self._sample = None
+        self._is_due = False
+        self._taken_s = sample.time_s
         return sample
 
     def close(self) -> None:
@@ -83,7 +104,8 @@ class SampleRelay:
 
 
 def merged(first: Sample, second: Sample) -> Sample:
-    """Combine two samples of one engine, without their KV events, which stay in the engine's process."""
+    """Combine two samples of one engine, without their KV events, which stay in the engine's
+    process."""
     counters = dict(first.counters)
     for key, value in second.counters.items():
         counters[key] = counters.get(key, 0) + value

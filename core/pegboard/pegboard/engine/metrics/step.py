@@ -1,5 +1,5 @@
-"""The engine's measurements. They are collected during a step and published once at its end. There is also one record per request
-that ended."""
+"""The engine's measurements. They are collected during a step and published once at its end. There
+is also one record per request that ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from pegboard.engine.kv.pool import BlockResidency
 from pegboard.engine.metrics.catalogue import ROWS, by_label, engine_metrics
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.engine.requests import Request
-from pegboard.interfaces.metrics import KVEvent, MetricsSink, RequestRecord, Sample, series, split_series
+from pegboard.interfaces.metrics import (
+    KVEvent,
+    MetricsSink,
+    RequestRecord,
+    Sample,
+    series,
+    split_series,
+)
 
 SLEEP_STATES = by_label("engine_sleep_state")
 SUCCESS = by_label("request_success_total")
@@ -23,9 +30,10 @@ PARTS = by_label("pegboard_step_seconds_total")
 
 
 class StepMetrics:
-    """Counts and observations since they were last published. All times are on the engine's clock. plugin_names: kind → names of
-    the plugins in use. wants_records: a sink needs `Sample.requests`. cache_config, show_hidden: see `engine_metrics`. modules:
-    see `Sinks`. A name that is not in the catalogue is an error.
+    """Counts and observations since they were last published. All times are on the engine's clock.
+    plugin_names: kind → names of the plugins in use. wants_records: a sink needs `Sample.requests`.
+    cache_config, show_hidden: see `engine_metrics`. modules: see `Sinks`. A name that is not in the
+    catalogue is an error.
     """
 
     def __init__(
@@ -57,7 +65,11 @@ class StepMetrics:
         self._ended: list[RequestRecord] = []
         self._open: dict[str, _OpenRequest] = {}
         self._wants_records = wants_records
-        self._hidden = {row["same_as"]: each.name for each in self.metrics if "same_as" in (row := ROWS[each.name])}
+        self._hidden = {
+            row["same_as"]: each.name
+            for each in self.metrics
+            if "same_as" in (row := ROWS[each.name])
+        }
         names = plugin_names or {}
         self._plugin_keys = {
             kind: series("pegboard_plugin_seconds_total", kind, names[kind], part)
@@ -69,7 +81,8 @@ class StepMetrics:
         self._sinks.declare(self.metrics)
 
     def _inform(self, gauges: Mapping[str, float]) -> None:
-        """Set gauges that rarely change. They are published once, and again to every sink that is attached later."""
+        """Set gauges that rarely change. They are published once, and again to every sink that is
+        attached later."""
         self._info.update(gauges)
         self._news.update(gauges)
 
@@ -101,7 +114,7 @@ class StepMetrics:
         """Add an observation to a histogram."""
         self._observations.setdefault(name, []).append(value)
 
-    # --- a step -------------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -111,8 +124,9 @@ class StepMetrics:
         self.count(PARTS[part], time.perf_counter() - started)
 
     def step(self, batch: Batch, times: StepTimes, by_row: Sequence[Request | None]) -> None:
-        """Count the size of a step and the times of its parts. The result has arrived but is not applied yet. The time is added
-        once to each request, however many of its completions took part."""
+        """Count the size of a step and the times of its parts. The result has arrived but is not
+        applied yet. The time is added once to each request, however many of its completions took
+        part."""
         self.observe("iteration_tokens_total", batch.num_tokens)
         self.spent("attention", times.plan_s)
         self.spent("model", times.forward_s - times.plan_s)
@@ -121,13 +135,18 @@ class StepMetrics:
         self.spent("kv_connector", times.transfer_s)
         if self._wants_records:
             rows = (by_row[row] for row in batch.rows.tolist())
-            for name in {request.request_id for request in rows if request is not None and not request.is_finished}:
+            for name in {
+                request.request_id
+                for request in rows
+                if request is not None and not request.is_finished
+            }:
                 entry = self._open.setdefault(name, _OpenRequest())
                 entry.forward_s += times.forward_s
                 entry.execute_s += times.total_s
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Add the seconds that the plugins of a kind took for their part of the step (`parts` in the catalogue)."""
+        """Add the seconds that the plugins of a kind took for their part of the step (`parts` in
+        the catalogue)."""
         if (key := self._plugin_keys.get(kind)) is not None:
             self.count(key, seconds)
 
@@ -138,7 +157,8 @@ class StepMetrics:
             self._latencies.append(now_s - request.last_token_s)
         else:
             request.first_token_s = now_s
-            cached, external = request.num_cached_tokens or 0, request.num_external_tokens
+            cached = request.num_cached_tokens or 0
+            external = request.num_external_tokens
             self.count("prompt_tokens_total", request.num_prompt_tokens)
             self.count("prompt_tokens_cached_total", cached)
             self.count(BY_SOURCE["local_compute"], request.num_prompt_tokens - cached)
@@ -166,11 +186,11 @@ class StepMetrics:
                 self._observations.setdefault(name, []).extend(values)
         residency.clear()
 
-    # --- an end -------------------------------------------------------------------------------------------------------------
+    # --- an end -----------------------------------------------------------------------------------
 
     def finished(self, request: Request, now_s: float) -> None:
-        """Record that a completion has ended, for any reason. If it never got a row or a first token, the histograms of those
-        times leave it out."""
+        """Record that a completion has ended, for any reason. If it never got a row or a first
+        token, the histograms of those times leave it out."""
         self.count(SUCCESS[request.finish_reason or "abort"])
         self.observe("e2e_request_latency_seconds", now_s - request.arrival_s)
         self.observe("request_prompt_tokens", request.num_prompt_tokens)
@@ -179,7 +199,9 @@ class StepMetrics:
         if request.params.max_tokens is not None:
             self.observe("request_params_max_tokens", request.params.max_tokens)
         if request.first_scheduled_s:
-            self.observe("request_queue_time_seconds", request.first_scheduled_s - request.arrival_s)
+            self.observe(
+                "request_queue_time_seconds", request.first_scheduled_s - request.arrival_s
+            )
         if request.first_token_s:
             self._times(request)
         entry = self._open.setdefault(request.request_id, _OpenRequest())
@@ -187,33 +209,55 @@ class StepMetrics:
         if len(entry.ended) == request.params.n:
             del self._open[request.request_id]
             self.observe("request_params_n", request.params.n)
-            self.observe("request_max_num_generation_tokens", max(each.num_output_tokens for each in entry.ended))
+            self.observe(
+                "request_max_num_generation_tokens",
+                max(each.num_output_tokens for each in entry.ended),
+            )
             if self._wants_records:
                 self._ended.append(entry.record(now_s))
 
     def _times(self, request: Request) -> None:
         decode_s = request.last_token_s - request.first_token_s
-        self.observe("request_prefill_time_seconds", request.first_token_s - request.first_scheduled_s)
+        self.observe(
+            "request_prefill_time_seconds", request.first_token_s - request.first_scheduled_s
+        )
         self.observe("request_decode_time_seconds", decode_s)
-        self.observe("request_inference_time_seconds", request.last_token_s - request.first_scheduled_s)
-        self.observe("request_prefill_kv_computed_tokens", request.num_prompt_tokens - (request.num_cached_tokens or 0))
+        self.observe(
+            "request_inference_time_seconds", request.last_token_s - request.first_scheduled_s
+        )
+        self.observe(
+            "request_prefill_kv_computed_tokens",
+            request.num_prompt_tokens - (request.num_cached_tokens or 0),
+        )
         if request.num_output_tokens > 1:
-            self.observe("request_time_per_output_token_seconds", decode_s / (request.num_output_tokens - 1))
+            self.observe(
+                "request_time_per_output_token_seconds", decode_s / (request.num_output_tokens - 1)
+            )
 
-    # --- out ----------------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def loras(self, running: Sequence[Request], waiting: Mapping[str, Request]) -> None:
         """Record which adapters are in use. This is published only when it changes."""
         here = {request.lora.lora_name for request in running if request.lora is not None}
-        other = {request.lora.lora_name for request in waiting.values() if request.lora is not None and request.row is None}
-        key = series("lora_requests_info", str(self._limits.max_loras), ",".join(sorted(other)), ",".join(sorted(here)))
+        other = {
+            request.lora.lora_name
+            for request in waiting.values()
+            if request.lora is not None and request.row is None
+        }
+        key = series(
+            "lora_requests_info",
+            str(self._limits.max_loras),
+            ",".join(sorted(other)),
+            ",".join(sorted(here)),
+        )
         if key != self._lora_info:
             self._info.pop(self._lora_info, None)
             self._lora_info = key
             self._inform({key: self._clock()})
 
     def publish(self, gauges: Mapping[str, float], kv_events: Sequence[KVEvent] = ()) -> None:
-        """Publish everything that was collected to every sink, with the events of the prefix cache, and start over."""
+        """Publish everything that was collected to every sink, with the events of the prefix cache,
+        and start over."""
         if self._num_generated:
             self.count("generation_tokens_total", self._num_generated)
         if self._latencies:
@@ -222,21 +266,29 @@ class StepMetrics:
             for name, old in self._hidden.items():
                 if name in self._observations:
                     self._observations[old] = self._observations[name]
-            gauges, self._news = {**self._news, **gauges}, {}
+            gauges = {**self._news, **gauges}
+            self._news = {}
             for keys in (gauges.keys(), self._counters.keys(), self._observations.keys()):
                 if not keys <= self._known:
                     self._check(keys)
             sample = Sample(self._clock(), gauges, self._counters, self._observations)
-            sample.requests, sample.kv_events = tuple(self._ended), kv_events
+            sample.requests = tuple(self._ended)
+            sample.kv_events = kv_events
             self._sinks.publish(sample)
-        self._counters, self._observations, self._ended = {}, {}, []
-        self._num_generated, self._latencies = 0, []
+        self._counters = {}
+        self._observations = {}
+        self._ended = []
+        self._num_generated = 0
+        self._latencies = []
 
     def _check(self, keys: Collection[str]) -> None:
-        """Check that these names are in the catalogue, and remember them. A name that is not is a mistake in the engine."""
+        """Check that these names are in the catalogue, and remember them. A name that is not is a
+        mistake in the engine."""
         names = {metric.name: metric for metric in self.metrics}
         for name, labels in map(split_series, keys):
-            assert name in names and len(labels) == len(names[name].labels), f"metric {name!r} {labels} is not in the catalogue"
+            assert name in names and len(labels) == len(names[name].labels), (
+                f"metric {name!r} {labels} is not in the catalogue"
+            )
         self._known.update(keys)
 
     def close(self) -> None:
@@ -246,8 +298,8 @@ class StepMetrics:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request with running completions. ended: the completions that have ended. forward_s, execute_s: seconds, summed over the
-    steps that the request took part in."""
+    """A request with running completions. ended: the completions that have ended. forward_s,
+    execute_s: seconds, summed over the steps that the request took part in."""
 
     ended: list[Request] = field(default_factory=list)
     forward_s: float = 0.0
@@ -255,17 +307,22 @@ class _OpenRequest:
 
     def record(self, now_s: float) -> RequestRecord:
         """Return the record of the request. Its last completion has just ended."""
-        ended, request = self.ended, self.ended[-1]
+        ended = self.ended
+        request = self.ended[-1]
         params = request.params
         return RequestRecord(
             request_id=request.request_id,
             arrival_s=request.arrival_s,
-            first_scheduled_s=min(filter(None, (each.first_scheduled_s for each in ended)), default=0.0),
+            first_scheduled_s=min(
+                filter(None, (each.first_scheduled_s for each in ended)), default=0.0
+            ),
             first_token_s=min(filter(None, (each.first_token_s for each in ended)), default=0.0),
             last_token_s=max(each.last_token_s for each in ended),
             finished_s=now_s,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=next(each.num_cached_tokens or 0 for each in ended if each.index == 0),
+            num_cached_tokens=next(
+                each.num_cached_tokens or 0 for each in ended if each.index == 0
+            ),
             num_generated_tokens=sum(each.num_output_tokens for each in ended),
             finish_reasons=tuple(each.finish_reason or "abort" for each in ended),
             n=len(ended),
