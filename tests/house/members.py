@@ -4,8 +4,6 @@ sources."""
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,42 +109,17 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             yield node.module, node.lineno
 
 
-def documentation(tree: ast.Module) -> Iterator[ast.Expr]:
-    """Yields the docstrings of a module, its classes and its functions."""
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body
-        ):
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                yield first
+def is_documentation(node: ast.AST) -> bool:
+    """Whether a statement is a docstring of a module, class, function or attribute."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
-NOT_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-
-
-@cache
-def code_lines(path: Path) -> int:
-    """Returns the number of code lines of a file: without blank lines, comments and docstrings."""
-    tokens = tokenize.generate_tokens(io.StringIO(text_of(path)).readline)
-    lines = {
-        line
-        for token in tokens
-        if token.type not in NOT_CODE
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    for node in documentation(tree_of(path)):
-        lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+def num_statements(node: ast.AST) -> int:
+    """Returns the number of statements in a module, class or function, without docstrings. Of a
+    class or function, its own line does not count."""
+    parts = (part for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node)
+    return sum(not is_documentation(part) for part in parts)

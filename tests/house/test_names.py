@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from members import CORE, ROOT, documentation, plugins, tree_of
+from members import CORE, ROOT, plugins, tree_of
 
 WORDS = {
     "*": "every plugin, in allow lists",
@@ -49,9 +49,7 @@ def families() -> re.Pattern[str]:
 def strings(path: Path) -> Iterator[tuple[str, int]]:
     """Yields the string constants that are not docstrings, with their lines."""
     tree = tree_of(path)
-    said = {id(node.value) for node in documentation(tree)}
-    # the docstring of a constant
-    said |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value, node.lineno
