@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec(Spec):
-    """Entry-point name: the word that is typed. "plugins-WORD" is typed as `pegboard plugins
-    WORD`."""
+    """Entry-point name: the word that is typed. "plugins-WORD" is typed as
+    `pegboard plugins WORD`."""
 
 
 class FlagParser(Protocol):

@@ -52,8 +52,8 @@ class LoadedModel:
 
 
 def pegboard_doctor_checks() -> Sequence[Finding]:  # type: ignore[empty-body]
-    """Return the problems that the plugin finds in its environment. Called by `pegboard plugins
-    doctor`."""
+    """Return the problems that the plugin finds in its environment. Called by
+    `pegboard plugins doctor`."""
 
 
 def pegboard_amend_config(draft: MutableMapping[str, Any]) -> None:
