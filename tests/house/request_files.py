@@ -29,7 +29,9 @@ from members import CORE, ROOT, members, num_statements, tree_of
 
 MAIN_LINE = {
     "front/async_llm.py": "checks a request, sends it to the engine and reads the outputs",
-    "engine/engine.py": "`step()`: schedule a batch, submit it, take the oldest result, apply it",
+    "front/live_requests.py": "hands the engine's deltas to the output streams of the requests",
+    "engine/engine.py": "`add()` checks and queues a request; `step()` returns its new tokens",
+    "engine/steps.py": "submits steps to the executor and applies their results in order",
     "engine/requests.py": "what the engine knows of a request, and how a request ends",
     "engine/scheduler.py": (
         "`schedule()`: how many tokens each request computes; `update()`: appends tokens, ends "

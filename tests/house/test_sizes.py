@@ -27,12 +27,12 @@ CEILINGS = {
     "cli": 340,
     "config": 550,
     "data": 570,
-    "engine": 1590,
-    "engine/boundary": 410,
+    "engine": 1720,
+    "engine/boundary": 420,
     "engine/grammar": 440,
     "engine/kv": 610,
     "engine/metrics": 270,
-    "front": 1320,
+    "front": 1370,
     "interfaces": 1080,
     "layers": 870,
     "ops": 490,
@@ -45,17 +45,15 @@ changes only together with that page, which says what left, or why nothing could
 PAGE = ROOT / "docs/decisions/2026-11-26-second-wing.md"
 
 MAX_CORE_FILE = 250
-LONG_CORE_FILES = {"front/async_llm.py", "worker/step_inputs.py", "worker/worker.py"}
+LONG_CORE_FILES = {"worker/step_inputs.py", "worker/worker.py"}
 """The files of core/pegboard/pegboard that are still longer."""
 MAX_FILE = 400
 MAX_FUNCTION = 70
 MAX_METHODS = 25
-LARGE_CLASSES = {"AsyncLLM", "Engine", "LLM", "Registry", "Worker"}
+LARGE_CLASSES = {"Registry", "Worker"}
 """The classes of core/pegboard/pegboard that still have more methods."""
 FILES_WITH_STUBS = {
     "core/pegboard/pegboard/front/llm_pooling.py",
-    "core/pegboard/pegboard/front/pauses.py",
-    "core/pegboard/pegboard/front/worker_calls.py",
     "core/testing/pegboard_testing/contract_command.py",  # what the author of a test must say
     "plugins/model/dense/pegboard_model_dense/decoder.py",
 }

@@ -101,7 +101,7 @@ def test_prefixes_are_loaded_after_a_restart(
         assert tokens == expected
         assert num_saved == stored(PROMPTS)
         answers = [[*prompt, *output, 7] for prompt, output in zip(PROMPTS, expected, strict=True)]
-        assert llm.llm_engine.engine.control("reset_prefix_cache")
+        assert llm.reset_prefix_cache()
         tokens, num_saved = generate(llm, answers)
         # else loaded blocks may be taken back before they are used
         is_whole = "num_gpu_blocks_override" not in engine

@@ -181,7 +181,7 @@ class Faults:
         engine = build_engine(plan)
         engine._grammars.compiler._timeout_s = 0.2
         clock = Clock()
-        watch = EngineWatch(folder / "heart", engine._plugin_modules, log_after_s=10, clock=clock)
+        watch = EngineWatch(folder / "heart", engine._life.modules, log_after_s=10, clock=clock)
         link = InProcess(engine, folder)
         try:
             client = AsyncLLM.of_plan(plan, registry, link, metrics=HTTP_METRICS)

@@ -437,7 +437,7 @@ def test_an_executor_that_reports_a_dead_worker_ends_an_idle_engine(faults: Faul
         async with faults.server() as served:
             await served.ask()
             death = WorkerDeath(0, "out of memory")
-            threading.Thread(target=served.link.engine._on_death, args=(death,)).start()
+            threading.Thread(target=served.link.engine._life._on_death, args=(death,)).start()
             await until(
                 lambda: not served.client.health().is_alive, "the client hears of the death"
             )

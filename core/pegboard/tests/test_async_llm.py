@@ -281,7 +281,7 @@ async def check_aborts(client: AsyncLLM) -> None:
     await client.control("abort", request_ids=["unknown", "mine"])
     assert [(await each)[-1].outputs[0].finish_reason for each in tasks] == ["abort"] * 2
     await collect(client.generate("ab", SamplingParams(stop=["b"], max_tokens=50), "stopped"))
-    assert await client.control("aborted") == [
+    assert await client.collective_rpc("aborted") == [
         "m9",
         "closed",
         "cancelled",
@@ -293,7 +293,9 @@ async def check_aborts(client: AsyncLLM) -> None:
 
 
 async def check_control(client: AsyncLLM) -> None:
-    assert await client.control("echo", a=[1, {"b": None}]) == {"a": [1, {"b": None}]}
+    assert await client.collective_rpc("echo", kwargs={"a": [1, {"b": None}]}) == [
+        {"a": [1, {"b": None}]}
+    ]
     assert await client.reset_prefix_cache() is True
     with pytest.raises(RequestError, match="unknown action"):
         await client.control("nonsense")
@@ -306,7 +308,7 @@ def test_a_slow_consumer_gets_fewer_larger_outputs():
         async for output in client.generate([97], params):
             sizes.append(len(output.outputs[0].token_ids))
             for _ in range(8):  # the engine runs a step between two replies
-                await client.control("echo")
+                await client.collective_rpc("echo")
         assert sum(sizes) == 300
         assert len(sizes) < 300
 
@@ -317,14 +319,14 @@ def test_a_failing_step_ends_everything():
     async def body(client: AsyncLLM) -> None:
         stream = client.generate("a", ENDLESS)
         await anext(stream)
-        await client.control("fail")
+        await client.collective_rpc("fail")
         with pytest.raises(EngineDeadError, match="failed on purpose"):
             await collect(stream)
         assert not client.health().is_alive and client.errored
         with pytest.raises(EngineDeadError):
             await collect(client.generate("a", SamplingParams()))
         with pytest.raises(EngineDeadError):
-            await client.control("echo")
+            await client.collective_rpc("echo")
 
     with_client(body)
 
@@ -340,7 +342,7 @@ def test_a_killed_engine_ends_everything(number, is_crash):
         streams = [client.generate("a", ENDLESS) for _ in range(3)]
         for stream in streams:
             await anext(stream)
-        os.kill(client._engine.pid, number)
+        os.kill(client._connection._engine.pid, number)
         for stream in streams:
             with pytest.raises(EngineDeadError, match=number.name):
                 await collect(stream)
@@ -360,8 +362,8 @@ def test_errors_at_start_are_raised_here(name, error, words):
         with pytest.raises(error, match=words):
             async with client:
                 pass
-        assert not is_running(client._engine.pid)
-        assert not client._engine.folder.exists()
+        assert not is_running(client._connection._engine.pid)
+        assert not client._connection._engine.folder.exists()
 
     asyncio.run(body())
 
@@ -372,8 +374,8 @@ def test_shutdown_leaves_nothing_and_may_be_repeated():
         await client.start()
         stream = client.generate("a", ENDLESS)
         await anext(stream)
-        pid = client._engine.pid
-        folder = client._engine.folder
+        pid = client._connection._engine.pid
+        folder = client._connection._engine.folder
         assert folder.stat().st_mode & 0o777 == 0o700
         client.shutdown()
         client.shutdown()

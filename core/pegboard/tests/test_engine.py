@@ -14,6 +14,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.actions import ResetPrefixCache, StartProfile, Stats, StopProfile
 from pegboard.engine.requests import Request, check_request
 from pegboard.errors import ConfigError, EngineDeadError, Overloaded, PluginFailure, RequestError
 from pegboard.interfaces.metrics import Metric, Sample, split_series
@@ -341,12 +342,12 @@ def test_a_failing_sink_is_switched_off_with_one_warning(caplog: pytest.LogCaptu
 def test_reset_prefix_cache() -> None:
     engine = FakeEngine(block_size=4)
     tokens = engine.generate(range(10), greedy(8)).token_ids
-    assert engine.engine.control("reset_prefix_cache")
+    assert engine.ask(ResetPrefixCache())
     engine.add("a", range(10), greedy(8))
     engine.step()
     engine.step()
-    assert not engine.engine.control("reset_prefix_cache")
-    assert engine.engine.control("reset_prefix_cache", reset_running_requests=True)
+    assert not engine.ask(ResetPrefixCache())
+    assert engine.ask(ResetPrefixCache(reset_running_requests=True))
     assert engine.run()["a", 0].token_ids == tokens
     assert engine.results["a", 0].deltas[0].num_cached_tokens == 0
 
@@ -355,27 +356,15 @@ def test_the_rest_of_the_side_door() -> None:
     engine = FakeEngine(block_size=4)
     engine.add("a", range(10), greedy(8))
     engine.step()
-    stats = engine.engine.control("stats")
+    stats = engine.ask(Stats())
     assert (
         stats["blocks_of"] == {"a": [3]} and stats["num_free_blocks"] == stats["num_blocks"] - 1 - 3
     )
-    assert engine.engine.control("call", method="profile", args=["/tmp/x"]) == [None]
+    engine.ask(StartProfile("/tmp/x"))
     assert engine.executor.calls[-1] == ("profile", ("/tmp/x",))
-    assert engine.engine.control("stats") == engine.engine.stats()
-    with pytest.raises(RequestError, match="unknown action 'fly'; there are stats,"):
-        engine.engine.control("fly")
-
-
-@pytest.mark.parametrize("method", ["allocate", "warm_up", "load", "run", "stop", "fly"])
-def test_what_would_disturb_serving_cannot_be_called(method: str) -> None:
-    engine = FakeEngine()
-    with pytest.raises(
-        RequestError,
-        match=f"workers cannot run '{method}' while they serve; they can run memory, profile",
-    ):
-        engine.engine.control("call", method=method)
-    assert engine.executor.calls == []
-    engine.generate(range(5), greedy())
+    engine.ask(StopProfile())
+    assert engine.executor.calls[-1] == ("profile", (None,))
+    assert engine.ask(Stats()) == engine.engine.stats()
 
 
 # --- death ----------------------------------------------------------------------------------------
@@ -395,7 +384,7 @@ def test_a_failed_step_is_the_end() -> None:
         engine.step,
         lambda: engine.add("b", [3]),
         lambda: inner.abort(["a"]),
-        lambda: inner.control("stats"),
+        lambda: inner.control(Stats()),
     ]
     for call in calls:
         with pytest.raises(EngineDeadError, match="asked to fail"):
@@ -410,7 +399,7 @@ def test_a_stopped_engine_takes_no_requests() -> None:
     engine = FakeEngine()
     engine.engine.stop()
     engine.engine.stop()
-    for call in (engine.step, lambda: engine.add("a", [3]), lambda: engine.engine.control("stats")):
+    for call in (engine.step, lambda: engine.add("a", [3]), lambda: engine.ask(Stats())):
         with pytest.raises(EngineDeadError, match="it was stopped"):
             call()
 

@@ -7,6 +7,7 @@ import pytest
 from pegboard import errors
 from pegboard.data.request import EngineRequest, LoRARequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.actions import Sleep
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
@@ -55,7 +56,7 @@ def test_everything_else():
         logprobs=[PositionLogprobs([1, 2], [-0.1, -0.2], 1)],
         stop_reason="s",
     )
-    for message in (Abort(["a"]), Control(3, "x", {"y": [1]})):
+    for message in (Abort(["a"]), Control(3, Sleep(2))):
         assert decode_to_engine(encode(message)) == message
     failure = Failure.of(RequestError("no", parameter="p"))
     for message in (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.actions import Sleep, WakeUp
 from pegboard.engine.metrics.catalogue import engine_metrics, token_buckets
 from pegboard.engine.metrics.step import StepMetrics
 from pegboard.interfaces.metrics import Reading, RequestRecord, Sample, Totals
@@ -283,9 +284,9 @@ def test_the_sleep_state_is_shown_while_no_step_runs() -> None:
     engine, sink = measured_engine(can_sleep=True)
     names = ("awake", "weights_offloaded", "discard_all")
     for level, states in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])):
-        assert engine.engine.control("sleep", level=level)
+        engine.ask(Sleep(level=level))
         assert [sink.value("engine_sleep_state", name) for name in names] == states
-        engine.engine.control("wake_up")
+        engine.ask(WakeUp())
         assert [sink.value("engine_sleep_state", name) for name in names] == [1, 0, 0]
 
 

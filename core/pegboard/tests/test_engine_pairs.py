@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import ResetPrefixCache
 from pegboard.engine.kv.pool import root_hash, sha256_block
 from pegboard.engine.queues import KVConnectors
 from pegboard.interfaces.attention import Full, Retain, State, Window
@@ -151,7 +152,7 @@ def test_no_external_prefix_reaches_the_last_token(num_tokens: int, data: st.Dat
     lengths = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=3))
     engine = FakeEngine()
     chain = {f"c{i}": Connector(Match(length, "in_step")) for i, length in enumerate(lengths)}
-    connectors = KVConnectors(chain, engine.engine._kv)  # type: ignore[arg-type]
+    connectors = KVConnectors(chain, engine.engine._queues.kv)  # type: ignore[arg-type]
     engine.add("a", range(num_tokens), GREEDY)
     found = connectors.find(engine.engine._queues.requests["a"], local)
     assert found is not None
@@ -174,11 +175,11 @@ def test_only_the_connector_that_won_loads(lengths: list[int]) -> None:
         connector.allocated = lambda request, blocks, num_tokens, name=name: loads.update(
             {name: num_tokens}
         )
-    connectors = KVConnectors(chain, engine.engine._kv)
+    connectors = KVConnectors(chain, engine.engine._queues.kv)
     engine.add("a", range(20), GREEDY)
     wanted = engine.engine._queues.requests["a"]
     found = connectors.find(wanted, 0)
-    assert found is not None and engine.engine._kv.allocate(wanted, 20) is not None
+    assert found is not None and engine.engine._queues.kv.allocate(wanted, 20) is not None
     connectors.allocated(wanted, found)
     first = next((i for i, length in enumerate(lengths) if length), None)
     assert loads == {f"c{i}": length if i == first else 0 for i, length in enumerate(lengths)}
@@ -196,7 +197,7 @@ def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(
     """Requests of one name may follow each other while the connector still reads the blocks of the
     first."""
     engine = FakeEngine(max_num_seqs=2)
-    kv = engine.engine._kv
+    kv = engine.engine._queues.kv
     connector = Connector()
     connectors = KVConnectors({"c": connector}, kv)  # type: ignore[dict-item]
     pinned: list[tuple[str, int]] = []
@@ -327,7 +328,7 @@ def test_an_adapter_is_reloaded_while_its_request_is_preempted(max_in_flight: in
             engine.engine.add(each)
         for _ in range(step):
             engine.step()
-        engine.engine.control("reset_prefix_cache", reset_running_requests=True)
+        engine.ask(ResetPrefixCache(reset_running_requests=True))
         engine.worker.versions["/1"] = "2"
         engine.engine.add(
             request("new", range(13), params, lora=msgspec.structs.replace(lora, load_inplace=True))
@@ -620,7 +621,7 @@ def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(
     for num_left in range(16):
         engine = FakeEngine(retains, num_blocks=24, max_model_len=24)
         engine.generate(range(17), GREEDY)
-        kv = engine.engine._kv
+        kv = engine.engine._queues.kv
         assert kv.pool.take(kv.pool.num_free - num_left) is not None
         engine.add("b", range(num_tokens), GREEDY)
         wanted = engine.engine._queues.requests["b"]

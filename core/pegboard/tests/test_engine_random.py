@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pegboard.config.limits import NO_LIMIT
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
+from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, State, Window
 from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens, scored_prompt
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
@@ -230,7 +231,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
         _run(engine, arrivals, aborts)
         _check_results(engine, arrivals, aborts)
         engine.check_idle()
-        assert engine.engine.control("reset_prefix_cache")
+        assert engine.ask(ResetPrefixCache())
 
 
 def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:

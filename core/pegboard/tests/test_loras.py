@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine import loras
+from pegboard.engine.actions import AddLoRA, ListLoRAs, PinLoRA, RemoveLoRA, action_of
 from pegboard.errors import RequestError
 from pegboard_testing.fake_engine import FakeEngine, expected_tokens
 
@@ -126,24 +127,24 @@ def test_a_pinned_adapter_stays() -> None:
     engine = FakeEngine(max_loras=2)
     for number in (1, 2):
         engine.generate(range(4), GREEDY, lora=adapter(number))
-    assert engine.engine.control("pin_lora", lora_id=1)
+    assert engine.ask(PinLoRA(lora_id=1))
     for number in (3, 4, 1):
         engine.generate(range(4), GREEDY, lora=adapter(number))
     assert reads(engine) == [1, 2, 3, 4]
-    assert engine.engine.control("list_loras") == [1, 4]
+    assert engine.ask(ListLoRAs()) == {1, 4}
     with pytest.raises(RequestError, match="no adapter with the id 9"):
-        engine.engine.control("pin_lora", lora_id=9)
+        engine.ask(PinLoRA(lora_id=9))
 
 
 def test_with_all_slots_pinned_another_adapter_is_an_error_and_not_a_wait() -> None:
     engine = FakeEngine(max_loras=1, max_cpu_loras=2)
     engine.generate(range(4), GREEDY, lora=adapter(1))
-    engine.engine.control("pin_lora", lora_id=1)
+    engine.ask(PinLoRA(lora_id=1))
     result = engine.generate(range(4), GREEDY, lora=adapter(2))
     assert result.finish_reason == "error" and "pinned" in result.deltas[-1].error
     with pytest.raises(RequestError, match="all 1 slots are pinned"):
-        engine.engine.control("pin_lora", lora_id=2)
-    assert engine.engine.control("remove_lora", lora_id=1)
+        engine.ask(PinLoRA(lora_id=2))
+    assert engine.ask(RemoveLoRA(lora_id=1))
     assert engine.generate(range(4), GREEDY, lora=adapter(2)).finish_reason == "length"
 
 
@@ -151,18 +152,18 @@ def test_an_idle_engine_drops_what_is_removed_or_replaced() -> None:
     """No step comes after that, which would drop it."""
     engine = FakeEngine(max_loras=1, max_cpu_loras=2)
     for number in (1, 2, 3):
-        assert engine.engine.control("add_lora", lora=adapter(number))
+        assert engine.ask(AddLoRA(lora_request=adapter(number)))
     assert sorted(engine.worker.read.values()) == [2, 3]
-    assert engine.engine.control("remove_lora", lora_id=2)
+    assert engine.ask(RemoveLoRA(lora_id=2))
     assert list(engine.worker.read.values()) == [3]
 
 
 def test_without_room_adding_is_refused() -> None:
     engine = FakeEngine(max_loras=1, max_cpu_loras=1)
     engine.generate(range(4), GREEDY, lora=adapter(1))
-    engine.engine.control("pin_lora", lora_id=1)
+    engine.ask(PinLoRA(lora_id=1))
     with pytest.raises(RequestError, match="max_cpu_loras=1"):
-        engine.engine.control("add_lora", lora=adapter(2))
+        engine.ask(AddLoRA(lora_request=adapter(2)))
     result = engine.generate(range(4), GREEDY, lora=adapter(2))
     assert result.finish_reason == "error" and "pinned" in result.deltas[-1].error
 
@@ -174,10 +175,8 @@ def test_an_adapter_removed_in_flight_serves_its_requests_and_then_frees_its_slo
     engine = FakeEngine(max_loras=1, max_in_flight=max_in_flight)
     engine.add("old", range(4), greedy(9), lora=adapter(1))
     engine.step()
-    assert engine.engine.control("remove_lora", lora_id=1) and not engine.engine.control(
-        "remove_lora", lora_id=1
-    )
-    assert engine.engine.control("list_loras") == []
+    assert engine.ask(RemoveLoRA(lora_id=1)) and not engine.ask(RemoveLoRA(lora_id=1))
+    assert engine.ask(ListLoRAs()) == set()
     engine.add("new", range(4), greedy(9), lora=adapter(2))
     engine.run()
     assert len(engine.results["old", 0].token_ids) == len(engine.results["new", 0].token_ids) == 9
@@ -199,7 +198,7 @@ def test_a_reload_reads_again_and_shares_no_blocks_with_the_old_one(max_in_fligh
         == 0
     )
     assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0
-    assert engine.engine.control("add_lora", lora=adapter(1, load_inplace=True))
+    assert engine.ask(AddLoRA(lora_request=adapter(1, load_inplace=True)))
     assert reads(engine) == [1, 1, 1]
     assert engine.generate(prompt, GREEDY, lora=adapter(1)).deltas[0].num_cached_tokens > 0, (
         "the same files, the same blocks"
@@ -274,7 +273,7 @@ def test_an_aborted_request_gives_up_its_turn() -> None:
 
 def test_without_lora_there_is_nothing_to_add() -> None:
     with pytest.raises(RequestError, match="LoRA is off"):
-        FakeEngine().engine.control("add_lora", lora=adapter(1))
+        FakeEngine().engine.control(AddLoRA(lora_request=adapter(1))).result(0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -322,7 +321,7 @@ def test_any_order_of_use_pins_reloads_and_removals(
     assert not any(adapter.num_users for adapter in slots._adapters.values())
     # one that was being read when its request was aborted is not in list_loras
     for number in range(1, 5):
-        engine.engine.control("remove_lora", lora_id=number)
+        engine.ask(RemoveLoRA(lora_id=number))
     assert sorted(slots._free) == list(range(1, max_loras + 1)) and not slots._adapters
     engine.check_idle()
 
@@ -349,7 +348,7 @@ def _act(
         engine.engine.abort([f"r{arguments[0]}"])
     elif action == "add_lora":
         with contextlib.suppress(RequestError):  # all adapters in memory are in use or pinned
-            engine.engine.control("add_lora", lora=adapter(arguments[0]))
+            engine.ask(AddLoRA(lora_request=adapter(arguments[0])))
     else:
         with contextlib.suppress(RequestError):  # it is not loaded, or all slots are pinned
-            engine.engine.control(action, lora_id=arguments[0])
+            engine.ask(action_of(action, {"lora_id": arguments[0]}))

@@ -9,6 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import (
+    IsPaused,
+    IsSleeping,
+    Pause,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+    action_of,
+)
 from pegboard.errors import RequestError
 from pegboard_testing.fake_engine import FakeEngine
 
@@ -22,12 +32,7 @@ def answer(prompt: range, max_tokens: int = 12) -> list[int]:
 
 
 def until(engine: FakeEngine, action: str, **arguments: Any) -> None:
-    """Repeat an action until the engine has stopped."""
-    for _ in range(200):
-        if engine.engine.control(action, **arguments):
-            return
-        engine.step()
-    raise AssertionError(f"{action} never ended")
+    engine.ask(action_of(action, arguments))
 
 
 def drain(engine: FakeEngine) -> None:
@@ -72,16 +77,14 @@ def test_every_request_gets_its_answer_or_is_aborted(
         engine.results.get((name, 0)) and engine.results[name, 0].token_ids
         for name in list(prompts)[6:]
     )
-    assert engine.engine.control("is_paused") and engine.engine.control("is_sleeping") is (
-        action == "sleep"
-    )
+    assert engine.ask(IsPaused()) and engine.ask(IsSleeping()) is (action == "sleep")
     if action == "sleep" or clears:
         stats = engine.engine.stats()
         assert stats["num_cached_blocks"] == 0 and stats["blocks_of"] == {}
     if action == "sleep":
-        assert engine.engine.control("wake_up")
+        assert engine.ask(WakeUp())
     else:
-        engine.engine.control("resume")
+        engine.ask(Resume())
     results = engine.run()
     for name, prompt in prompts.items():
         result = results[name, 0]
@@ -90,7 +93,7 @@ def test_every_request_gets_its_answer_or_is_aborted(
             assert result.token_ids == answer(prompt)[: len(result.token_ids)]
         else:
             assert result.token_ids == answer(prompt), name
-    assert not engine.engine.control("is_paused")
+    assert not engine.ask(IsPaused())
 
 
 def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted() -> None:
@@ -103,7 +106,7 @@ def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted() -> None:
     engine.engine.abort(["late"])
     drain(engine)
     assert engine.results["late", 0].finish_reason == "abort"
-    engine.engine.control("resume")
+    engine.ask(Resume())
     assert not engine.engine.has_work
 
 
@@ -113,36 +116,58 @@ def test_the_memory_comes_back_part_by_part(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine.worker, "call", lambda method, *args: calls.append((method, *args)))
     until(engine, "sleep", level=2)
     with pytest.raises(RequestError, match="wake_up"):
-        engine.engine.control("resume")
+        engine.ask(Resume())
     with pytest.raises(RequestError, match="sleeps already"):
-        engine.engine.control("sleep")
+        engine.ask(Sleep())
     with pytest.raises(RequestError, match="unknown tag 'kv'"):
-        engine.engine.control("wake_up", tags=["kv"])
-    assert not engine.engine.control("wake_up", tags=["weights"]) and engine.engine.control(
-        "is_sleeping"
-    )
-    assert engine.engine.control("wake_up", tags=["kv_cache"]) and not engine.engine.control(
-        "is_sleeping"
-    )
+        engine.ask(WakeUp(tags=["kv"]))
+    assert not engine.ask(WakeUp(tags=["weights"])) and engine.ask(IsSleeping())
+    assert engine.ask(WakeUp(tags=["kv_cache"])) and not engine.ask(IsSleeping())
     assert calls == [("sleep", 2), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
-    assert engine.engine.control("wake_up"), "it is awake"
+    assert engine.ask(WakeUp()), "it is awake"
 
 
 def test_sleep_needs_its_setting_and_known_values() -> None:
-    engine = FakeEngine().engine
+    engine = FakeEngine()
     for arguments, told in (
         ({"level": 1}, "enable_sleep_mode"),
         ({"level": 3}, "level must be"),
         ({"level": 0, "mode": "x"}, "mode"),
     ):
         with pytest.raises(RequestError, match=told):
-            engine.control("sleep", **arguments)
-        assert not engine.control("is_paused")
-    assert (
-        engine.control("sleep", level=0)
-        and engine.control("is_sleeping")
-        and engine.control("wake_up")
-    )
+            engine.ask(Sleep(**arguments))
+        assert not engine.ask(IsPaused())
+    engine.ask(Sleep(level=0))
+    assert engine.ask(IsSleeping())
+    assert engine.ask(WakeUp())
+
+
+def test_the_end_of_a_pause_is_told_to_who_waits_for_its_beginning() -> None:
+    """Otherwise the pause would begin again when its requests have ended."""
+    engine = FakeEngine()
+    engine.add("a", range(9), greedy())
+    engine.step()
+    pausing = engine.engine.control(Pause(mode="wait"))
+    updating = engine.engine.control(UpdateWeights("/new", mode="wait"))
+    engine.step()
+    assert not pausing.done() and not updating.done()
+    engine.ask(Resume())
+    assert engine.run()["a", 0].token_ids == answer(range(9))
+    for each in (pausing, updating):
+        with pytest.raises(RequestError, match="ended before the engine had stopped"):
+            each.result(0)
+    assert not engine.ask(IsPaused()) and engine.model.weights == 0
+
+
+def test_an_idle_engine_has_work_until_an_action_is_done() -> None:
+    """Otherwise nobody would call `step`."""
+    engine = FakeEngine(kv_load="between_steps")
+    engine.generate(range(20), greedy())
+    action = engine.engine.control(Pause(mode="keep"))
+    while not action.done():
+        assert engine.engine.has_work
+        engine.step()
+    assert not engine.engine.has_work and engine.ask(IsPaused())
 
 
 def test_workers_that_cannot_sleep_leave_the_engine_awake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +178,6 @@ def test_workers_that_cannot_sleep_leave_the_engine_awake(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(engine.worker, "call", refuse)
     with pytest.raises(OSError, match="no room"):
-        engine.engine.control("sleep")
-    assert not engine.engine.control("is_paused")
+        engine.ask(Sleep())
+    assert not engine.ask(IsPaused())
     assert engine.generate(range(9), greedy()).token_ids == answer(range(9))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pegboard.data.batch import Batch
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import StopProfile
 from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
@@ -209,7 +210,7 @@ def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
         engine.step()
         for request in engine.engine._queues.running:
             first_read = max(0, request.num_confirmed_tokens - 3)
-            assert all(engine.engine._kv.tables(request)[0][first_read:])
+            assert all(engine.engine._queues.kv.tables(request)[0][first_read:])
 
 
 # --- prefix cache ---------------------------------------------------------------------------------
@@ -432,7 +433,7 @@ def test_a_worker_call_waits_for_the_steps_in_flight() -> None:
     engine.add("a", range(4), greedy(9))
     engine.step()
     assert engine.engine.stats()["num_steps_in_flight"] > 0
-    engine.engine.control("call", method="memory")
+    engine.ask(StopProfile())
     assert engine.engine.stats()["num_steps_in_flight"] == 0
     engine.run()
     assert engine.results["a", 0].finish_reason == "length"

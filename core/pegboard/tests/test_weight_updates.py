@@ -12,6 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import (
+    IsPaused,
+    IsSleeping,
+    Pause,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+)
 from pegboard.errors import EngineDeadError, ModelError, RequestError
 from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_worker import weights_of
@@ -34,11 +43,7 @@ def _answer(weights: str | None, prompt: tuple[int, ...], max_tokens: int) -> li
 
 
 def update(engine: FakeEngine, name: str, **arguments: Any) -> None:
-    for _ in range(300):
-        if engine.engine.control("update_weights", path=f"/{name}", **arguments):
-            return
-        engine.step()
-    raise AssertionError("the update never ended")
+    engine.ask(UpdateWeights(path=f"/{name}", **arguments))
 
 
 @settings(deadline=None, max_examples=40)
@@ -60,15 +65,15 @@ def test_tokens_come_from_the_weights_of_their_time(
     for _ in range(steps):
         engine.step()
     if is_paused:
-        engine.engine.control("pause", mode="keep", clear_cache=False)
+        engine.ask(Pause(mode="keep", clear_cache=False))
     update(engine, "new", mode=mode)
-    assert engine.engine.control("is_paused") is is_paused, "a pause of the user goes on"
+    assert engine.ask(IsPaused()) is is_paused, "a pause of the user goes on"
     assert engine.model.weights == weights_of("new")
     made = {
         name: list(engine.results[name, 0].token_ids) if (name, 0) in engine.results else []
         for name in prompts
     }
-    engine.engine.control("resume")
+    engine.ask(Resume())
     for name, prompt in list(prompts.items()):
         prompts[late := f"late {name}"] = prompt
         made[late] = []
@@ -154,15 +159,15 @@ def test_what_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(engine.worker, "call", refuse)
         with pytest.raises(RequestError, match="lacks 3 tensors"):
             update(engine, "new", mode="keep")
-    assert not engine.engine.control("is_paused")
+    assert not engine.ask(IsPaused())
     assert engine.run()["a", 0].token_ids == answer(None, range(9))
-    assert engine.engine.control("sleep")
+    engine.ask(Sleep())
     with pytest.raises(RequestError, match='wake_up with the tag "weights"'):
         update(engine, "new")
-    engine.engine.control("wake_up", tags=["weights"])
+    engine.ask(WakeUp(tags=["weights"]))
     update(engine, "new")
-    assert engine.engine.control("is_sleeping"), "the KV cache is asleep"
-    engine.engine.control("wake_up")
+    assert engine.ask(IsSleeping()), "the KV cache is asleep"
+    engine.ask(WakeUp())
     assert engine.generate(range(9), greedy()).token_ids == answer("new", range(9))
 
 

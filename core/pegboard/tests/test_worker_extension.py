@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.config.schema import EngineConfig
+from pegboard.engine.actions import CollectiveRpc
 from pegboard.errors import ConfigError, PegboardError, RequestError
 from pegboard.worker.extension import OpenWorker, make_worker
 from pegboard.worker.worker import WorkerPlan
@@ -100,6 +101,6 @@ def test_the_steps_in_flight_end_before_the_call(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(engine.worker, "call", call)
     with pytest.raises(PegboardError, match="failed"):
-        engine.engine.control("collective_rpc", method="m", args=[1], kwargs={"k": 2})
+        engine.ask(CollectiveRpc(method="m", args=[1], kwargs={"k": 2}))
     assert seen == [("collective_rpc", "m", (1,), {"k": 2}, 0)]
     assert engine.run()["a", 0].token_ids == want

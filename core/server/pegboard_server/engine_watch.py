@@ -59,7 +59,7 @@ def build_watched(watched: "tuple[EnginePlan, str]") -> "Engine":
         engine = build_engine(plan)
     log_after_s = min(LOG_AFTER_S, plan.settings.server.engine_stall_s)
     EngineWatch(
-        Path(heart), engine._plugin_modules, lambda: open_transfers(engine), log_after_s=log_after_s
+        Path(heart), engine._life.modules, lambda: open_transfers(engine), log_after_s=log_after_s
     ).start()
     return engine
 

@@ -100,12 +100,12 @@ def test_refusals_and_controls_come_back_to_who_asked() -> None:
         await asyncio.gather(*(client.start() for client in clients.all))
         answers = await asyncio.gather(
             *(
-                client.control("echo", number=n)
+                client.collective_rpc("echo", kwargs={"number": n})
                 for n, client in enumerate(clients.all)
                 for _ in range(3)
             )
         )
-        assert [answer["number"] for answer in answers] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert [answer["number"] for (answer,) in answers] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         with pytest.raises(RequestError, match="unknown action"):
             await clients.all[1].control("nothing")
         params = SamplingParams(max_tokens=2)
@@ -128,9 +128,9 @@ def test_closing_a_stream_aborts_only_that_client_s_request() -> None:
             for stream in streams:
                 await anext(stream)
             await streams[1].aclose()
-            while not await clients.all[1].control("aborted"):
+            while not await clients.all[1].collective_rpc("aborted"):
                 await asyncio.sleep(0.01)
-            assert await clients.all[0].control("aborted") == ["same@1"]
+            assert await clients.all[0].collective_rpc("aborted") == ["same@1"]
             for stream in (streams[0], streams[2]):
                 assert (await anext(stream)).outputs[0].text
 
@@ -191,7 +191,7 @@ def test_serving_is_told_once_all_serve_and_stop_reaches_all() -> None:
         await asyncio.gather(*(client.start() for client in clients.all))
         for engine in clients.engines[1:]:
             engine.tell_serving()
-        await clients.all[0].control("echo")
+        await clients.all[0].collective_rpc("echo")
         assert clients.events == []
         clients.engines[0].tell_serving()
         while not clients.events:

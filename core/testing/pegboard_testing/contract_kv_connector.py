@@ -20,6 +20,7 @@ import torch
 from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVView, Retain, Window
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorWorker
 from pegboard_testing.fake_engine import FakeEngine, Halves, expected_tokens
@@ -91,7 +92,7 @@ class KVConnectorContract:
         prefix cache."""
         engine.check_idle()
         if not self.outlives:
-            assert engine.engine.control("reset_prefix_cache")
+            assert engine.ask(ResetPrefixCache())
             return engine
         self.close(engine)
         return self.engine(engine.model.retains, engine.plan.identity, **arguments)
@@ -145,7 +146,7 @@ class KVConnectorContract:
             second.run()
             second.check_idle()
             second.results.clear()
-            assert second.engine.control("reset_prefix_cache")
+            assert second.ask(ResetPrefixCache())
         self.close(second)
 
     @pytest.mark.parametrize("seed", range(24))

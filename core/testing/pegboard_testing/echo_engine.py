@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
+from pegboard.engine.actions import Action, CollectiveRpc, IsSleeping, ResetPrefixCache
 from pegboard.errors import ModelError, RequestError
 from pegboard.interfaces.metrics import Metric, MetricsSink, Sample
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
@@ -149,19 +151,22 @@ class EchoEngine:
             del self.running[request_id]
         return deltas
 
-    def control(self, action: str, **arguments: Any) -> Any:
-        if action == "fail":
-            self._fails = True
-            return None
-        if action == "reset_prefix_cache":
-            return not self.running
-        if action == "is_sleeping":
-            return False
-        if action == "echo":
-            return arguments
-        if action == "aborted":
-            return self.aborted
-        raise RequestError(f"unknown action {action!r}", parameter="action")
+    def control(self, action: Action[Any]) -> Future[Any]:
+        """`collective_rpc` of "echo", "aborted" and "fail" is for tests."""
+        future: Future[Any] = Future()
+        if isinstance(action, CollectiveRpc):
+            future.set_result(self._call(action.method, action.kwargs))
+        elif isinstance(action, ResetPrefixCache):
+            future.set_result(not self.running)
+        elif isinstance(action, IsSleeping):
+            future.set_result(False)
+        else:
+            future.set_exception(RequestError(f"cannot do {action}", parameter="action"))
+        return future
+
+    def _call(self, method: str, kwargs: dict[str, Any]) -> Any:
+        self._fails = self._fails or method == "fail"
+        return {"echo": [kwargs], "aborted": self.aborted, "fail": []}[method]
 
     def stats(self) -> dict[str, Any]:
         return {"num_running": len(self.running)}

@@ -34,7 +34,7 @@ class EngineInvariants:
         self._limits = engine.limits
         executor.on_submit = self.check_batch
         self._queues = engine._queues
-        self._kv = engine._kv
+        self._kv = engine._queues.kv
         self._scheduler = engine._scheduler
         self._full = [
             i for i, group in enumerate(self._kv.plan.groups) if isinstance(group.spec.retain, Full)
@@ -153,7 +153,7 @@ class EngineInvariants:
             not self._kv._copies
             and not self._kv._blocks
             and not self._scheduler._steps
-            and not self._engine._in_flight
+            and not self._engine._steps._in_flight
         )
         assert pool.num_free == pool.num_blocks - 1 and not any(pool._num_refs), (
             f"blocks are still held: {pool._num_refs}"
@@ -311,7 +311,7 @@ class EngineInvariants:
     def _check_requests(self) -> None:
         """Every live request is in one place, and every counter counts what is there."""
         queues = self._queues
-        waiting = cast("list[Request]", list(queues.policy.waiting()))
+        waiting = cast("list[Request]", [*queues.policy.waiting(), *queues.held])
         assert len(waiting) == queues.num_waiting, (
             f"{queues.num_waiting} are counted as waiting, and {waiting} wait"
         )
@@ -361,7 +361,7 @@ class EngineInvariants:
         assert sorted(queues.free_rows) == free, (
             f"free rows {queues.free_rows}, without owner {free}"
         )
-        batches = [batch for batch, _ in self._engine._in_flight]
+        batches = [batch for batch, _ in self._engine._steps._in_flight]
         assert len(batches) <= self._limits.max_in_flight and set(self._scheduler._steps) == {
             batch.step for batch in batches
         }

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import Action, R
 from pegboard.engine.engine import Engine
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
@@ -252,6 +253,15 @@ class FakeEngine:
                 return self.results
             self.step()
         raise AssertionError(f"no end after {max_steps} steps: {self.engine.stats()}")
+
+    def ask(self, action: Action[R], max_steps: int = 300) -> R:
+        """Carry out an action, step until it is done, and return its answer."""
+        future = self.engine.control(action)
+        for _ in range(max_steps):
+            if future.done():
+                return future.result()
+            self.step()
+        raise AssertionError(f"{action} did not end after {max_steps} steps")
 
     def generate(
         self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any

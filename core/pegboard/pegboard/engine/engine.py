@@ -1,7 +1,6 @@
 """The engine takes requests, runs one step at a time and returns deltas. It owns all mutable state.
 
-    step():  fill the in-flight queue → take the oldest step → give it its token masks → apply its
-    result
+    step():  submit steps → apply the result of the oldest one → return the deltas
 
 Only one thread may call it. It knows nothing about text, HTTP or torch.
 """
@@ -9,38 +8,28 @@ Only one thread may call it. It knows nothing about text, HTTP or torch.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import msgspec
 
 from pegboard.config.limits import Limits
-from pegboard.data.batch import Batch, StepOutput
-from pegboard.data.request import EngineRequest, LoRARequest, RequestDelta
+from pegboard.data.request import EngineRequest, RequestDelta
+from pegboard.engine.actions import Action, Decisions, R, Stats
+from pegboard.engine.controls import Controls, no_checkpoint
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
-from pegboard.engine.loras import LoRASlots
+from pegboard.engine.life import Life
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.pauses import Pauses
 from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
-from pegboard.engine.weight_updates import WeightUpdates, no_checkpoint
-from pegboard.engine.worker_calls import WorkerCalls
-from pegboard.errors import (
-    EngineDeadError,
-    Overloaded,
-    PegboardError,
-    RequestError,
-    blamed,
-    culprit,
-    expect,
-)
+from pegboard.engine.steps import Steps
+from pegboard.errors import Overloaded, RequestError
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.executor import Executor, StepFuture, WorkerDeath
+from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
@@ -92,63 +81,34 @@ class Engine:
         self.limits = limits
         self._executor = executor
         self._grammars = grammars or Grammars(GrammarCompiler({}), vocab_size=limits.vocab_size)
+        metrics = metrics or StepMetrics(limits)
+        kv = KVCache(kv_plan, limits)
+        if kv_events:
+            kv.pool.events = []
         self._has_priority = has_priority
         self._embedding_size = embedding_size
         self._clock = clock
-        self._kv = KVCache(kv_plan, limits)
-        if kv_events:
-            self._kv.pool.events = []
+        self._metrics = metrics
         self._queues = Queues(
-            limits,
-            self._kv,
-            policy,
-            KVConnectors(connectors or {}, self._kv),
-            clock,
-            self._call_adapters,
+            limits, kv, policy, KVConnectors(connectors or {}, kv), clock, executor.call
         )
-        self._metrics = metrics or StepMetrics(limits)
-        self._scheduler = Scheduler(limits, self._queues, self._grammars, self._metrics)
-        self._in_flight: deque[tuple[Batch, StepFuture]] = deque()
-        self._drains = False  # an adapter waits until no step is in flight
-        self._dead: str | None = None
-        self._plugin_modules = plugin_modules or {}
-        self._pauses = Pauses(
+        self._scheduler = Scheduler(limits, self._queues, self._grammars, metrics)
+        self._life = Life(plugin_modules or {}, executor)
+        self._steps = Steps(
+            limits, executor, self._scheduler, self._queues, self._grammars, metrics, self._life
+        )
+        self._controls = Controls(
+            limits,
+            executor,
+            self._life,
             self._queues,
             self._scheduler,
-            enter=self._enter,
-            finish_steps=self._finish_steps,
-            reset=self._reset_prefix_cache,
-            call=executor.call,
-            report=self._report_sleep,
+            self._steps,
+            metrics,
+            answers={Stats: self.stats, Decisions: decisions},
+            describe=describe_update,
             can_sleep=can_sleep,
         )
-        updates = WeightUpdates(
-            self._queues,
-            self._pauses,
-            describe=describe_update,
-            call=executor.call,
-            dying=self._dying,
-        )
-        workers = WorkerCalls(finish_steps=self._finish_steps, call=executor.call)
-        self._actions: dict[str, Callable[..., Any]] = {
-            "stats": self.stats,
-            "reset_prefix_cache": self._reset_prefix_cache,
-            "call": workers.call,
-            "collective_rpc": workers.collective_rpc,
-            "update_weights": updates.update,
-            "pause": self._pauses.pause,
-            "resume": self._pauses.resume,
-            "is_paused": lambda: self._pauses.mode is not None,
-            "sleep": self._pauses.sleep,
-            "wake_up": self._pauses.wake_up,
-            "is_sleeping": lambda: self._pauses.is_sleeping,
-            "decisions": decisions,
-            "add_lora": lambda lora: self._loras().add(msgspec.convert(lora, LoRARequest)),
-            "remove_lora": lambda lora_id: self._loras().remove(lora_id),
-            "pin_lora": lambda lora_id: self._loras().pin(lora_id),
-            "list_loras": lambda: self._loras().ids(),
-        }
-        executor.watch(self._on_death)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -156,11 +116,9 @@ class Engine:
         """Add a request. `params.n` > 1 becomes n completions. Raises RequestError if the request
         cannot be served (the prompt is empty or too long, a token id is outside the vocabulary, the
         request id is in use, …), and Overloaded if the queue is full."""
-        self._must_live()
-        if (
-            request.request_id in self._queues.completions
-            or request.request_id in self._pauses.held
-        ):
+        self._life.check()
+        queues = self._queues
+        if request.request_id in queues.completions:
             raise RequestError(
                 f"request id {request.request_id!r} is in use; choose another",
                 parameter="request_id",
@@ -175,216 +133,120 @@ class Engine:
         if constraint is not None:
             self._grammars.check(constraint)
         most = self.limits.max_num_queued_reqs
-        waiting = self._num_waiting
-        if waiting + request.params.n > most:
+        if queues.num_waiting + request.params.n > most:
             raise Overloaded(
-                f"{waiting} completions are waiting, the limit is {most}; try again later"
+                f"{queues.num_waiting} completions are waiting, the limit is {most}; "
+                "try again later"
             )
         if not request.arrival_s:
             request = msgspec.structs.replace(request, arrival_s=self._clock())
         if request.lora is not None:
-            request = msgspec.structs.replace(request, lora=self._queues.loras.arrive(request.lora))
-        if self._pauses.mode is not None:
-            self._pauses.held[request.request_id] = request
-        else:
-            self._enter(request)
-
-    def _enter(self, request: EngineRequest) -> None:
-        with self._dying():
+            request = msgspec.structs.replace(request, lora=queues.loras.arrive(request.lora))
+        with self._life.changing():
             for completion in completions_of(request):
-                if request.params.structured_outputs is not None:
+                if constraint is not None:
                     self._grammars.start(completion)
-                self._queues.add(completion)
+                queues.add(completion)
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests with all their completions, or single completions by key. The next step
         returns their last delta. Unknown ids are ignored, because the request may just have
         finished. reason: the finish reason."""
-        with self._dying():
+        queues = self._queues
+        with self._life.changing():
             for name in request_ids:
-                if (held := self._pauses.held.pop(name, None)) is not None:
-                    self._enter(held)
-                completions = self._queues.completions.get(name) or filter(
-                    None, [self._queues.requests.get(name)]
-                )
+                one = queues.requests.get(name)
+                completions = queues.completions.get(name) or ([] if one is None else [one])
                 for request in list(completions):
-                    self._queues.fail(request, reason)
+                    queues.fail(request, reason)
 
     # --- the loop ---------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas
-        to return, or a death."""
+        to return, an action that is not done, or a death."""
         queues = self._queues
         can_run = bool(queues.requests) and not self._scheduler.is_paused
-        return bool(
-            can_run or self._in_flight or queues.deltas or queues.is_transferring or self._dead
-        )
+        is_open = self._steps or queues.deltas or queues.is_transferring or self._controls.is_busy
+        return bool(can_run or is_open or self._life.end)
 
     def step(self) -> list[RequestDelta]:
         """Submit steps while possible, apply the oldest result, and return the deltas of the
         requests."""
-        with self._dying():
-            most = 1 if self._drains else self.limits.max_in_flight
-            while len(self._in_flight) < most and (batch := self._schedule()):
-                future = expect(self._executor.submit(batch), StepFuture, self._executor, "submit")
-                self._in_flight.append((batch, future))
-            if self._in_flight:
-                self._finish_oldest()
+        with self._life.changing():
+            self._steps.submit_all()
+            if self._steps:
+                self._steps.finish_oldest()
             elif not self._queues.deltas:
-                self._grammars.compiler.wait(GRAMMAR_NAP_S)
-                if self.limits.max_loras:
-                    self._queues.loras.wait()
-                if self._queues.connectors:
-                    time.sleep(CONNECTOR_NAP_S)
+                self._nap()
+            self._controls.advance()
             self._publish()
-            deltas = self._queues.deltas
-            self._queues.deltas = []
-            return deltas
+            self._steps.drop_adapters()
+            return self._queues.take_deltas()
 
-    def _schedule(self) -> Batch | None:
-        self._drains = False
-        with self._metrics.timed("schedule"):
-            return self._scheduler.schedule()
+    def _nap(self) -> None:
+        """Every request waits for something else. Let it have the processor."""
+        self._grammars.compiler.wait(GRAMMAR_NAP_S)
+        if self.limits.max_loras:
+            self._queues.loras.wait()
+        if self._queues.connectors:
+            time.sleep(CONNECTOR_NAP_S)
 
-    def _call_adapters(self, method: str, *args: object) -> list[object] | None:
-        """Call a worker method about adapters on all ranks. Return None and do nothing while steps
-        are in flight; no step starts before they have ended."""
-        self._drains = bool(self._in_flight)
-        return None if self._drains else self._executor.call(method, *args)
+    # --- control ----------------------------------------------------------------------------------
 
-    def _finish_oldest(self) -> None:
-        batch, future = self._in_flight.popleft()
-        if batch.needs_masks:
-            self._send_masks(batch)
-        with self._metrics.timed("execute"):
-            output = expect(future.result(), StepOutput, self._executor, "submit().result")
-        with self._metrics.timed("apply"):
-            self._scheduler.update(batch, output)
-
-    def _send_masks(self, batch: Batch) -> None:
-        """Send the token masks of the oldest step. All earlier steps have been applied, so the
-        grammars are up to date. The forward of the step runs at the same time."""
-        by_row = self._queues.by_row
-        draining = self._queues.draining
-        live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
-        started = time.perf_counter()
-        masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
-        self._metrics.spent("structured_output", time.perf_counter() - started)
-        self._executor.provide_masks(batch.step, masks)
+    def control(self, action: Action[R]) -> "Future[R]":
+        """Carry out an action between two steps (see `engine/actions.py`). The future has its
+        answer as soon as it is done, which may be after some calls of `step`."""
+        self._life.check()
+        future = self._controls.start(action)
+        self._steps.drop_adapters()
+        self._publish()
+        return future
 
     # --- metrics ----------------------------------------------------------------------------------
 
-    def _publish(self) -> None:
-        metrics = self._metrics
-        queues = self._queues
-        for name, total in queues.totals.items():
-            metrics.count_up_to(name, total)
-        if self._kv.pool.residency is not None:
-            metrics.block_stays(self._kv.pool.residency)
-        ended = queues.ended
-        queues.ended = []
-        for request in ended:
-            metrics.finished(request, self._clock())
-        if self.limits.max_loras:
-            metrics.loras(queues.running, queues.requests)
-            self._drop_adapters()
-        metrics.publish(self._gauges(), self._kv.take_events())
-
-    def _report_sleep(self, level: int | None) -> None:
-        self._metrics.sleeps(level)
-        self._publish()
-
-    @property
-    def _num_waiting(self) -> int:
-        return self._queues.num_waiting + sum(
-            request.params.n for request in self._pauses.held.values()
-        )
-
-    def _gauges(self) -> dict[str, float]:
+    def stats(self) -> dict[str, Any]:
+        """Return current numbers, totals since the start, and how many blocks each running request
+        holds in each KV group."""
+        kv = self._queues.kv
         return {
-            "num_requests_running": len(self._queues.running),
-            "num_requests_waiting": self._num_waiting,
-            "kv_cache_usage_perc": self._kv.pool.usage,
+            **self._gauges(),
+            **self._queues.totals,
+            "num_steps_in_flight": len(self._steps),
+            "num_blocks": kv.pool.num_blocks,
+            "num_free_blocks": kv.pool.num_free,
+            "num_cached_blocks": kv.pool.num_cached,
+            "blocks_of": {
+                request.key: [len(table) - table.count(0) for table in kv.tables(request)]
+                for request in self._queues.running
+            },
         }
 
     def attach(self, sink: MetricsSink) -> None:
         """Add a sink. It receives the declared metrics and the current state at once."""
         self._metrics.attach(sink, self._gauges())
 
-    # --- control ----------------------------------------------------------------------------------
+    def _publish(self) -> None:
+        metrics = self._metrics
+        queues = self._queues
+        pool = queues.kv.pool
+        for name, total in queues.totals.items():
+            metrics.count_up_to(name, total)
+        if pool.residency is not None:
+            metrics.block_stays(pool.residency)
+        for request in queues.take_ended():
+            metrics.finished(request, self._clock())
+        if self.limits.max_loras:
+            metrics.loras(queues.running, queues.requests)
+        metrics.publish(self._gauges(), queues.kv.take_events())
 
-    def control(self, action: str, **arguments: Any) -> Any:
-        """Run a named action between two steps. Raises RequestError if there is no such action."""
-        self._must_live()
-        if action not in self._actions:
-            raise RequestError(
-                f"unknown action {action!r}; there are {', '.join(self._actions)}",
-                parameter="action",
-            )
-        found = self._actions[action](**arguments)
-        self._drop_adapters()
-        return found
-
-    def stats(self) -> dict[str, Any]:
-        """Return current numbers, totals since the start, and how many blocks each running request
-        holds in each KV group."""
-        kv = self._kv
-        running = self._queues.running
+    def _gauges(self) -> dict[str, float]:
         return {
-            **self._gauges(),
-            **self._queues.totals,
-            "num_steps_in_flight": len(self._in_flight),
-            "num_blocks": kv.pool.num_blocks,
-            "num_free_blocks": kv.pool.num_free,
-            "num_cached_blocks": kv.pool.num_cached,
-            "blocks_of": {
-                request.key: [len(table) - table.count(0) for table in kv.tables(request)]
-                for request in running
-            },
+            "num_requests_running": len(self._queues.running),
+            "num_requests_waiting": self._queues.num_waiting,
+            "kv_cache_usage_perc": self._queues.kv.pool.usage,
         }
-
-    def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while requests hold blocks, unless
-        `reset_running_requests` makes them recompute."""
-        if reset_running_requests:
-            with self._dying():
-                while self._in_flight:
-                    self._finish_oldest()
-                for request in list(self._queues.running):
-                    self._queues.preempt(request)
-                while self._queues.reclaim():
-                    pass
-        is_reset = self._kv.pool.reset()
-        if is_reset:
-            self._queues.connectors.reset()
-            self._publish()
-        return is_reset
-
-    def _drop_adapters(self) -> None:
-        """Let the workers forget the adapters that are not needed any more, unless steps are in
-        flight."""
-        if self._queues.loras.dropped and not self._in_flight:
-            dropped = self._queues.loras.dropped
-            self._queues.loras.dropped = []
-            self._executor.call("drop_adapters", dropped)
-
-    def _loras(self) -> LoRASlots:
-        """Return the adapters, after all steps have ended. Raises RequestError if LoRA is off."""
-        if not self.limits.max_loras:
-            raise RequestError(
-                "LoRA is off; start with enable_lora or max_loras of at least 1",
-                parameter="lora_request",
-            )
-        self._finish_steps()
-        return self._queues.loras
-
-    def _finish_steps(self) -> None:
-        """End the steps in flight. They may wait for masks, and only this thread sends them."""
-        with self._dying():
-            while self._in_flight:
-                self._finish_oldest()
 
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts
@@ -392,43 +254,4 @@ class Engine:
         self._grammars.compiler.stop()
         self._metrics.close()
         self._executor.stop()
-        self._dead = self._dead or "it was stopped"
-
-    # --- death ------------------------------------------------------------------------------------
-
-    def _must_live(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(f"the engine is dead: {self._dead}")
-
-    def _on_death(self, death: WorkerDeath) -> None:
-        plugin = (
-            culprit(self._plugin_modules, [type(self._executor).__module__])
-            or type(self._executor).__name__
-        )
-        self._dead = f"{plugin} reports that worker {death.rank} died: {death.reason}"
-
-    @contextmanager
-    def _dying(self) -> Iterator[None]:
-        """Change the engine's state in the block. After an error in it the state is unknown, so the
-        engine is dead."""
-        self._must_live()
-        try:
-            yield
-        except BaseException as error:  # noqa: BLE001 - raised again
-            failure = self._blamed(error)
-            self._dead = self._dead or f"{type(failure).__name__}: {failure}"
-            raise failure from failure.__cause__
-
-    def _blamed(self, error: BaseException) -> BaseException:
-        """Return a PluginFailure if the error came from the code of a plugin or from what a plugin
-        returned, and EngineDeadError if it came from anywhere else. Pegboard's own errors are
-        returned as they are."""
-        failure: PegboardError | None = blamed(error, lambda: self._plugin_modules)
-        if failure is None and (
-            isinstance(error, PegboardError) or not isinstance(error, Exception)
-        ):
-            return error
-        if failure is None:
-            failure = EngineDeadError(f"a step failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-        return failure
+        self._life.stop("it was stopped")

@@ -56,24 +56,31 @@ class Adapter:
 class LoRASlots:
     """Assigns adapters to slots 1 … max_loras, and reads at most max_cpu_loras of them.
 
-    call: calls a worker method and returns one result per rank, or returns None if steps are in
-    flight. dropped: tickets whose weights the workers must still drop. num_passes: how often
-    waiting requests were tried in order.
+    call: calls a worker method and returns one result per rank. must_drain: an adapter waits for
+    the end of the steps in flight, because workers change adapters only between steps.
     """
 
-    def __init__(self, limits: Limits, call: Callable[..., list[object] | None]) -> None:
-        self._call = call
+    def __init__(self, limits: Limits, call: Callable[..., list[object]]) -> None:
+        self._executor_call = call
+        self._is_idle = True
+        self.must_drain = False
         self._max_loras = limits.max_loras
         self._max_read = max(limits.max_loras, limits.max_cpu_loras)
         self._free = list(range(limits.max_loras, BASE_SLOT, -1))
         self._adapters: OrderedDict[Key, Adapter] = OrderedDict()  # least recently used first
         self._tickets = count(1)
-        self.num_passes = 0
+        self._num_passes = 0
         self._next: Key | None = None  # the adapter whose turn comes after MAX_BYPASSES
         self._num_bypasses = 0
-        self.dropped: list[int] = []
+        self._dropped: list[int] = []
 
     # --- for the scheduler ------------------------------------------------------------------------
+
+    def begin_pass(self, *, is_idle: bool) -> None:
+        """Waiting requests are about to be tried in order. is_idle: no step is in flight."""
+        self._num_passes += 1
+        self._is_idle = is_idle
+        self.must_drain = False
 
     def assign(self, request: Request) -> bool:
         """Hold a slot with the request's adapter until `release`. Return False if the request must
@@ -143,7 +150,7 @@ class LoRASlots:
     def add(self, lora: LoRARequest) -> bool:
         """Read an adapter. Return False while it is being read; then ask again. Raises RequestError
         if it cannot be loaded, or if the adapters in memory are all in use or pinned."""
-        self.num_passes += 1
+        self.begin_pass(is_idle=True)
         adapter = self._wanted(self.arrive(lora))
         if adapter is None:
             raise RequestError(
@@ -187,7 +194,18 @@ class LoRASlots:
             {adapter.lora.lora_int_id for adapter in self._adapters.values() if adapter.lora.digest}
         )
 
+    def take_dropped(self) -> list[int]:
+        """Return the tickets whose weights the workers must drop, once."""
+        dropped = self._dropped
+        self._dropped = []
+        return dropped
+
     # --- inside -----------------------------------------------------------------------------------
+
+    def _call(self, method: str, *args: object) -> list[object] | None:
+        """Call a worker method on all ranks. Return None if steps are in flight."""
+        self.must_drain = not self._is_idle
+        return self._executor_call(method, *args) if self._is_idle else None
 
     def _known(self, lora_id: int) -> Iterator[Adapter]:
         return (
@@ -209,7 +227,7 @@ class LoRASlots:
                 msgspec.structs.replace(lora, digest=""), next(self._tickets)
             )
         self._adapters.move_to_end(key)
-        adapter.last_pass = self.num_passes
+        adapter.last_pass = self._num_passes
         return adapter
 
     def _least_used(self, adapters: Iterable[Adapter]) -> Adapter | None:
@@ -217,7 +235,7 @@ class LoRASlots:
             (
                 a
                 for a in adapters
-                if not (a.num_users or a.is_pinned) and a.last_pass < self.num_passes
+                if not (a.num_users or a.is_pinned) and a.last_pass < self._num_passes
             ),
             None,
         )
@@ -267,7 +285,7 @@ class LoRASlots:
 
     def _forget(self, adapter: Adapter) -> None:
         self._free_slot(adapter)
-        self.dropped.append(adapter.ticket)
+        self._dropped.append(adapter.ticket)
 
     def _free_slot(self, adapter: Adapter) -> None:
         if adapter.slot is not None:

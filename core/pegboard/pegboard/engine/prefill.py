@@ -55,7 +55,6 @@ class Prefill:
         """Admit requests in the policy's order until rows, tokens or blocks run out. A request
         whose grammar cannot be compiled, or whose adapter cannot be loaded, fails."""
         queues = self._queues
-        queues.loras.num_passes += 1
         admitted: list[Request] = []
         # not the error: it would make a cycle with this frame
         failed: list[tuple[Request, str, str | None]] = []

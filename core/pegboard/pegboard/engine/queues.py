@@ -33,11 +33,12 @@ TOTALS = (
 
 
 class Queues:
-    """policy: holds the waiting requests. running: the running requests in admission order.
-    loading: requests whose blocks a connector loads between steps. by_row: the request that owns
-    each row, including draining ones. removed_rows: rows vacated since the last batch. deltas:
-    deltas that `Engine.step` has not returned yet. ended: requests that have finished since the
-    last measurement. totals: metric → counter since the start."""
+    """policy: holds the waiting requests. held: requests that have arrived since `close`. running:
+    the running requests in admission order. loading: requests whose blocks a connector loads
+    between steps. by_row: the request that owns each row, including draining ones. removed_rows:
+    rows vacated since the last batch. deltas: deltas that `Engine.step` has not returned yet.
+    ended: requests that have finished since the last measurement. totals: metric → counter since
+    the start."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Queues:
         policy: SchedulingPolicy,
         connectors: KVConnectors,
         clock: Callable[[], float],
-        call_adapters: Callable[..., list[object] | None],
+        call_adapters: Callable[..., list[object]],
     ) -> None:
         self.clock = clock
         self.kv = kv
@@ -63,6 +64,8 @@ class Queues:
         self.removed_rows: list[int] = []
         self.deltas: list[RequestDelta] = []
         self.ended: list[Request] = []
+        self.held: list[Request] = []
+        self._is_open = True
         self.num_waiting = 0
         self.totals = dict.fromkeys(TOTALS, 0)
 
@@ -72,7 +75,22 @@ class Queues:
         self.completions.setdefault(request.request_id, []).append(request)
         if request.parent is not None:
             request.parent.num_waiting_children += 1
-        self._wait(request)
+        if self._is_open:
+            self._wait(request)
+        else:
+            self.held.append(request)
+            self.num_waiting += 1
+
+    def close(self) -> None:
+        """Hold the requests that arrive from now on, so that no policy sees them."""
+        self._is_open = False
+
+    def open(self) -> None:
+        """Let the requests wait that were held, and those that arrive."""
+        self._is_open = True
+        for request in self.held:
+            self.policy.add(request)
+        self.held = []
 
     def run(self, request: Request) -> None:
         """Give an admitted request its row. The caller has reserved its blocks and its adapter. It
@@ -85,8 +103,8 @@ class Queues:
         self.running.append(request)
 
     def stop_waiting(self, request: Request) -> None:
-        """Remove the request from the policy's waiting requests."""
-        self.policy.remove(request)
+        """Remove a request that waits or is held."""
+        (self.held if request in self.held else self.policy).remove(request)
         self.num_waiting -= 1
 
     def preempt(self, request: Request) -> None:
@@ -174,6 +192,24 @@ class Queues:
         self.connectors.released(request, "preempted")
         self.kv.release(request)
         request.num_computed_tokens = 0
+
+    def take_deltas(self) -> list[RequestDelta]:
+        """Return the deltas since the last call."""
+        deltas = self.deltas
+        self.deltas = []
+        return deltas
+
+    def take_ended(self) -> list[Request]:
+        """Return the requests that have finished since the last call."""
+        ended = self.ended
+        self.ended = []
+        return ended
+
+    def weights_changed(self, name: str) -> None:
+        """Nothing that was computed before matches any more. name: of the new weights."""
+        self.kv.hasher.restart(f"{self.kv.plan.identity}:{name}")
+        for request in self.requests.values():
+            request.block_hashes.clear()
 
     @property
     def is_transferring(self) -> bool:

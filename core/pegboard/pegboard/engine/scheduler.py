@@ -72,6 +72,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
         KV transfers are open: the step then polls for their reports."""
+        self._queues.loras.begin_pass(is_idle=not self._steps)
         if self._steps and any(request.draft_token_ids for request in self._queues.running):
             return None
         load = self._load()

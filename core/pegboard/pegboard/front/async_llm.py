@@ -14,24 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from pegboard.config.sources import describe_settings
 from pegboard.data.output import RequestOutput
 from pegboard.data.pooling_params import PoolingParams
 from pegboard.data.sampling_params import BeamSearchParams, SamplingParams
+from pegboard.engine.actions import action_of
 from pegboard.engine.boundary.messages import (
     Abort,
     Add,
-    Control,
-    ControlReply,
-    Dead,
-    Failure,
     FromEngine,
     Measured,
     Ready,
@@ -39,12 +34,12 @@ from pegboard.engine.boundary.messages import (
     StepDeltas,
 )
 from pegboard.engine.metrics.sinks import Sinks
-from pegboard.errors import EngineDeadError, PegboardError, RequestError, blamed
+from pegboard.errors import EngineDeadError
 from pegboard.front.beam_search import beam_search_online
-from pegboard.front.output_stream import OutputStream
-from pegboard.front.pauses import POLL_S, AsyncPauses
+from pegboard.front.connection import EngineConnection
+from pegboard.front.controls import AsyncControls
+from pegboard.front.live_requests import LiveRequest, LiveRequests
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
-from pegboard.front.worker_calls import AsyncWorkerCalls
 from pegboard.interfaces.api import (
     CLIENT,
     TRACE_HEADERS,
@@ -66,10 +61,6 @@ if TYPE_CHECKING:
     from pegboard.plugins.registry import Registry
 
 log = get_logger(__name__)
-
-MANY_BYTES = 16 * 1024
-"""Longer encoded logprobs of a prompt are converted in a thread: one position with 20 of them has
-0.3 KiB and takes 60 µs."""
 
 LONG_PROMPT_CHARS = 4096
 """Prompts with at least this many characters or ids are built in a thread, because that takes about
@@ -94,7 +85,7 @@ def start_engine(
     return plan, registry
 
 
-class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
+class AsyncLLM(AsyncControls):
     """The engine client of one model. All methods except the constructors must be called on one
     event loop.
 
@@ -180,29 +171,22 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         self.sinks = sinks
         self.info: Mapping[str, Any] = {}
         self._builder = RequestBuilder(plan, tokenizer, registry)
-        self._engine = engine
-        self._streams: dict[str, _Live] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = count()
+        self._live = LiveRequests(self._modules)
+        self._connection = EngineConnection(engine, self._on_message, self._live.fail_all)
+        super().__init__(self._connection.ask)
         self._request_ids = count()
-        self._ready: asyncio.Future[None] | None = None
-        self._dead: EngineDeadError | None = None
-        self._is_shut_down = False
         self._created = int(time.time())
-        self._metrics, self._all_sinks = metrics or (), Sinks([*sinks.values()], self._modules)
+        self._metrics = metrics or ()
+        self._all_sinks = Sinks([*sinks.values()], self._modules)
+        self.publish: Callable[[Sample], None] = self._all_sinks.publish
+        """Publishes a sample of this process to its sinks."""
 
     # --- start and end ----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Wait until the engine is ready. Later calls return at once. Raises the error of the
         engine's start."""
-        if self._ready is None:
-            self._refuse_if_dead()
-            self._ready = asyncio.get_running_loop().create_future()
-            # asyncio wants it to be read
-            self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-            self._engine.attach(self._on_message, self._fail_everything)
-        await asyncio.shield(self._ready)
+        await self._connection.start()
 
     async def __aenter__(self) -> "AsyncLLM":
         try:
@@ -218,77 +202,25 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
     def shutdown(self) -> None:
         """End the engine process, and all streams with EngineDeadError. Blocks until the process is
         gone. A second call does nothing."""
-        if self._is_shut_down:
-            return
-        self._is_shut_down = True
-        if self._dead is None:
-            self._fail_everything(EngineDeadError("the engine was shut down"))
+        self._connection.stop()
         self._all_sinks.close()
-        self._engine.stop()
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):
-            self._on_deltas(message)
+            if ended := self._live.feed(message.deltas):
+                self._connection.send(Abort(ended, "stop"))
         elif isinstance(message, Measured):
             self._all_sinks.publish(message.sample)
         elif isinstance(message, Rejected):
-            if live := self._streams.get(message.request_id):
-                live.fail(message.failure.error())
-        elif isinstance(message, ControlReply):
-            future = self._calls.pop(message.call_id, None)
-            if future is not None and not future.done():
-                if message.failure is None:
-                    future.set_result(message.result)
-                else:
-                    future.set_exception(message.failure.error())
+            self._live.fail(message.request_id, message.failure.error())
         elif isinstance(message, Ready):
             self.info = message.info
             self.plan = self._builder.plan = self.plan.of_length(message.max_model_len)
             self._all_sinks.declare([*self._metrics, *message.metrics])
-            assert self._ready is not None
-            self._ready.set_result(None)
-        elif isinstance(message, Dead):
-            self._fail_start(message.failure.error())
-            self._dead = EngineDeadError(f"the engine did not start: {message.failure.message}")
-
-    def _on_deltas(self, message: StepDeltas) -> None:
-        ended = []
-        for delta in message.deltas:
-            live = self._streams.get(delta.request_id)
-            if live is None:  # aborted while the delta was on its way
-                continue
-            stream = live.stream
-            try:
-                if stream.feed(delta):
-                    ended.append(stream.key(delta.index))
-            except Exception as error:
-                # a tokenizer can raise anything, and other requests must get their tokens
-                log.exception("the answer to request %s could not be decoded", delta.request_id)
-                live.fail(Failure.of(blamed(error, self._modules) or error).error())
-                ended.append(delta.request_id)
-            if stream.has_news:
-                live.wake.set()
-        if ended:
-            self._engine.send(Abort(ended, "stop"))
-
-    def _fail_start(self, error: PegboardError) -> None:
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(error)
-
-    def _fail_everything(self, error: EngineDeadError) -> None:
-        self._dead = error
-        self._fail_start(error)
-        for live in self._streams.values():
-            # one error for each stream, because raising adds to an exception's traceback
-            live.fail(EngineDeadError(str(error)))
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
-        self._calls.clear()
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def generate(
+    async def generate(
         self,
         prompt: PromptInput,
         params: SamplingParams | PoolingParams | None = None,
@@ -316,35 +248,22 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
             request = RequestOptions(
                 request_id=name, priority=priority, lora=lora_request, trace_headers=trace_headers
             )
-        return self._generate(prompt, params, request)
-
-    async def _generate(
-        self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
-    ) -> AsyncIterator[RequestOutput]:
         await self.start()
-        live = await self._add(prompt, params, options)
-        stream = live.stream
+        live = await self._add(prompt, params, request)
         try:
             while True:
-                await live.wake.wait()
-                live.wake.clear()
-                if stream.error is not None:
-                    raise stream.error
-                if len(stream.late) > MANY_BYTES:
-                    await asyncio.to_thread(stream.add_late)
-                output = stream.take()
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
+                output = await live.next_output()
+                yield output
+                if output.finished:
+                    return
         finally:
-            self._streams.pop(options.request_id, None)
-            if not stream.is_finished and not live.is_lost:
-                self._engine.send(Abort([options.request_id]))
+            self._live.remove(request.request_id)
+            if not live.stream.is_finished and not live.is_lost:
+                self._connection.send(Abort([request.request_id]))
 
     async def _add(
         self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
-    ) -> "_Live":
+    ) -> LiveRequest:
         prompt = as_prompt(prompt)
         build = partial(
             self._builder.build,
@@ -362,21 +281,11 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         if headers := options.trace_headers or TRACE_HEADERS.get():
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
-        self._refuse_if_dead()
-        if options.request_id in self._streams:
-            raise RequestError(
-                f"request id {options.request_id!r} is in use by a running request",
-                parameter="request_id",
-            )
-        live = self._streams[options.request_id] = _Live(
-            self._builder.stream(request, prompt.text), options.response_id
-        )
-        self._engine.send(Add(request))
+        self._connection.check()
+        live = LiveRequest(self._builder.stream(request, prompt.text), options.response_id)
+        self._live.add(options.request_id, live)
+        self._connection.send(Add(request))
         return live
-
-    def _refuse_if_dead(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
 
     def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request: RequestOptions
@@ -393,11 +302,9 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
         """End requests with finish reason "abort". An id may also be the `response_id` of requests.
         Unknown ids are ignored."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        running = [
-            name for name, live in self._streams.items() if name in ids or live.response_id in ids
-        ]
+        running = self._live.named(ids)
         if running:
-            self._engine.send(Abort(running))
+            self._connection.send(Abort(running))
 
     # --- other methods ----------------------------------------------------------------------------
 
@@ -420,114 +327,47 @@ class AsyncLLM(AsyncWorkerCalls, AsyncPauses):
     def default_params(self) -> Mapping[str, Any]:
         return self.plan.default_params
 
-    def publish(self, sample: Sample) -> None:
-        """Publish a sample of this process to its sinks."""
-        self._all_sinks.publish(sample)
-
     def health(self) -> Health:
-        stalled = "" if self.errored else self._engine.stalled
-        return Health(not (self.errored or stalled), str(self._dead or stalled), bool(stalled))
+        dead = self._connection.dead
+        stalled = self._connection.stalled
+        return Health(not (dead or stalled), str(dead or stalled), bool(stalled))
 
     @property
     def is_running(self) -> bool:
-        return self._dead is None and not self._is_shut_down
+        return self._connection.dead is None
 
     @property
     def errored(self) -> bool:
-        return self._dead is not None
+        return self._connection.dead is not None
 
     @property
     def dead_error(self) -> EngineDeadError:
-        return self._dead or EngineDeadError("the engine is alive")
+        return self._connection.dead or EngineDeadError("the engine is alive")
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine is dead."""
-        self._refuse_if_dead()
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use, unless
-        `reset_running_requests` makes the running requests compute their tokens again."""
-        return bool(
-            await self.control("reset_prefix_cache", reset_running_requests=reset_running_requests)
-        )
-
-    async def start_profile(self, path: str) -> None:
-        """Start the platform's profiler, which writes below the folder `path`."""
-        await self.control("call", method="profile", args=[path])
-
-    async def stop_profile(self) -> None:
-        """Stop the profiler and write what it measured."""
-        await self.control("call", method="profile", args=[None])
+        self._connection.check()
 
     async def adapter(self, name: str) -> "LoRARequest | None":
         return None
-
-    # --- LoRA adapters ----------------------------------------------------------------------------
-
-    async def add_lora(self, lora_request: "LoRARequest") -> bool:
-        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or
-        does not fit the model, if there is no room for it, or if LoRA is off."""
-        while not await self.control("add_lora", lora=msgspec.to_builtins(lora_request)):
-            lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
-            await asyncio.sleep(POLL_S)
-        return True
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. Running requests keep it until they end. Return False if none with
-        this id is in memory."""
-        return bool(await self.control("remove_lora", lora_id=lora_id))
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in
-        memory, or if as many adapters as there are slots are pinned."""
-        return bool(await self.control("pin_lora", lora_id=lora_id))
-
-    async def list_loras(self) -> set[int]:
-        """Return the ids of the adapters in memory."""
-        return set(cast("list[int]", await self.control("list_loras")))
 
     # --- control ----------------------------------------------------------------------------------
 
     async def control(self, action: str, **arguments: object) -> object:
         """Run a control action. This process answers "abort" (request_ids), "plugins", "settings"
-        and "load" (the number of running prompts). `Engine.control` answers all others."""
+        and "load" (the number of running prompts). The engine answers all others, by their tag in
+        `pegboard.engine.actions`."""
         if action == "plugins":
             registry = self.registry
-            installed, decisions = (
-                (registry.describe(), registry.describe_decisions()) if registry else ([], [])
-            )
-            return {"installed": installed, "decisions": decisions}
+            return {
+                "installed": registry.describe() if registry else [],
+                "decisions": registry.describe_decisions() if registry else [],
+            }
         if action == "settings":
             return describe_settings(self.plan.settings)
         if action == "load":
-            return len(self._streams)
+            return len(self._live)
         if action == "abort":
-            await self.abort(arguments.get("request_ids") or arguments.get("request_id") or [])  # type: ignore[arg-type]
+            await self.abort(arguments.get("request_ids") or [])  # type: ignore[arg-type]
             return None
-        await self.start()
-        self._refuse_if_dead()
-        call_id = next(self._call_ids)
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._engine.send(Control(call_id, action, dict(arguments)))
-        try:
-            return await future
-        finally:
-            self._calls.pop(call_id, None)
-
-
-class _Live:
-    """A running request: its stream, and the event that wakes its consumer. is_lost: the engine no
-    longer has the request, or never accepted it."""
-
-    def __init__(self, stream: OutputStream, response_id: str | None) -> None:
-        self.stream = stream
-        self.response_id = response_id
-        self.wake = asyncio.Event()
-        self.is_lost = False
-
-    def fail(self, error: PegboardError) -> None:
-        """End the stream with an exception, which the consumer gets when it next wakes up."""
-        if not self.stream.is_finished and not self.is_lost:
-            self.stream.error = error
-            self.is_lost = True
-            self.wake.set()
+        return await self._ask(action_of(action, arguments))

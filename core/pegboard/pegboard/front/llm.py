@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegboard.config.schema import Settings
 from pegboard.data.output import MetricValue, RequestOutput
@@ -29,20 +28,18 @@ from pegboard.front.beam_search import (
     last_logprobs,
     step_params,
 )
+from pegboard.front.controls import Controls
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.llm_pooling import PoolingMethods, as_list, per_prompt
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
-if TYPE_CHECKING:
-    from pegboard.engine.pauses import PauseMode
-
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
 
 
-class LLM(PoolingMethods):
+class LLM(Controls, PoolingMethods):
     """One model, loaded in this process, for batches of prompts.
 
     settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`.
@@ -70,6 +67,7 @@ class LLM(PoolingMethods):
 
     def _open(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
+        super().__init__(engine._ask)
         self._request_ids = count()
 
     def __enter__(self) -> "LLM":
@@ -229,74 +227,6 @@ class LLM(PoolingMethods):
     def get_default_sampling_params(self) -> SamplingParams:
         """Return SamplingParams with the model's own defaults (generation_config and overrides)."""
         return SamplingParams(**self.llm_engine.plan.default_params)
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks. Return False and do nothing while some are in use, unless
-        `reset_running_requests` makes the running requests compute their tokens again."""
-        return bool(
-            self.llm_engine.engine.control(
-                "reset_prefix_cache", reset_running_requests=reset_running_requests
-            )
-        )
-
-    def sleep(self, level: int = 1, mode: "PauseMode" = "abort") -> None:
-        """Release memory until `wake_up`. level 0: none, only stop; 1: the KV cache, and the
-        weights after they were saved outside of it; 2: both, and the weights are read from the
-        checkpoint again. mode: what becomes of requests that were added to `llm_engine`, "abort",
-        "wait" or "keep". Levels 1 and 2 need `enable_sleep_mode`, else RequestError. Raises
-        ConfigError if the platform cannot release memory or there is no room to save the
-        weights."""
-        self._until("sleep", mode, level=level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Take the memory with these tags again, "weights" or "kv_cache"; None = all of it. The
-        engine serves again when it has all its memory. Return whether it does."""
-        return bool(self.llm_engine.engine.control("wake_up", tags=tags))
-
-    def is_sleeping(self) -> bool:
-        """Return whether the engine sleeps, also if only a part of its memory is missing."""
-        return bool(self.llm_engine.engine.control("is_sleeping"))
-
-    def start_profile(self, path: str) -> None:
-        """Start the platform's profiler, which writes below the folder `path`."""
-        self.llm_engine.engine.control("call", method="profile", args=[path])
-
-    def stop_profile(self) -> None:
-        """Stop the profiler and write what it measured."""
-        self.llm_engine.engine.control("call", method="profile", args=[None])
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes
-        the worker. Return the results in rank order. Raises as `LLMEngine.collective_rpc` does."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model of each rank (see `pegboard.layers`), and return the
-        results in rank order."""
-        return self.llm_engine.apply_model(func)
-
-    def update_weights(self, path: str | Path, mode: "PauseMode" = "abort") -> None:
-        """Replace the weights by those in a folder or file, a checkpoint of the same model. mode:
-        what becomes of requests that were added to `llm_engine`, as in `sleep`. Nothing that was
-        computed before is used any more. Raises RequestError if the path is not such a checkpoint.
-        The weights are then the same as before."""
-        self._until("update_weights", mode, path=str(path))
-
-    def _until(self, action: str, mode: "PauseMode", **arguments: Any) -> None:
-        """Run an action that stops the engine, until it has stopped."""
-        engine = self.llm_engine
-        if mode == "wait" and engine.has_unfinished_requests():
-            raise RequestError(
-                "requests are not finished; call llm_engine.step() until they are", parameter="mode"
-            )
-        while not engine.engine.control(action, mode=mode, **arguments):
-            engine.engine.step()  # until KV transfers have ended
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far as Counter, Gauge, Histogram and Vector objects of

@@ -3,22 +3,20 @@ uses it."""
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from pegboard.config.schema import Settings
 from pegboard.data.output import Counter, Gauge, Histogram, MetricValue, RequestOutput, Vector
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import Action
 from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
+from pegboard.front.controls import Controls
 from pegboard.front.output_stream import OutputStream
-from pegboard.front.pauses import POLL_S
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.metrics import PREFIX, Reading, Totals
 from pegboard.log import get_logger
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class LLMEngine:
+class LLMEngine(Controls):
     """An engine that takes and returns text. It is not thread-safe.
 
     engine: an `engine.Engine`, or anything with its methods. tokenizer: None if
@@ -49,7 +47,8 @@ class LLMEngine:
         self.plan = plan
         self.engine = engine
         self.builder = RequestBuilder(plan, tokenizer, registry)
-        self._streams: dict[str, OutputStream] = {}
+        self._outputs = _Outputs(engine)
+        super().__init__(self._outputs.ask)
         self._totals: Totals | None = None
         if not plan.settings.engine.disable_log_stats:
             self._totals = Totals()
@@ -78,13 +77,13 @@ class LLMEngine:
     def submit(self, request: EngineRequest, prompt: str | None = None) -> None:
         """Queue a request that the builder made. prompt: the text of the prompt, if it was given as
         text. Raises RequestError if its id is in use or the engine refuses it."""
-        if request.request_id in self._streams:
+        if request.request_id in self._outputs.streams:
             raise RequestError(
                 f"request id {request.request_id!r} is in use by a running request",
                 parameter="request_id",
             )
         self.engine.add(request)
-        self._streams[request.request_id] = self.builder.stream(request, prompt)
+        self._outputs.streams[request.request_id] = self.builder.stream(request, prompt)
 
     def add_request(
         self,
@@ -107,89 +106,25 @@ class LLMEngine:
         `output_kind` says. A request that the engine gave up ends with finish_reason "error", and
         the reason is logged. After the last request, steps go on until KV connectors have saved its
         blocks."""
-        ended = []
-        touched = {}
-        for delta in self.engine.step():
-            stream = self._streams.get(delta.request_id)
-            if stream is None:
-                continue
-            if stream.feed(delta):
-                ended.append(stream.key(delta.index))
-            touched[delta.request_id] = stream
-        if ended:
-            self.engine.abort(ended, "stop")
-        outputs = [output for stream in touched.values() if (output := stream.take()) is not None]
-        for output in outputs:
-            if output.finished:
-                stream = self._streams.pop(output.request_id)
-                if stream.error is not None:
-                    log.error("request %s failed: %s", output.request_id, stream.error)
-        while not self._streams and self.engine.has_work:
-            self.engine.step()
-        return outputs
+        return self._outputs.step()
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         """Abort requests, which have no further outputs. Unknown ids are ignored."""
-        known = [name for name in request_ids if self._streams.pop(name, None) is not None]
+        known = [name for name in request_ids if self._outputs.streams.pop(name, None) is not None]
         if known:
             self.engine.abort(known)
 
     def abort_all(self) -> None:
         """Abort all requests, and let the engine finish the steps in flight."""
-        self.abort_request(list(self._streams))
+        self.abort_request(list(self._outputs.streams))
         while self.engine.has_work:
             self.engine.step()
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._streams)
+        return len(self._outputs) > 0
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._streams)
-
-    def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter into memory, and return True. Raises RequestError if it cannot be read or
-        does not fit the model, if there is no room for it, or if LoRA is off."""
-        while not self.engine.control("add_lora", lora=lora_request):
-            lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
-            time.sleep(POLL_S)
-        return True
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter. Running requests keep it until they end. Return False if none with
-        this id is in memory."""
-        return bool(self.engine.control("remove_lora", lora_id=lora_id))
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. Raises RequestError if it is not in
-        memory, or if as many adapters as there are slots are pinned."""
-        return bool(self.engine.control("pin_lora", lora_id=lora_id))
-
-    def list_loras(self) -> set[int]:
-        """Return the ids of the adapters in memory."""
-        return set(self.engine.control("list_loras"))
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes
-        the worker, between two steps. Return the results in rank order. The call cannot be
-        interrupted: if it took more than `timeout` seconds, raises TimeoutError when it has ended.
-        Raises RequestError if there is no such method, and what the method raises."""
-        started = time.monotonic()
-        results = self.engine.control("collective_rpc", method=method, args=args, kwargs=kwargs)
-        if timeout is not None and (took := time.monotonic() - started) > timeout:
-            raise TimeoutError(
-                f"collective_rpc took {took:.1f} s, timeout is {timeout} s; the call has ended"
-            )
-        return list(results)
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model of each rank, and return the results in rank order."""
-        return self.collective_rpc(lambda worker: func(worker.model))
+        return len(self._outputs)
 
     def get_metrics(self) -> list[MetricValue]:
         """Return everything measured so far. Raises ConfigError if `disable_log_stats` is set."""
@@ -201,8 +136,58 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory."""
-        self._streams.clear()
+        self._outputs.streams.clear()
         self.engine.stop()
+
+
+class _Outputs:
+    """The outputs of the running requests. It exists beside `LLMEngine` so that no reference cycle
+    keeps an engine's memory until the next garbage collection. streams: request id → stream."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.streams: dict[str, OutputStream] = {}
+        self._early: list[RequestOutput] = []
+
+    def __len__(self) -> int:
+        """The number of requests that have not returned all their outputs."""
+        finished = sum(output.finished for output in self._early)
+        return len(self.streams) + finished
+
+    def ask(self, action: Action[Any]) -> Any:
+        """Carry out an action. If it takes some steps, `step` returns their outputs later."""
+        future = self._engine.control(action)
+        while not future.done():
+            self._early += self._step()
+        return future.result()
+
+    def step(self) -> list[RequestOutput]:
+        """Return the outputs of one step, or those that came early."""
+        early = self._early
+        self._early = []
+        return early or self._step()
+
+    def _step(self) -> list[RequestOutput]:
+        ended = []
+        touched = {}
+        for delta in self._engine.step():
+            stream = self.streams.get(delta.request_id)
+            if stream is None:
+                continue
+            if stream.feed(delta):
+                ended.append(stream.key(delta.index))
+            touched[delta.request_id] = stream
+        if ended:
+            self._engine.abort(ended, "stop")
+        outputs = [output for stream in touched.values() if (output := stream.take()) is not None]
+        for output in outputs:
+            if output.finished:
+                stream = self.streams.pop(output.request_id)
+                if stream.error is not None:
+                    log.error("request %s failed: %s", output.request_id, stream.error)
+        while not self.streams and self._engine.has_work:
+            self._engine.step()
+        return outputs
 
 
 def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
@@ -238,9 +223,8 @@ def _series(reading: Reading, model_name: str) -> tuple[str, dict[str, str]]:
 def _value(reading: Reading, name: str, labels: dict[str, str]) -> MetricValue:
     metric = reading.metric
     if metric.type == "counter":
-        return Counter(
-            name, labels, int(reading.value) if reading.value.is_integer() else reading.value
-        )  # type: ignore[arg-type]
+        value = int(reading.value) if reading.value.is_integer() else reading.value
+        return Counter(name, labels, value)  # type: ignore[arg-type]
     if metric.type == "gauge":
         return Gauge(name, labels, reading.value)
     edges = [*(str(edge) for edge in metric.buckets), "+Inf"]

@@ -69,13 +69,13 @@ class AdminApi:
     async def _start_profile(self, request: Request) -> Response:
         """Start the profiler of the device."""
         read_query(request, {})
-        await self._client.control("call", method="profile", args=[str(self._profile_directory)])
+        await self._client.control("start_profile", path=str(self._profile_directory))
         return Response()
 
     async def _stop_profile(self, request: Request) -> Response:
         """Stop the profiler, and write what it measured below the option `profile_directory`."""
         read_query(request, {})
-        await self._client.control("call", method="profile", args=[None])
+        await self._client.control("stop_profile")
         return Response()
 
     async def _plugins(self, request: Request) -> Response:

@@ -3,7 +3,6 @@ vLLM's."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
@@ -17,9 +16,6 @@ from pegboard_api_admin.query import read_query
 
 MODES = ("abort", "wait", "keep")
 TAGS = ("weights", "kv_cache", "scheduling")
-
-POLL_S = 0.01
-"""Seconds between two questions whether the engine has stopped."""
 
 
 class AbortBody(BaseModel):
@@ -56,7 +52,8 @@ class PauseRoutes:
         flags = ("true", "false", "1", "0")
         query = read_query(request, {"mode": MODES, "clear_cache": flags})
         clears = query.get("clear_cache", "true") in ("true", "1")
-        await self._until("pause", mode=query.get("mode", "abort"), clear_cache=clears)
+        mode = query.get("mode", "abort")
+        await self._client.control("pause", mode=mode, clear_cache=clears)
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
@@ -75,9 +72,8 @@ class PauseRoutes:
         weights after they were saved; 2 both, and the weights are read from the checkpoint again.
         ?mode= as in /pause. Needs --enable-sleep-mode."""
         query = read_query(request, {"level": ("0", "1", "2"), "mode": MODES})
-        await self._until(
-            "sleep", level=int(query.get("level", "1")), mode=query.get("mode", "abort")
-        )
+        level = int(query.get("level", "1"))
+        await self._client.control("sleep", level=level, mode=query.get("mode", "abort"))
         return Response()
 
     async def _wake_up(self, request: Request) -> Response:
@@ -98,8 +94,3 @@ class PauseRoutes:
         body = read_body(await request.body(), AbortBody)
         await self._client.control("abort", request_ids=body.request_ids)
         return Response()
-
-    async def _until(self, action: str, **arguments: object) -> None:
-        """Repeat an action until the engine has stopped."""
-        while await self._client.control(action, **arguments) is False:
-            await asyncio.sleep(POLL_S)

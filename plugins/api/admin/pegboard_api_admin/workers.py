@@ -19,7 +19,6 @@ from pegboard_api_admin.bodies import described, read_body
 from pegboard_api_admin.errors import error_body
 from pegboard_api_admin.folders import named, resolved
 from pegboard_api_admin.options import WorkerOptions
-from pegboard_api_admin.pauses import POLL_S
 from pegboard_api_admin.query import read_query
 
 
@@ -96,8 +95,7 @@ class WorkersApi:
             raise RequestError(
                 "update_info.path: not a checkpoint that clients may name", parameter="path"
             )
-        while await self._client.control("update_weights", path=str(path), mode=body.mode) is False:
-            await asyncio.sleep(POLL_S)
+        await self._client.control("update_weights", path=str(path), mode=body.mode)
         return JSONResponse({"message": "Weights updated"})
 
 

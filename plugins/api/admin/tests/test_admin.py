@@ -109,24 +109,14 @@ def test_plugins_of_both_processes(client, engine):
         ("/sleep?level=2&mode=wait", "sleep", {"level": 2, "mode": "wait"}),
         ("/wake_up", "wake_up", {"tags": None}),
         ("/wake_up?tags=weights&tags=kv_cache", "wake_up", {"tags": ["weights", "kv_cache"]}),
-        ("/start_profile", "call", {"method": "profile", "args": ["/traces"]}),
-        ("/stop_profile", "call", {"method": "profile", "args": [None]}),
+        ("/start_profile", "start_profile", {"path": "/traces"}),
+        ("/stop_profile", "stop_profile", {}),
     ],
 )
 def test_what_the_engine_is_told(client, engine, path, action, arguments):
     assert client.post(path).status_code == 200
     assert engine.controls == [(action, arguments)]
     assert client.get(path).status_code == 405
-
-
-def test_a_pause_is_answered_when_the_engine_has_stopped(client, engine, monkeypatch):
-    answers = [False, False, True]
-
-    async def control(action, **arguments):
-        return answers.pop(0)
-
-    monkeypatch.setattr(engine, "control", control)
-    assert client.post("/pause?mode=wait").json() == {"status": "paused"} and not answers
 
 
 @pytest.mark.parametrize(

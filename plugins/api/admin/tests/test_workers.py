@@ -89,20 +89,14 @@ def test_failures_are_shown(client, engine, monkeypatch):
     assert answer.status_code == 504 and "runs on" in answer.json()["error"]["message"]
 
 
-def test_weights_are_updated_when_the_engine_says_so(client, engine, monkeypatch, tmp_path):
-    calls = []
-    answers = [False, False, True]
-
-    async def control(action, **arguments):
-        calls.append((action, arguments))
-        return answers.pop(0)
-
-    monkeypatch.setattr(engine, "control", control)
+def test_new_weights(client, engine, tmp_path):
     answer = client.post(
         "/update_weights", json={"update_info": {"path": str(tmp_path)}, "mode": "wait"}
     )
     assert answer.json() == {"message": "Weights updated"}
-    assert calls == [("update_weights", {"path": str(tmp_path.resolve()), "mode": "wait"})] * 3
+    assert engine.controls == [
+        ("update_weights", {"path": str(tmp_path.resolve()), "mode": "wait"})
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pegboard_metrics_zmq.sink import END, ZmqSink
 from pydantic import ValidationError
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.engine.actions import ResetPrefixCache
 from pegboard.engine.kv.pool import sha256_block
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Window
@@ -115,7 +116,7 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
         for index in range(12):
             prompt = [1 + (index * 7 + i) % 50 for i in range(20 + index % 3)]
             fake.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6))
-        pool = fake.engine._kv.pool
+        pool = fake.engine._queues.kv.pool
         heard: list[Any] = []
         last = -1
         while len(heard) < len(recorder.events):
@@ -137,7 +138,7 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
                             parent, token_ids[i * size : (i + 1) * size], b""
                         )
                     parent = block_hash
-        assert fake.engine.control("reset_prefix_cache") is True
+        assert fake.ask(ResetPrefixCache()) is True
         number, (_, events, _) = subscriber.next()
         assert (number, events) == (last + 1, [["AllBlocksCleared"]])
 

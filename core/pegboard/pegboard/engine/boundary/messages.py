@@ -17,6 +17,7 @@ import msgspec
 
 from pegboard import errors
 from pegboard.data.request import EngineRequest, RequestDelta
+from pegboard.engine.actions import AnyAction
 from pegboard.errors import PegboardError
 from pegboard.interfaces.metrics import Metric, Sample
 
@@ -42,11 +43,10 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Control(msgspec.Struct, tag="control"):
-    """Run an action of `Engine.control`. The reply contains the same `call_id`."""
+    """Carry out an action. The reply comes when it is done, and has the same `call_id`."""
 
     call_id: int
-    action: str
-    arguments: dict[str, Any] = {}
+    action: AnyAction
 
 
 class Stop(msgspec.Struct, tag="stop"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import pickle
 import signal
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
@@ -146,7 +147,7 @@ def _receive_all(socket: zmq.Socket[bytes], engine: Any) -> bool:
         elif isinstance(message, Abort):
             engine.abort(message.ids, message.reason)
         elif isinstance(message, Control):
-            socket.send(_control(engine, message))
+            _control(socket, engine, message)
         elif isinstance(message, Stop):
             return False
 
@@ -160,16 +161,25 @@ def _add(socket: zmq.Socket[bytes], engine: Any, message: Add) -> None:
         socket.send(encode(Rejected(message.request.request_id, Failure.of(error))))
 
 
-def _control(engine: Any, message: Control) -> bytes:
+def _control(socket: zmq.Socket[bytes], engine: Any, message: Control) -> None:
+    """Start an action. Its answer is sent when it is done."""
+
+    def answer(future: Future[Any]) -> None:
+        try:
+            reply = encode(ControlReply(message.call_id, future.result()))
+        except Exception as error:
+            # the failure of an action is the answer to its caller; the engine goes on
+            if not isinstance(error, PegboardError):
+                log.exception("the action %r failed", message.action)
+            reply = encode(ControlReply(message.call_id, failure=Failure.of(error)))
+        socket.send(reply)
+
     try:
-        return encode(
-            ControlReply(message.call_id, engine.control(message.action, **message.arguments))
-        )
-    except Exception as error:
-        # the failure of an action is the answer to its caller; the engine goes on
-        if not isinstance(error, PegboardError):
-            log.exception("control action %r failed", message.action)
-        return encode(ControlReply(message.call_id, failure=Failure.of(error)))
+        future = engine.control(message.action)
+    except PegboardError as error:
+        future = Future()
+        future.set_exception(error)
+    future.add_done_callback(answer)
 
 
 def _log_failure(what: str, error: Exception) -> None:

@@ -1,0 +1,278 @@
+"""Carries out actions (see `engine/actions.py`) between two steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pegboard.config.limits import Limits
+from pegboard.engine.actions import (
+    TAGS,
+    Action,
+    AddLoRA,
+    CollectiveRpc,
+    IsPaused,
+    IsSleeping,
+    ListLoRAs,
+    Pause,
+    PauseMode,
+    PinLoRA,
+    R,
+    RemoveLoRA,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    UpdateWeights,
+    WakeUp,
+)
+from pegboard.engine.life import Life
+from pegboard.engine.loras import LoRASlots
+from pegboard.engine.metrics.step import StepMetrics
+from pegboard.engine.queues import Queues
+from pegboard.engine.scheduler import Scheduler
+from pegboard.engine.steps import Steps
+from pegboard.errors import EngineDeadError, ModelError, RequestError
+from pegboard.interfaces.executor import Executor
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.weight_loader import Checkpoint
+
+
+def no_checkpoint(path: str) -> "Checkpoint":
+    raise ModelError(f"this engine was not built from a checkpoint, so {path} cannot replace it")
+
+
+Slow = Generator[None, None, R]
+"""An action that takes more than a step. It yields to be asked again after the next step."""
+
+
+class Controls:
+    """answers: actions that only read, and what answers them. describe: returns the checkpoint at a
+    path, or raises ModelError. can_sleep: `enable_sleep_mode` is set."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        executor: Executor,
+        life: Life,
+        queues: Queues,
+        scheduler: Scheduler,
+        steps: Steps,
+        metrics: StepMetrics,
+        *,
+        answers: Mapping[type[Action[Any]], Callable[[], Any]],
+        describe: Callable[[str], "Checkpoint"],
+        can_sleep: bool,
+    ) -> None:
+        self._has_loras = limits.max_loras > 0
+        self._executor = executor
+        self._life = life
+        self._queues = queues
+        self._scheduler = scheduler
+        self._steps = steps
+        self._metrics = metrics
+        self._describe = describe
+        self._can_sleep = can_sleep
+        self._mode: PauseMode | None = None  # of the current pause; None = the engine serves
+        self._is_sleeping = False
+        self._asleep: list[str] = []  # the tags of the released memory
+        self._answers = answers
+        self._pending: list[tuple[Slow[Any], Future[Any]]] = []
+        self._handlers: dict[type[Action[Any]], Callable[[Any], Any]] = {
+            ResetPrefixCache: self._reset_prefix_cache,
+            StartProfile: self._start_profile,
+            StopProfile: self._stop_profile,
+            CollectiveRpc: self._collective_rpc,
+            UpdateWeights: self._update_weights,
+            Pause: lambda action: self._pause(action.mode, action.clear_cache),
+            Resume: self._resume,
+            IsPaused: lambda action: self._mode is not None,
+            Sleep: self._sleep,
+            WakeUp: self._wake_up,
+            IsSleeping: lambda action: self._is_sleeping,
+            AddLoRA: self._add_lora,
+            RemoveLoRA: lambda action: self._loras().remove(action.lora_id),
+            PinLoRA: lambda action: self._loras().pin(action.lora_id),
+            ListLoRAs: lambda action: set(self._loras().ids()),
+        }
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an action waits for the next step."""
+        return bool(self._pending)
+
+    def start(self, action: Action[R]) -> "Future[R]":
+        """Carry out an action. The future has its answer or its error as soon as it is done, which
+        may be after some steps."""
+        future: Future[R] = Future()
+        try:
+            read = self._answers.get(type(action))
+            answer = read() if read is not None else self._handlers[type(action)](action)
+        except Exception as error:  # noqa: BLE001 - the answer to the caller; the engine goes on
+            future.set_exception(error)
+            return future
+        if isinstance(answer, Generator):
+            self._pending.append((answer, future))
+            self.advance()
+        else:
+            future.set_result(answer)
+        return future
+
+    def advance(self) -> None:
+        """Go on with the actions that wait."""
+        for each in list(self._pending):
+            slow, future = each
+            try:
+                next(slow)
+                continue
+            except StopIteration as end:
+                self._pending.remove(each)
+                future.set_result(end.value)
+            except Exception as error:  # noqa: BLE001 - as in `start`
+                self._pending.remove(each)
+                future.set_exception(error)
+
+    # --- pauses -----------------------------------------------------------------------------------
+
+    def _pause(self, mode: PauseMode, clear_cache: bool) -> Slow[None]:
+        """Ends when no request runs and no KV transfer is open."""
+        self._mode = mode
+        queues = self._queues
+        queues.close()
+        self._scheduler.is_paused = mode != "wait"
+        if mode == "abort":
+            for request in [one for one in queues.requests.values() if one not in queues.held]:
+                queues.fail(request, "abort")
+        while mode == "wait" and len(queues.requests) > len(queues.held):
+            yield from self._next_step()
+        self._scheduler.is_paused = True
+        self._steps.finish_all()
+        while clear_cache and not self._reset(recompute=True):
+            yield from self._next_step()
+
+    def _next_step(self) -> Slow[None]:
+        yield
+        if self._mode is None:
+            raise RequestError("the pause was ended before the engine had stopped")
+
+    def _resume(self, action: Resume | None = None) -> None:
+        if self._is_sleeping:
+            raise RequestError("the engine sleeps; wake it with wake_up")
+        self._mode = None
+        self._scheduler.is_paused = False
+        self._queues.open()
+
+    def _sleep(self, action: Sleep) -> Slow[None]:
+        if action.level and not self._can_sleep:
+            raise RequestError(
+                "the engine was started without enable_sleep_mode; only level 0 is possible",
+                parameter="level",
+            )
+        if self._is_sleeping:
+            raise RequestError("the engine sleeps already; wake it with wake_up")
+        yield from self._pause(action.mode, clear_cache=action.level > 0)
+        if action.level:
+            try:
+                self._executor.call("sleep", action.level)
+            except BaseException:
+                self._resume()  # the workers have all their memory
+                raise
+            self._asleep = list(TAGS)
+        self._is_sleeping = True
+        self._metrics.sleeps(action.level)
+
+    def _wake_up(self, action: WakeUp) -> bool:
+        waking = [tag for tag in self._asleep if action.tags is None or tag in action.tags]
+        if waking:
+            self._executor.call("wake_up", waking)
+            self._asleep = [tag for tag in self._asleep if tag not in waking]
+        if self._is_sleeping and not self._asleep:
+            self._is_sleeping = False
+            self._metrics.sleeps(None)
+            self._resume()
+        return self._mode is None
+
+    # --- the prefix cache and the weights ---------------------------------------------------------
+
+    def _reset_prefix_cache(self, action: ResetPrefixCache) -> bool:
+        return self._reset(recompute=action.reset_running_requests)
+
+    def _reset(self, *, recompute: bool) -> bool:
+        """Forget all cached blocks. recompute: first take the blocks of all requests. Return False
+        if blocks are in use, by requests or by KV transfers."""
+        queues = self._queues
+        if recompute:
+            self._steps.finish_all()
+            with self._life.changing():
+                for request in list(queues.running):
+                    queues.preempt(request)
+                while queues.reclaim():
+                    pass
+        is_reset = queues.kv.pool.reset()
+        if is_reset:
+            queues.connectors.reset()
+        return is_reset
+
+    def _update_weights(self, action: UpdateWeights) -> Slow[None]:
+        """Requests that go on compute all their tokens again. Old cached blocks no longer match, in
+        connectors either."""
+        if "weights" in self._asleep:
+            raise RequestError('the weights are asleep; call wake_up with the tag "weights" first')
+        is_own = self._mode is None
+        try:
+            checkpoint = self._describe(action.path)  # before requests are aborted for nothing
+            yield from self._pause(self._mode or action.mode, clear_cache=True)
+            self._executor.call("update_weights", checkpoint)
+        except EngineDeadError:
+            with self._life.changing():
+                raise
+        except BaseException as error:
+            if is_own and self._mode is not None:
+                self._resume()
+            if isinstance(error, ModelError):
+                raise RequestError(str(error), parameter="path") from error
+            raise
+        self._queues.weights_changed(checkpoint.digest or os.urandom(16).hex())
+        if is_own:
+            self._resume()
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _start_profile(self, action: StartProfile) -> None:
+        self._steps.finish_all()
+        self._executor.call("profile", action.path)
+
+    def _stop_profile(self, action: StopProfile) -> None:
+        self._steps.finish_all()
+        self._executor.call("profile", None)
+
+    def _collective_rpc(self, action: CollectiveRpc) -> list[object]:
+        self._steps.finish_all()
+        return self._executor.call(
+            "collective_rpc", action.method, tuple(action.args), dict(action.kwargs)
+        )
+
+    # --- adapters ---------------------------------------------------------------------------------
+
+    def _add_lora(self, action: AddLoRA) -> Slow[bool]:
+        lora = action.lora_request
+        while not self._loras().add(lora):
+            lora = msgspec.structs.replace(lora, load_inplace=False)
+            yield
+        return True
+
+    def _loras(self) -> LoRASlots:
+        """Return the adapters, after all steps have ended. Raises RequestError if LoRA is off."""
+        if not self._has_loras:
+            raise RequestError(
+                "LoRA is off; start with enable_lora or max_loras of at least 1",
+                parameter="lora_request",
+            )
+        self._steps.finish_all()
+        return self._queues.loras

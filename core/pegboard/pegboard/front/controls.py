@@ -1,0 +1,159 @@
+"""The methods of `AsyncLLM`, `LLMEngine` and `LLM` that ask a running engine for something besides
+requests. The names are vLLM's. Each method is declared once, as an action of `engine/actions.py`,
+and made here for both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pegboard.engine.actions import (
+    Action,
+    AddLoRA,
+    CollectiveRpc,
+    IsPaused,
+    IsSleeping,
+    ListLoRAs,
+    Pause,
+    PauseMode,
+    PinLoRA,
+    RemoveLoRA,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    UpdateWeights,
+    WakeUp,
+)
+from pegboard.errors import RequestError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def online(
+    action: Callable[P, Action[R]],
+) -> "Callable[Concatenate[AsyncControls, P], Coroutine[Any, Any, R]]":
+    """Return the coroutine method that asks for this action."""
+
+    async def method(self: AsyncControls, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = await self._ask(action(*args, **kwargs))
+        return answer
+
+    return _documented(method, action)
+
+
+def offline(action: Callable[P, Action[R]]) -> "Callable[Concatenate[Controls, P], R]":
+    """Return the method that asks for this action and waits."""
+
+    def method(self: Controls, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = self._ask(action(*args, **kwargs))
+        return answer
+
+    return _documented(method, action)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _documented(method: Method, action: Callable[..., object]) -> Method:
+    parameters = inspect.signature(action).parameters.values()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__doc__ = action.__doc__
+    method.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+    return method
+
+
+class AsyncControls:
+    """ask: sends an action to the engine and returns its answer."""
+
+    def __init__(self, ask: Callable[[Action[Any]], Coroutine[Any, Any, Any]]) -> None:
+        self._ask = ask
+
+    add_lora = online(AddLoRA)
+    is_paused = online(IsPaused)
+    is_sleeping = online(IsSleeping)
+    list_loras = online(ListLoRAs)
+    pause_generation = online(Pause)
+    pin_lora = online(PinLoRA)
+    remove_lora = online(RemoveLoRA)
+    reset_prefix_cache = online(ResetPrefixCache)
+    resume_generation = online(Resume)
+    sleep = online(Sleep)
+    start_profile = online(StartProfile)
+    stop_profile = online(StopProfile)
+    wake_up = online(WakeUp)
+
+    async def update_weights(self, path: str | Path, mode: PauseMode = "abort") -> None:
+        await self._ask(UpdateWeights(str(path), mode))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker extension (`worker_extension_cls`) between two steps, and
+        return the results in rank order. Arguments and results are plain values: numbers, strings,
+        bytes, lists, dicts. After `timeout` seconds, raises TimeoutError; the workers run on.
+        Raises RequestError if there is no such method, and PegboardError if it fails."""
+        if not isinstance(method, str):
+            raise RequestError(
+                "functions are not sent to the engine process; put a method into "
+                "worker_extension_cls, and give its name",
+                parameter="method",
+            )
+        call = CollectiveRpc(method, list(args), dict(kwargs or {}))
+        results: list[Any] = await asyncio.wait_for(self._ask(call), timeout)
+        return results
+
+
+class Controls:
+    """ask: carries out an action and returns its answer."""
+
+    def __init__(self, ask: Callable[[Action[Any]], Any]) -> None:
+        self._ask = ask
+
+    add_lora = offline(AddLoRA)
+    is_sleeping = offline(IsSleeping)
+    list_loras = offline(ListLoRAs)
+    pin_lora = offline(PinLoRA)
+    remove_lora = offline(RemoveLoRA)
+    reset_prefix_cache = offline(ResetPrefixCache)
+    sleep = offline(Sleep)
+    start_profile = offline(StartProfile)
+    stop_profile = offline(StopProfile)
+    wake_up = offline(WakeUp)
+
+    def update_weights(self, path: str | Path, mode: PauseMode = "abort") -> None:
+        self._ask(UpdateWeights(str(path), mode))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker extension (`worker_extension_cls`), or a function that takes
+        the worker, between two steps. Return the results in rank order. The call cannot be
+        interrupted: if it took more than `timeout` seconds, raises TimeoutError when it has ended.
+        Raises RequestError if there is no such method, and what the method raises."""
+        started = time.monotonic()
+        results = self._ask(CollectiveRpc(method, args, dict(kwargs or {})))
+        if timeout is not None and (took := time.monotonic() - started) > timeout:
+            raise TimeoutError(
+                f"collective_rpc took {took:.1f} s, timeout is {timeout} s; the call has ended"
+            )
+        return list(results)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model of each rank (see `pegboard.layers`), and return the
+        results in rank order."""
+        return self.collective_rpc(lambda worker: func(worker.model))
