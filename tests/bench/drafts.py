@@ -109,7 +109,7 @@ def propose_share(llm: LLM, rows: int = 32) -> float:
     rows."""
     runner = llm.llm_engine.engine._executor.worker.running
     step = Timer(llm.llm_engine, "step")
-    proposing = Timer(runner, "_propose")
+    proposing = Timer(runner.ending, "propose")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
     for number in range(rows):
         task = TASKS["free"][number % len(TASKS["free"])]["task"]

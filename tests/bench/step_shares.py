@@ -54,7 +54,7 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
         "logits": Timer(runner.stages, "logits"),
         "forward": Timer(runner.stages, "run"),
         "run": Timer(runner, "run"),
-        "sample": Timer(runner, "_sample"),
+        "sample": Timer(runner.ending, "end"),
     }
     kernels = _kernel_library()
     if kernels is not None:

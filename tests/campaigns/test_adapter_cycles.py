@@ -83,7 +83,7 @@ def test_cycles_leave_no_slots_blocks_or_objects(tmp_path: Path) -> None:
 
 def check_released(engine: Any) -> None:
     """Check that the engine and its worker hold no adapter, slot or block."""
-    loras = engine._queues.loras
+    loras = engine._loras
     stats = engine.stats()
-    assert sorted(loras._free) == [1, 2] and not loras._adapters and not loras.dropped
+    assert sorted(loras._free) == [1, 2] and not loras._adapters and not loras._dropped
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1

@@ -269,18 +269,6 @@ def _text(node: ast.expr) -> str:
     return text_constants().get(name, name)
 
 
-def actions() -> Iterator[str]:
-    """The actions that `Engine.control` accepts: the keys of its table of actions."""
-    for path in sorted((CORE / "engine").rglob("*.py")):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-                if "actions" in ast.unparse(target).lower():
-                    yield from (
-                        str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)
-                    )
-
-
 def public_methods(file: Path, owner: str) -> list[str]:
     (node,) = (
         node for node in tree_of(file).body if isinstance(node, ast.ClassDef) and node.name == owner

@@ -29,24 +29,28 @@ from members import CORE, ROOT, members, num_statements, tree_of
 
 MAIN_LINE = {
     "front/async_llm.py": "checks a request, sends it to the engine and reads the outputs",
-    "front/live_requests.py": "hands the engine's deltas to the output streams of the requests",
+    "front/request_streams.py": "hands the engine's deltas to the output streams of the requests",
     "engine/engine.py": "`add()` checks and queues a request; `step()` returns its new tokens",
     "engine/steps.py": "submits steps to the executor and applies their results in order",
-    "engine/requests.py": "what the engine knows of a request, and how a request ends",
+    "engine/requests.py": "what the engine knows of a request, and when a completion ends",
+    "engine/live_requests.py": "the way of a request: waiting, running, preempted, finished",
+    "engine/waiting.py": "the waiting requests, in the scheduling policy's order",
+    "engine/rows.py": "which running request has which row",
     "engine/scheduler.py": (
         "`schedule()`: how many tokens each request computes; `update()`: appends tokens, ends "
         "requests"
     ),
-    "engine/prefill.py": "admits waiting requests, with the part of their prompt that is cached",
-    "engine/queues.py": "holds the requests; frees rows, blocks and adapters when a request ends",
+    "engine/admission.py": "admits waiting requests",
+    "engine/starts.py": "finds the part of a prompt that is cached",
     "engine/kv/cache.py": "which blocks store the keys and values of which request",
     "engine/kv/rules.py": "which blocks a request still needs, and how much of a prompt is cached",
     "engine/kv/pool.py": "the blocks: free, used, or cached and free to be taken",
     "engine/batch_builder.py": "makes the `Batch` of a step",
     "data/batch.py": "`Batch` and `StepOutput`: what engine and workers say to each other",
-    "worker/model_runner.py": "`run()`: turns a batch into tensors, then forward, logits, sampler",
+    "worker/model_runner.py": "`run()`: turns a batch into tensors, then forward",
     "worker/step_inputs.py": "fills the tensors of a step",
     "worker/stages.py": "runs the parts of the model, recorded or not",
+    "worker/endings.py": "logits and sampler: what becomes of the hidden states",
     "front/output_stream.py": (
         "turns token ids into text: incremental decoding, stop strings, logprobs"
     ),

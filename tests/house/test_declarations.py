@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from typing import Any
 
 import pytest
 from declarations import (
-    actions,
     called_on_workers,
     fields,
     flag_words,
@@ -19,14 +19,16 @@ from declarations import (
     strings_of,
     uses,
 )
-from members import CORE
+from members import CORE, text_of, tree_of
 
+from pegboard.engine.actions import ACTIONS
 from pegboard.errors import PluginBroken
 from pegboard.interfaces import KINDS
 from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 WORKER = CORE / "worker/worker.py"
+OPEN_WORKER = CORE / "worker/extension.py"
 
 EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
@@ -75,18 +77,19 @@ def uncalled_methods() -> set[str]:
 
 
 def missing_methods() -> set[str]:
-    return set(called_on_workers()) - set(public_methods(WORKER, "Worker"))
+    known = {*public_methods(WORKER, "Worker"), *public_methods(OPEN_WORKER, "OpenWorker")}
+    return set(called_on_workers()) - known
 
 
 def unasked_actions() -> set[str]:
-    found = set(actions())
-    assert found, "where are the engine's actions? (a dict whose name has `actions` in it)"
-    return found - {
-        name
-        for path in product_files()
-        if CORE / "engine" not in path.parents
-        for name in strings_of(path)
-    }
+    """The actions that no code outside the engine asks for, by tag or by class."""
+    asked = set()
+    for path in product_files():
+        if CORE / "engine" not in path.parents:
+            asked |= strings_of(path)
+            if "pegboard.engine.actions" in text_of(path):
+                asked |= {node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name)}
+    return {tag for tag, action in ACTIONS.items() if not {tag, action.__name__} & asked}
 
 
 def test_every_field_is_read() -> None:

@@ -27,18 +27,18 @@ CEILINGS = {
     "cli": 340,
     "config": 550,
     "data": 570,
-    "engine": 1720,
+    "engine": 1780,
     "engine/boundary": 420,
-    "engine/grammar": 440,
-    "engine/kv": 610,
-    "engine/metrics": 270,
+    "engine/grammar": 470,
+    "engine/kv": 710,
+    "engine/metrics": 275,
     "front": 1370,
     "interfaces": 1080,
     "layers": 870,
     "ops": 490,
     "plan": 790,
     "plugins": 1170,
-    "worker": 1550,
+    "worker": 1640,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""
@@ -57,6 +57,8 @@ FILES_WITH_STUBS = {
     "core/testing/pegboard_testing/contract_command.py",  # what the author of a test must say
     "plugins/model/dense/pegboard_model_dense/decoder.py",
 }
+OUTSIDE_THE_ENGINE = {"self._socket.linger", "self.parent.num_waiting_children"}
+"""A socket of zmq, and a field of another request."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 FORBIDDEN_SUFFIXES = (
@@ -174,6 +176,22 @@ def is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         and isinstance(code[0].exc, ast.Name | ast.Call)
         and ast.unparse(code[0].exc).startswith("NotImplementedError")
     )
+
+
+def test_an_object_of_the_engine_assigns_its_own_state() -> None:
+    """`self._other.name = …` belongs to a method of the other class. `Request` is data: its fields
+    are assigned by those who work on it."""
+    foreign = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for path in (CORE / "engine").rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Attribute)
+        and ast.unparse(root(node)) == "self"
+        and ast.unparse(node) not in OUTSIDE_THE_ENGINE
+    ]
+    assert not foreign, foreign
 
 
 def test_one_assignment_a_line() -> None:

@@ -115,7 +115,7 @@ def test_the_identity_of_blocks_depends_on_the_scales(
 
     def identity(**settings: Any) -> str:
         with open_on(directory, kv_cache_dtype="fp8", **settings) as llm:
-            return llm.llm_engine.engine._queues.kv.plan.identity
+            return llm.llm_engine.engine._live.kv.plan.identity
 
     plain = identity()
     calculated = identity(calculate_kv_scales=True)

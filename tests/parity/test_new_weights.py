@@ -102,8 +102,6 @@ def test_running_requests_go_on_with_the_new_weights(
         while len(before) < 4:
             for output in engine.step():
                 before = list(output.outputs[0].token_ids)
-        with pytest.raises(RequestError, match="not finished"):
-            llm.update_weights(new.directory, mode="wait")
         llm.update_weights(new.directory, mode="keep")
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -113,6 +111,28 @@ def test_running_requests_go_on_with_the_new_weights(
     assert tokens[len(before) + 2 :] == greedy[len(before) + 2 :], (
         "two steps may have been in flight"
     )
+
+
+def test_running_requests_end_with_the_old_weights_if_the_update_waits(
+    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    """`step` returns the outputs of the steps that the update has run."""
+    old = write("llama")
+    new = write_other(tmp_path / "new", "llama", {})
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    with open_llm(old.directory) as llm:
+        engine = llm.llm_engine
+        engine.add_request("a", {"prompt_token_ids": PROMPTS[1]}, params)
+        engine.step()
+        llm.update_weights(new.directory, mode="wait")
+        assert engine.has_unfinished_requests()
+        outputs = engine.step()
+        assert not engine.has_unfinished_requests()
+        tokens = list(outputs[-1].outputs[0].token_ids)
+        assert outputs[-1].finished and len(tokens) == 12
+        check(llm, new, PROMPTS)
+    greedy = old.logprobs([*PROMPTS[1], *tokens])[len(PROMPTS[1]) - 1 : -1].argmax(-1).tolist()
+    assert tokens == greedy
 
 
 def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.engine.kv.pool import NUM_GAPS, BlockPool, BlockResidency
+from pegboard.engine.kv.pool import BlockPool
+from pegboard.engine.kv.residency import NUM_GAPS, BlockResidency
 from pegboard.interfaces.metrics import Totals
 from pegboard_testing.fake_engine import FakeEngine
 

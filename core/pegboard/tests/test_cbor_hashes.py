@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.engine.kv.pool import sha256_cbor_block
+from pegboard.engine.kv.hashes import sha256_cbor_block
 
 
 def test_cbor_is_canonical() -> None:

@@ -15,8 +15,8 @@ from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import ResetPrefixCache
-from pegboard.engine.kv.pool import root_hash, sha256_block
-from pegboard.engine.queues import KVConnectors
+from pegboard.engine.kv.connectors import KVConnectors
+from pegboard.engine.kv.hashes import root_hash, sha256_block
 from pegboard.interfaces.attention import Full, Retain, State, Window
 from pegboard.interfaces.kv_connector import BlockView, Match, Release
 from pegboard.interfaces.metrics import BlocksStored, KVEvent, Metric, Sample
@@ -152,9 +152,9 @@ def test_no_external_prefix_reaches_the_last_token(num_tokens: int, data: st.Dat
     lengths = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=3))
     engine = FakeEngine()
     chain = {f"c{i}": Connector(Match(length, "in_step")) for i, length in enumerate(lengths)}
-    connectors = KVConnectors(chain, engine.engine._queues.kv)  # type: ignore[arg-type]
+    connectors = KVConnectors(chain, engine.engine._live.kv)  # type: ignore[arg-type]
     engine.add("a", range(num_tokens), GREEDY)
-    found = connectors.find(engine.engine._queues.requests["a"], local)
+    found = connectors.find(engine.engine._live._by_key["a"], local)
     assert found is not None
     room = num_tokens - 1 - local
     first = next((i for i, length in enumerate(lengths) if length), None)
@@ -175,11 +175,11 @@ def test_only_the_connector_that_won_loads(lengths: list[int]) -> None:
         connector.allocated = lambda request, blocks, num_tokens, name=name: loads.update(
             {name: num_tokens}
         )
-    connectors = KVConnectors(chain, engine.engine._queues.kv)
+    connectors = KVConnectors(chain, engine.engine._live.kv)
     engine.add("a", range(20), GREEDY)
-    wanted = engine.engine._queues.requests["a"]
+    wanted = engine.engine._live._by_key["a"]
     found = connectors.find(wanted, 0)
-    assert found is not None and engine.engine._queues.kv.allocate(wanted, 20) is not None
+    assert found is not None and engine.engine._live.kv.allocate(wanted, 20) is not None
     connectors.allocated(wanted, found)
     first = next((i for i, length in enumerate(lengths) if length), None)
     assert loads == {f"c{i}": length if i == first else 0 for i, length in enumerate(lengths)}
@@ -197,7 +197,7 @@ def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(
     """Requests of one name may follow each other while the connector still reads the blocks of the
     first."""
     engine = FakeEngine(max_num_seqs=2)
-    kv = engine.engine._queues.kv
+    kv = engine.engine._live.kv
     connector = Connector()
     connectors = KVConnectors({"c": connector}, kv)  # type: ignore[dict-item]
     pinned: list[tuple[str, int]] = []
@@ -205,7 +205,7 @@ def test_blocks_stay_pinned_until_each_of_the_open_saves_is_reported(
     for number, (action, key, later) in enumerate(actions):
         if action == "end":
             engine.add(key, range(number, number + 9), GREEDY)
-            ended = engine.engine._queues.requests[key]
+            ended = engine.engine._live._by_key[key]
             kv.allocate(ended, 4 * (1 + number % 3))
             connector.later = later
             connectors.released(ended, "finished")
@@ -582,7 +582,7 @@ def test_no_running_request_misses_a_step_because_an_earlier_one_left(
     )
     for i in range(5):
         engine.add(f"r{i}", range(i, i + 6), SamplingParams(temperature=0.0, max_tokens=18))
-    queues = engine.engine._queues
+    queues = engine.engine._live
     num_victims = 0
     while engine.engine.has_work:
         before = list(queues.running)
@@ -621,10 +621,10 @@ def test_a_hit_takes_its_blocks_or_nothing_with_any_number_of_free_blocks(
     for num_left in range(16):
         engine = FakeEngine(retains, num_blocks=24, max_model_len=24)
         engine.generate(range(17), GREEDY)
-        kv = engine.engine._queues.kv
+        kv = engine.engine._live.kv
         assert kv.pool.take(kv.pool.num_free - num_left) is not None
         engine.add("b", range(num_tokens), GREEDY)
-        wanted = engine.engine._queues.requests["b"]
+        wanted = engine.engine._live._by_key["b"]
         hit = kv.lookup(wanted)
         references = list(kv.pool._num_refs)
         tables = kv.allocate(wanted, num_tokens, hit=hit, num_computed_tokens=hit.num_tokens)

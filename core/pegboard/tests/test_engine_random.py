@@ -175,7 +175,7 @@ def _run(
         if not pending and not engine.engine.has_work:
             return
         engine.step()
-    raise AssertionError(f"no end: {engine.engine.stats()} {engine.engine._queues.requests}")
+    raise AssertionError(f"no end: {engine.engine.stats()} {list(engine.engine._live)}")
 
 
 def _check_results(

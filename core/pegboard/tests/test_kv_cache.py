@@ -17,10 +17,10 @@ from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.connectors import KVConnectors
+from pegboard.engine.kv.hashes import BlockHasher, root_hash, sha256_block
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
-from pegboard.engine.kv.pool import BlockHasher, root_hash, sha256_block
 from pegboard.engine.kv.rules import make_rule
-from pegboard.engine.queues import KVConnectors
 from pegboard.engine.requests import Request
 from pegboard.errors import ConfigError, KVCacheTooSmall
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVPlan, Retain, State, Window

@@ -317,7 +317,7 @@ def test_any_order_of_use_pins_reloads_and_removals(
             assert result.token_ids == tokens[: len(result.token_ids)]
         else:
             assert (result.token_ids, result.finish_reason) == (tokens, reason)
-    slots = engine.engine._queues.loras
+    slots = engine.engine._loras
     assert not any(adapter.num_users for adapter in slots._adapters.values())
     # one that was being read when its request was aborted is not in list_loras
     for number in range(1, 5):

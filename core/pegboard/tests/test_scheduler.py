@@ -19,6 +19,7 @@ from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard.interfaces.scheduling_policy import StepBudget
 from pegboard_testing.fake_engine import FakeEngine, scored_prompt
+from pegboard_testing.fake_limits import fake_limits
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -208,9 +209,9 @@ def test_a_window_keeps_what_a_step_in_flight_reads() -> None:
     engine.add("a", range(30), greedy(9))
     while engine.engine.has_work:
         engine.step()
-        for request in engine.engine._queues.running:
+        for request in engine.engine._live.running:
             first_read = max(0, request.num_confirmed_tokens - 3)
-            assert all(engine.engine._queues.kv.tables(request)[0][first_read:])
+            assert all(engine.engine._live.kv.tables(request)[0][first_read:])
 
 
 # --- prefix cache ---------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ def test_a_request_that_leaves_a_plan_leaves_its_share(
     entries: list[tuple[int, int, bool]], prefills: int, long: int
 ) -> None:
     """A prompt is long if it has more tokens than a chunk may have."""
-    plan = StepPlan(StepBudget(100, 8, prefills, long))
+    plan = StepPlan(fake_limits(), StepBudget(100, 8, prefills, long), 0)
     requests = [Prompt(length) for length, _, _ in entries]
 
     def state() -> tuple[int, list[bool]]:

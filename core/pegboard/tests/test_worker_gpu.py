@@ -374,7 +374,7 @@ def test_checks_of_the_first_steps_cost_nothing_later(gpu: FakeGPU, tmp_path: Pa
     waiting: list[object] = [
         worker.running.model,
         worker.running.stages.model,
-        worker.running.sampler,
+        worker.running.ending.sampler,
     ]
     for layer in worker.build.declared.layers:
         waiting += [

@@ -18,7 +18,8 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.attention import AttentionInputs, KVCacheSpec, KVGroup, KVPlan, KVTensor
 from pegboard.interfaces.draft import Drafts, DraftStep
 from pegboard.interfaces.sampler import Sampled, SampleStep
-from pegboard.worker import model_runner
+from pegboard.worker import endings, model_runner
+from pegboard.worker.endings import SampleAndDraft
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard_testing.fake_limits import fake_limits
@@ -317,9 +318,11 @@ def test_a_row_that_is_taken_again_knows_nothing_of_the_one_before() -> None:
 def test_a_step_without_rows_only_cleans_up() -> None:
     runner = make_runner(1)
     none = np.zeros(0, np.int32)
-    assert isinstance(runner.sampler, GreedySampler) and isinstance(runner.draft, RepeatDraft)
-    runner.sampler.rows.add(2)
-    runner.draft.rows.update({1, 2})
+    ending = runner.ending
+    assert isinstance(ending, SampleAndDraft)
+    assert isinstance(ending.sampler, GreedySampler) and isinstance(ending.draft, RepeatDraft)
+    ending.sampler.rows.add(2)
+    ending.draft.rows.update({1, 2})
     batch = Batch(
         step=5,
         rows=none,
@@ -335,8 +338,8 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     )
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
-    assert not runner.sampler.rows
-    assert runner.draft.rows == {1}
+    assert not ending.sampler.rows
+    assert ending.draft.rows == {1}
 
 
 def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,13 +364,16 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
         setattr(owner, name, slow)
 
     model = runner.model
-    sampler = runner.sampler
+    ending = runner.ending
+    assert isinstance(ending, SampleAndDraft)
+    sampler = ending.sampler
     transfers = [(connector, "save"), (connector, "begin"), (connector, "end")]
     before = [(sampler, "add"), (backend, "plan")]
-    after = [(model, "forward"), (model, "logits"), (sampler, "sample"), (runner.draft, "propose")]
+    after = [(model, "forward"), (model, "logits"), (sampler, "sample"), (ending.draft, "propose")]
     for exponent, (owner, name) in enumerate(transfers + before + after):
         make_slow(owner, name, 1 << exponent)
-    monkeypatch.setattr(model_runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for module in (model_runner, endings):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     times = runner.run(prompt_step(1, [1, 2], none))().times
     assert times.transfer_s == 0b111 and times.prepare_s == 0b1000 and times.plan_s == 0b10000
     assert (

@@ -66,15 +66,15 @@ def build_watched(watched: "tuple[EnginePlan, str]") -> "Engine":
 
 def open_transfers(engine: "Engine") -> dict[object, str]:
     """Return the KV transfers that the engine waits for: a key → what the log calls it."""
-    queues = engine._queues
-    names = ", ".join(queues.connectors._connectors)
+    connectors = engine._live.connectors
+    names = ", ".join(connectors._connectors)
     found: dict[object, str] = {
         key: f"KV connector {names} has not reported the load of {key}"
-        for key in list(queues.loading)
+        for key in list(connectors.loading)
     }
     found |= {
         pin: f"KV connector {pin[0]} has not reported the save of {pin[1]}"
-        for pin in list(queues.connectors._pins)
+        for pin in list(connectors._pins)
     }
     return found
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from copy import copy
 from itertools import pairwise
-from typing import cast
 
 from pegboard.data.batch import Batch
 from pegboard.engine.engine import Engine
 from pegboard.engine.kv.cache import RequestBlocks
 from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
 from pegboard.engine.kv.rules import StateRule
+from pegboard.engine.loras import Adapter
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import Full
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
@@ -33,8 +33,9 @@ class EngineInvariants:
         self._engine = engine
         self._limits = engine.limits
         executor.on_submit = self.check_batch
-        self._queues = engine._queues
-        self._kv = engine._queues.kv
+        self._live = engine._live
+        self._loras = engine._loras
+        self._kv = engine._live.kv
         self._scheduler = engine._scheduler
         self._full = [
             i for i, group in enumerate(self._kv.plan.groups) if isinstance(group.spec.retain, Full)
@@ -45,19 +46,19 @@ class EngineInvariants:
         self._chains: dict[str, list[list[Cached]]] = {}
         self._hashed: dict[str, tuple[int, str, int]] = {}
 
-        policy = self._queues.policy
-        make_budget = self._queues.policy.budget
+        policy = self._live.waiting._policy
+        make_budget = policy.budget
 
         def budget(load: StepLoad) -> StepBudget:
             self._budget = make_budget(load)
-            self._num_preemptions = self._queues.totals["num_preemptions_total"]
+            self._num_preemptions = self._live.totals["num_preemptions_total"]
             return self._budget
 
         policy.budget = budget  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Check everything that is true between two steps."""
-        self._seen |= {id(request): request for request in self._queues.requests.values()}
+        self._seen |= {id(request): request for request in self._live}
         self._check_ended()
         self._check_references()
         check_pool(self._kv.pool)
@@ -98,8 +99,8 @@ class EngineInvariants:
         """No prompt is begun in chunks beyond the limits. Those that have begun go on, whatever the
         limits are now. None is begun in a step that took blocks from another request."""
         begun = {new.row for new in batch.new}
-        owners = self._queues.by_row
-        assert not begun or self._queues.totals["num_preemptions_total"] == self._num_preemptions, (
+        owners = self._live.rows.owners
+        assert not begun or self._live.totals["num_preemptions_total"] == self._num_preemptions, (
             "it preempts and admits"
         )
         partial = {
@@ -128,7 +129,7 @@ class EngineInvariants:
         for row, num_drafts in zip(
             batch.rows.tolist(), batch.num_draft_tokens.tolist(), strict=True
         ):
-            owner = self._queues.by_row[row]
+            owner = self._live.rows.owners[row]
             if num_drafts and owner is not None:
                 room = owner.output_room(self._limits.max_model_len)
                 assert num_drafts < room, (
@@ -138,17 +139,14 @@ class EngineInvariants:
     def check_idle(self) -> None:
         """Check that everything was released: blocks, pins, copies, rows, adapters, and what
         requests say of themselves."""
-        queues = self._queues
+        live = self._live
+        rows = live.rows
+        connectors = live.connectors
         pool = self._kv.pool
-        assert (
-            not queues.requests
-            and not queues.completions
-            and not queues.running
-            and not queues.draining
-            and not queues.loading
-        )
-        assert not queues.num_waiting and not list(queues.policy.waiting()), "a request still waits"
-        assert not queues.connectors._pins, f"blocks are still pinned: {queues.connectors._pins}"
+        assert not live and not live._completions and not live.running
+        assert not rows.is_draining and not connectors.loading
+        assert not live.waiting and not list(live.waiting), "a request still waits"
+        assert not connectors._pins, f"blocks are still pinned: {connectors._pins}"
         assert (
             not self._kv._copies
             and not self._kv._blocks
@@ -158,9 +156,9 @@ class EngineInvariants:
         assert pool.num_free == pool.num_blocks - 1 and not any(pool._num_refs), (
             f"blocks are still held: {pool._num_refs}"
         )
-        assert sorted(queues.free_rows) == list(range(len(queues.by_row))) and not any(
-            queues.by_row
-        )
+        assert sorted(rows._free) == list(range(len(rows.owners))) and not any(rows.owners)
+        assert not self._loras or not self._loras._held
+        assert not self._engine._grammars._compilations
         self._check_ended()
         assert not self._seen
         self._chains.clear()
@@ -176,7 +174,7 @@ class EngineInvariants:
             for table in blocks.tables:
                 wanted.update(table)
             wanted.update(blocks.checkpoint[1] if blocks.checkpoint else ())
-        for pinned in self._queues.connectors._pins.values():
+        for pinned in self._live.connectors._pins.values():
             for held in pinned:
                 wanted.update(held)
         copies = [waiting for _, waiting in self._kv._copies] + [
@@ -192,8 +190,8 @@ class EngineInvariants:
         and none for tokens to come."""
         kv = self._kv
         limits = self._limits
-        live = self._queues.requests
-        draining = {request.key for request in self._queues.draining}
+        live = {request.key: request for request in self._live}
+        draining = {request.key for request in self._live.rows._draining}
         for key, blocks in kv._blocks.items():
             request = live.get(key)
             assert request is not None or key in draining, f"{key} has ended and holds blocks"
@@ -262,7 +260,7 @@ class EngineInvariants:
     def _check_hashes(self) -> None:
         """The names of a running request's blocks are those that its tokens and its adapter have
         now."""
-        for request in self._queues.running:
+        for request in self._live.running:
             state = (
                 request.num_preemptions,
                 request.lora.digest if request.lora else "",
@@ -282,7 +280,7 @@ class EngineInvariants:
         """Running requests share blocks only with those that have the same adapter, read from the
         same files."""
         owners: dict[tuple[int, int], str] = {}
-        for request in self._queues.running:
+        for request in self._live.running:
             digest = request.lora.digest if request.lora else ""
             for index, table in enumerate(self._kv.tables(request)):
                 for block_id in filter(None, table):
@@ -295,11 +293,11 @@ class EngineInvariants:
 
     def _check_ended(self) -> None:
         """A request that ended holds nothing once no child waits for it."""
-        requests = (*self._queues.requests.values(), *self._queues.draining)
+        requests = (*self._live, *self._live.rows._draining)
         live = {id(request) for request in requests} | {id(request.parent) for request in requests}
         for key in self._seen.keys() - live:
             request = self._seen.pop(key)
-            held = (request.row, request.adapter, request.parent)
+            held = (request.row, self._adapter_of(request), request.parent)
             assert held == (None, None, None), (
                 f"{request} ended and still has (row, adapter, parent) {held}"
             )
@@ -310,33 +308,31 @@ class EngineInvariants:
 
     def _check_requests(self) -> None:
         """Every live request is in one place, and every counter counts what is there."""
-        queues = self._queues
-        waiting = cast("list[Request]", [*queues.policy.waiting(), *queues.held])
-        assert len(waiting) == queues.num_waiting, (
-            f"{queues.num_waiting} are counted as waiting, and {waiting} wait"
+        live = self._live
+        completions = live._completions
+        waiting = [*live.waiting, *live.waiting.held]
+        assert len(waiting) == len(live.waiting), (
+            f"{len(live.waiting)} are counted as waiting, and {waiting} wait"
         )
-        preempted = [r for r in queues.draining if r.status is RequestStatus.PREEMPTED]
-        places = Counter(map(id, [*waiting, *queues.running, *preempted]))
-        assert places == Counter(map(id, queues.requests.values())), (
-            "a request is in no queue or in two"
-        )
-        assert {id(r) for r in queues.loading.values()} == {
-            id(r) for r in waiting if r.status is RequestStatus.LOADING
+        preempted = [r for r in live.rows._draining if r.status is RequestStatus.PREEMPTED]
+        places = Counter(map(id, [*waiting, *live.running, *preempted]))
+        assert places == Counter(map(id, live)), "a request is in no queue or in two"
+        assert set(live.connectors.loading) == {
+            r.key for r in waiting if r.status is RequestStatus.LOADING
         }
-        siblings = [request for group in queues.completions.values() for request in group]
-        assert Counter(map(id, siblings)) == Counter(map(id, queues.requests.values())), (
+        siblings = [request for group in completions.values() for request in group]
+        assert Counter(map(id, siblings)) == Counter(map(id, live)), (
             "completions differ from the requests"
         )
-        children = Counter(id(r.parent) for r in queues.requests.values() if r.parent is not None)
+        children = Counter(id(r.parent) for r in live if r.parent is not None)
         for request in self._seen.values():
             counted = request.num_waiting_children
             assert counted == children[id(request)], (
                 f"{request}: {counted} waiting children, there are {children[id(request)]}"
             )
         for request in waiting:
-            assert (
-                request.row is None and request.adapter is None and not request.num_in_flight_steps
-            )
+            assert request.row is None and not request.num_in_flight_steps
+            assert self._adapter_of(request) is None
             left = (
                 request.draft_token_ids,
                 request.num_in_flight_tokens,
@@ -352,15 +348,13 @@ class EngineInvariants:
     def _check_rows(self) -> None:
         """Every row has one owner or is free, and the steps in flight are those that its owner
         counts."""
-        queues = self._queues
-        owners = {request for request in queues.by_row if request is not None}
-        assert owners == {*queues.running, *queues.draining}, (
+        rows = self._live.rows
+        owners = {request for request in rows.owners if request is not None}
+        assert owners == {*self._live.running, *rows._draining}, (
             "a request without a row runs, or a row is kept"
         )
-        free = [row for row, request in enumerate(queues.by_row) if request is None]
-        assert sorted(queues.free_rows) == free, (
-            f"free rows {queues.free_rows}, without owner {free}"
-        )
+        free = [row for row, request in enumerate(rows.owners) if request is None]
+        assert sorted(rows._free) == free, f"free rows {rows._free}, without owner {free}"
         batches = [batch for batch, _ in self._engine._steps._in_flight]
         assert len(batches) <= self._limits.max_in_flight and set(self._scheduler._steps) == {
             batch.step for batch in batches
@@ -373,7 +367,7 @@ class EngineInvariants:
             ):
                 steps[row] += 1
                 tokens[row] += count
-        for row, request in enumerate(queues.by_row):
+        for row, request in enumerate(rows.owners):
             if request is None:
                 continue
             counted = (
@@ -389,19 +383,20 @@ class EngineInvariants:
                 f"{request} drains, with no step in flight"
             )
 
+    def _adapter_of(self, request: Request) -> Adapter | None:
+        return None if self._loras is None else self._loras._held.get(request)
+
     def _check_adapters(self) -> None:
         """Every slot is free or has one adapter, and an adapter's users are the requests that have
         rows."""
-        loras = self._queues.loras
+        loras = self._loras
+        if loras is None:
+            return
         limits = self._limits
-        users = Counter(
-            id(r.adapter) for r in self._queues.by_row if r is not None and r.adapter is not None
-        )
-        used = {
-            id(r.adapter): r.adapter
-            for r in self._queues.by_row
-            if r is not None and r.adapter is not None
-        }
+        owners = {request for request in self._live.rows.owners if request is not None}
+        assert loras._held.keys() <= owners, "a request without a row holds an adapter"
+        users = Counter(map(id, loras._held.values()))
+        used = {id(adapter): adapter for adapter in loras._held.values()}
         adapters = {**{id(adapter): adapter for adapter in loras._adapters.values()}, **used}
         for key, adapter in adapters.items():
             assert adapter.num_users == users[key], f"{adapter}: its users are {users[key]}"

@@ -16,7 +16,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, PositionLogprobs, RequestDelta
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import Action, R
-from pegboard.engine.engine import Engine
+from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import blocks_per_request, plan_kv
@@ -145,7 +145,7 @@ class FakeEngine:
         self.policy = policy or FakePolicy(
             SchedulingPolicySetup(self.limits), by_priority=by_priority
         )
-        self.engine = Engine(
+        parts = EngineParts(
             executor=self.executor,
             policy=self.policy,
             kv_plan=self.plan,
@@ -154,14 +154,15 @@ class FakeEngine:
             grammars=self._grammars(structured_output, grammar_timeout_s),
             metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
             has_priority=by_priority,
-            kv_events=kv_events,
-            plugin_modules={
+            reports_kv_events=kv_events,
+            modules={
                 type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"
             },
             can_sleep=can_sleep,
             describe_update=self._describe,
             clock=clock or time.time,
         )
+        self.engine = Engine(parts)
         self.results, self.invariants = {}, EngineInvariants(self.engine, self.executor)
 
     def _connector_setup(self) -> KVConnectorSetup:
@@ -186,11 +187,9 @@ class FakeEngine:
             digest=folder.name,
         )
 
-    def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars | None:
-        if backend is None:
-            return None
+    def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars:
         return Grammars(
-            GrammarCompiler({"fake": backend}, timeout_s=timeout_s),
+            GrammarCompiler({"fake": backend} if backend else {}, timeout_s=timeout_s),
             vocab_size=self.limits.vocab_size,
         )
 
@@ -299,7 +298,7 @@ class FakeEngine:
         unknown = [
             row
             for row, state in enumerate(self.worker.rows)
-            if state and row not in self.engine._queues.removed_rows
+            if state and row not in self.engine._live.rows._removed
         ]
         assert not unknown, f"the worker was never told that these rows are free: {unknown}"
 

@@ -11,8 +11,8 @@ import numpy as np
 from pegboard.config.limits import Limits
 from pegboard.data.batch import CSR, Batch, BlockDelta, NewRequest
 from pegboard.engine.kv.cache import Copy, NewBlocks
-from pegboard.engine.loras import slot_of
-from pegboard.engine.queues import Queues
+from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.loras import LoRASlots
 from pegboard.engine.requests import Request
 from pegboard.interfaces.scheduling_policy import StepBudget
 
@@ -31,10 +31,14 @@ class Entry(NamedTuple):
 
 class StepPlan:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
-    step. It is *long* if the prompt is longer than the chunk limit."""
+    step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
+    `KVCache`."""
 
-    def __init__(self, budget: StepBudget) -> None:
+    def __init__(self, limits: Limits, budget: StepBudget, checkpoint_every: int) -> None:
         self.budget = budget
+        self._can_chunk = limits.enable_chunked_prefill
+        self._max_chunk = min(max(1, budget.max_chunk), limits.long_prefill_token_threshold)
+        self._every = checkpoint_every
         self.tokens_left = budget.max_tokens
         self.entries: dict[Request, Entry] = {}
         self.has_preempted = False
@@ -52,6 +56,19 @@ class StepPlan:
         entry = self.entries.pop(request, None)
         if entry is not None:
             self._count(request, entry, -1)
+
+    def chunk(self, request: Request, num_missing: int) -> int:
+        """Return how many of the missing tokens this step computes, within the budget and the chunk
+        limit. A chunk ends where a state can be cached, if there is such a place in it."""
+        num_tokens = min(num_missing, self.tokens_left)
+        if self._can_chunk:
+            num_tokens = min(num_tokens, self._max_chunk)
+        computed = request.num_computed_tokens
+        if self._every and num_tokens > 1:
+            border = (computed + num_tokens) // self._every * self._every
+            if border > computed:
+                num_tokens = border - computed
+        return num_tokens
 
     def allows_partial(self, request: Request) -> bool:
         """Return whether one more prompt may be computed in chunks."""
@@ -73,13 +90,13 @@ Item = tuple[Request, Entry]
 
 
 def build_batch(
-    step: int, plan: StepPlan, queues: Queues, limits: Limits
+    step: int, plan: StepPlan, live: LiveRequests, limits: Limits, loras: LoRASlots | None
 ) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
     """Return the batch of the step, the draft tokens that it verifies by row, and the block copies
     that it runs. From now on the scheduled tokens count as computed. A batch shares no mutable
     state with the engine, because it may be computed much later."""
     items = _in_order(plan, 1 + limits.max_drafts)
-    copies = queues.kv.take_copies()
+    copies = live.kv.take_copies()
     drafts = {
         row: r.draft_token_ids[: e.num_drafts]
         for r, e in items
@@ -93,7 +110,7 @@ def build_batch(
         num_draft_tokens=_ints(entry.num_drafts for _, entry in items),
         samples=np.array([entry.samples for _, entry in items], bool),
         new=[_new_request(request, entry) for request, entry in items if entry.is_new],
-        removed_rows=_ints(queues.removed_rows),
+        removed_rows=_ints(live.rows.take_removed()),
         new_blocks=_block_delta(items),
         copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
         needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
@@ -102,14 +119,13 @@ def build_batch(
         batch.draft_token_ids = CSR.of(
             [request.draft_token_ids[: entry.num_drafts] for request, entry in items]
         )
-    if limits.max_loras:
-        batch.lora_slots = _ints(slot_of(request) for request, _ in items)
-    queues.removed_rows = []
+    if loras is not None:
+        batch.lora_slots = _ints(loras.slot_of(request) for request, _ in items)
     for request, entry in items:
         request.num_computed_tokens += entry.num_tokens
         request.num_in_flight_tokens += entry.num_tokens
         request.num_in_flight_steps += 1
-    batch.connector = queues.connectors.plan(batch)
+    batch.connector = live.connectors.plan(batch)
     return batch, drafts, copies
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
-from pegboard.engine.engine import Engine
+from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
@@ -89,22 +89,23 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     )
     log.info("KV cache: %s%s", capacity(kv_plan), where)
     _tell_hooks(registry, plan, sum(rank.weight_bytes for rank in ready), loaded - started)
-    return Engine(
+    parts = EngineParts(
         executor=executor,
         policy=policy,
         has_priority=has_priority,
-        kv_events="kv_events" in metrics_flags(registry),
+        reports_kv_events="kv_events" in metrics_flags(registry),
         kv_plan=kv_plan,
         limits=limits,
         connectors=_connectors(registry, config, kv_plan),
         grammars=make_grammars(registry, plan),
         metrics=_metrics(registry, plan, config, limits, kv_plan),
-        plugin_modules=registry.modules(),
+        modules=registry.modules(),
         decisions=registry.describe_decisions,
         can_sleep=config.enable_sleep_mode,
         describe_update=partial(describe_update, registry, plan),
         embedding_size=executor.call("embedding_size")[0] if config.enable_prompt_embeds else 0,
     )
+    return Engine(parts)
 
 
 def _fit_kv(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.config.limits import Limits
 from pegboard.engine.actions import (
     TAGS,
     Action,
@@ -32,9 +31,9 @@ from pegboard.engine.actions import (
     WakeUp,
 )
 from pegboard.engine.life import Life
+from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.queues import Queues
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.steps import Steps
 from pegboard.errors import EngineDeadError, ModelError, RequestError
@@ -58,22 +57,22 @@ class Controls:
 
     def __init__(
         self,
-        limits: Limits,
         executor: Executor,
         life: Life,
-        queues: Queues,
+        live: LiveRequests,
         scheduler: Scheduler,
         steps: Steps,
+        loras: LoRASlots | None,
         metrics: StepMetrics,
         *,
         answers: Mapping[type[Action[Any]], Callable[[], Any]],
         describe: Callable[[str], "Checkpoint"],
         can_sleep: bool,
     ) -> None:
-        self._has_loras = limits.max_loras > 0
+        self._slots = loras
         self._executor = executor
         self._life = life
-        self._queues = queues
+        self._live = live
         self._scheduler = scheduler
         self._steps = steps
         self._metrics = metrics
@@ -143,15 +142,16 @@ class Controls:
     def _pause(self, mode: PauseMode, clear_cache: bool) -> Slow[None]:
         """Ends when no request runs and no KV transfer is open."""
         self._mode = mode
-        queues = self._queues
-        queues.close()
-        self._scheduler.is_paused = mode != "wait"
+        live = self._live
+        waiting = live.waiting
+        waiting.close()
+        self._scheduler.pause(mode != "wait")
         if mode == "abort":
-            for request in [one for one in queues.requests.values() if one not in queues.held]:
-                queues.fail(request, "abort")
-        while mode == "wait" and len(queues.requests) > len(queues.held):
+            for request in [each for each in live if each not in waiting.held]:
+                live.fail(request, "abort")
+        while mode == "wait" and len(live) > len(waiting.held):
             yield from self._next_step()
-        self._scheduler.is_paused = True
+        self._scheduler.pause(True)
         self._steps.finish_all()
         while clear_cache and not self._reset(recompute=True):
             yield from self._next_step()
@@ -165,8 +165,8 @@ class Controls:
         if self._is_sleeping:
             raise RequestError("the engine sleeps; wake it with wake_up")
         self._mode = None
-        self._scheduler.is_paused = False
-        self._queues.open()
+        self._scheduler.pause(False)
+        self._live.waiting.open()
 
     def _sleep(self, action: Sleep) -> Slow[None]:
         if action.level and not self._can_sleep:
@@ -206,17 +206,17 @@ class Controls:
     def _reset(self, *, recompute: bool) -> bool:
         """Forget all cached blocks. recompute: first take the blocks of all requests. Return False
         if blocks are in use, by requests or by KV transfers."""
-        queues = self._queues
+        live = self._live
         if recompute:
             self._steps.finish_all()
             with self._life.changing():
-                for request in list(queues.running):
-                    queues.preempt(request)
-                while queues.reclaim():
+                for request in list(live.running):
+                    live.preempt(request)
+                while live.reclaim():
                     pass
-        is_reset = queues.kv.pool.reset()
+        is_reset = live.kv.pool.reset()
         if is_reset:
-            queues.connectors.reset()
+            live.connectors.reset()
         return is_reset
 
     def _update_weights(self, action: UpdateWeights) -> Slow[None]:
@@ -238,7 +238,7 @@ class Controls:
             if isinstance(error, ModelError):
                 raise RequestError(str(error), parameter="path") from error
             raise
-        self._queues.weights_changed(checkpoint.digest or os.urandom(16).hex())
+        self._live.weights_changed(checkpoint.digest or os.urandom(16).hex())
         if is_own:
             self._resume()
 
@@ -269,10 +269,10 @@ class Controls:
 
     def _loras(self) -> LoRASlots:
         """Return the adapters, after all steps have ended. Raises RequestError if LoRA is off."""
-        if not self._has_loras:
+        if self._slots is None:
             raise RequestError(
                 "LoRA is off; start with enable_lora or max_loras of at least 1",
                 parameter="lora_request",
             )
         self._steps.finish_all()
-        return self._queues.loras
+        return self._slots

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -17,13 +18,16 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
 from pegboard.engine.actions import Action, Decisions, R, Stats
+from pegboard.engine.admission import Admission
 from pegboard.engine.controls import Controls, no_checkpoint
-from pegboard.engine.grammar.compiler import GrammarCompiler
+from pegboard.engine.forks import Forks
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
+from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.life import Life
+from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.queues import KVConnectors, Queues
 from pegboard.engine.requests import check_request, completions_of
 from pegboard.engine.scheduler import Scheduler
 from pegboard.engine.steps import Steps
@@ -34,80 +38,73 @@ from pegboard.interfaces.kv_connector import KVConnectorScheduler
 from pegboard.interfaces.metrics import MetricsSink
 from pegboard.interfaces.scheduling_policy import SchedulingPolicy
 
-GRAMMAR_NAP_S = 0.01
-"""The longest time, in seconds, that a step sleeps while every request waits for its grammar to be
-compiled."""
 
-CONNECTOR_NAP_S = 0.002
-"""How long a step sleeps, in seconds, while every request waits for a KV connector that wants to be
-asked again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine is composed of.
+
+    executor: its model is loaded and its KV cache is allocated. kv_plan: has room for one request
+    of `limits.max_model_len` tokens, as `plan_kv` checks. connectors: implementations by plugin
+    name, in chain order. grammars: the engine owns them and stops them. has_priority: the policy
+    honours `EngineRequest.priority`. embedding_size: the width of prompts that are embeddings; 0 =
+    they are refused. reports_kv_events: a sink wants the changes of the prefix cache. modules:
+    module → id of the plugin that it belongs to; a failure in the module is reported with that id.
+    decisions: returns the plugins that were chosen for this engine, and why. can_sleep:
+    `enable_sleep_mode` is set. describe_update: returns the checkpoint at a path. clock: returns
+    seconds on the same clock as `EngineRequest.arrival_s`.
+    """
+
+    executor: Executor
+    policy: SchedulingPolicy
+    kv_plan: KVPlan
+    limits: Limits
+    grammars: Grammars
+    metrics: StepMetrics
+    connectors: Mapping[str, KVConnectorScheduler] = field(default_factory=dict)
+    has_priority: bool = False
+    embedding_size: int = 0
+    reports_kv_events: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
+    decisions: Callable[[], list[dict[str, Any]]] = list
+    can_sleep: bool = False
+    describe_update: Callable[[str], Any] = no_checkpoint
+    clock: Callable[[], float] = time.time
 
 
 class Engine:
-    """Serves requests on an executor whose model is loaded and whose KV cache is allocated.
+    """Serves requests. After a plugin or the executor has failed in a step, the engine is dead:
+    every call raises EngineDeadError."""
 
-    connectors: implementations by plugin name, in chain order. grammars: this engine owns them and
-    stops them. has_priority: the policy honours `EngineRequest.priority`. kv_plan: has room for one
-    request of `limits.max_model_len` tokens, as `plan_kv` checks. plugin_modules: module → id of
-    the plugin that it belongs to; a failure in the module is reported with that id. decisions:
-    returns the plugins that were chosen for this engine, and why. can_sleep: `enable_sleep_mode` is
-    set. describe_update: returns the checkpoint at a path. embedding_size: the width of prompts
-    that are embeddings; 0 = they are refused. clock: returns seconds on the same clock as
-    `EngineRequest.arrival_s`.
-
-    After a plugin or the executor has failed in a step, the engine is dead: every call raises
-    EngineDeadError.
-    """
-
-    def __init__(
-        self,
-        *,
-        executor: Executor,
-        policy: SchedulingPolicy,
-        kv_plan: KVPlan,
-        limits: Limits,
-        connectors: Mapping[str, KVConnectorScheduler] | None = None,
-        grammars: Grammars | None = None,
-        metrics: StepMetrics | None = None,
-        has_priority: bool = False,
-        kv_events: bool = False,
-        plugin_modules: Mapping[str, str] | None = None,
-        decisions: Callable[[], list[dict[str, Any]]] = list,
-        can_sleep: bool = False,
-        describe_update: Callable[[str], Any] = no_checkpoint,
-        embedding_size: int = 0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.limits = limits
-        self._executor = executor
-        self._grammars = grammars or Grammars(GrammarCompiler({}), vocab_size=limits.vocab_size)
-        metrics = metrics or StepMetrics(limits)
-        kv = KVCache(kv_plan, limits)
-        if kv_events:
-            kv.pool.events = []
-        self._has_priority = has_priority
-        self._embedding_size = embedding_size
-        self._clock = clock
-        self._metrics = metrics
-        self._queues = Queues(
-            limits, kv, policy, KVConnectors(connectors or {}, kv), clock, executor.call
-        )
-        self._scheduler = Scheduler(limits, self._queues, self._grammars, metrics)
-        self._life = Life(plugin_modules or {}, executor)
+    def __init__(self, parts: EngineParts) -> None:
+        self.limits = limits = parts.limits
+        self._parts = parts
+        executor = parts.executor
+        self._grammars = grammars = parts.grammars
+        kv = KVCache(parts.kv_plan, limits, reports_events=parts.reports_kv_events)
+        connectors = KVConnectors(parts.connectors, kv)
+        forks = Forks(kv)
+        self._loras = loras = LoRASlots(limits, executor.call) if limits.max_loras else None
+        optional = (connectors or None, loras)
+        self._gates = gates = (forks, grammars, *(gate for gate in optional if gate is not None))
+        self._live = live = LiveRequests(limits, kv, parts.policy, connectors, gates, parts.clock)
+        admission = Admission(limits, live, gates, forks)
+        metrics = parts.metrics
+        self._scheduler = Scheduler(limits, live, admission, gates, grammars, loras, metrics)
+        self._life = Life(parts.modules, executor)
         self._steps = Steps(
-            limits, executor, self._scheduler, self._queues, self._grammars, metrics, self._life
+            limits, executor, self._scheduler, live, gates, grammars, metrics, self._life
         )
         self._controls = Controls(
-            limits,
             executor,
             self._life,
-            self._queues,
+            live,
             self._scheduler,
             self._steps,
+            loras,
             metrics,
-            answers={Stats: self.stats, Decisions: decisions},
-            describe=describe_update,
-            can_sleep=can_sleep,
+            answers={Stats: self.stats, Decisions: parts.decisions},
+            describe=parts.describe_update,
+            can_sleep=parts.can_sleep,
         )
 
     # --- requests ---------------------------------------------------------------------------------
@@ -117,8 +114,8 @@ class Engine:
         cannot be served (the prompt is empty or too long, a token id is outside the vocabulary, the
         request id is in use, …), and Overloaded if the queue is full."""
         self._life.check()
-        queues = self._queues
-        if request.request_id in queues.completions:
+        live = self._live
+        if live.named(request.request_id):
             raise RequestError(
                 f"request id {request.request_id!r} is in use; choose another",
                 parameter="request_id",
@@ -126,39 +123,36 @@ class Engine:
         check_request(
             request,
             self.limits,
-            has_priority=self._has_priority,
-            embedding_size=self._embedding_size,
+            has_priority=self._parts.has_priority,
+            embedding_size=self._parts.embedding_size,
         )
         constraint = request.params.structured_outputs
         if constraint is not None:
             self._grammars.check(constraint)
         most = self.limits.max_num_queued_reqs
-        if queues.num_waiting + request.params.n > most:
+        waiting = len(live.waiting)
+        if waiting + request.params.n > most:
             raise Overloaded(
-                f"{queues.num_waiting} completions are waiting, the limit is {most}; "
-                "try again later"
+                f"{waiting} completions are waiting, the limit is {most}; try again later"
             )
         if not request.arrival_s:
-            request = msgspec.structs.replace(request, arrival_s=self._clock())
-        if request.lora is not None:
-            request = msgspec.structs.replace(request, lora=queues.loras.arrive(request.lora))
+            request = msgspec.structs.replace(request, arrival_s=self._parts.clock())
+        if request.lora is not None and self._loras is not None:
+            request = msgspec.structs.replace(request, lora=self._loras.arrive(request.lora))
         with self._life.changing():
             for completion in completions_of(request):
                 if constraint is not None:
                     self._grammars.start(completion)
-                queues.add(completion)
+                live.add(completion)
 
     def abort(self, request_ids: Sequence[str], reason: Literal["abort", "stop"] = "abort") -> None:
         """End requests with all their completions, or single completions by key. The next step
         returns their last delta. Unknown ids are ignored, because the request may just have
         finished. reason: the finish reason."""
-        queues = self._queues
         with self._life.changing():
             for name in request_ids:
-                one = queues.requests.get(name)
-                completions = queues.completions.get(name) or ([] if one is None else [one])
-                for request in list(completions):
-                    queues.fail(request, reason)
+                for request in self._live.named(name):
+                    self._live.fail(request, reason)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -166,9 +160,9 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests, steps in flight, open KV transfers, deltas
         to return, an action that is not done, or a death."""
-        queues = self._queues
-        can_run = bool(queues.requests) and not self._scheduler.is_paused
-        is_open = self._steps or queues.deltas or queues.is_transferring or self._controls.is_busy
+        live = self._live
+        can_run = bool(live) and not self._scheduler.is_paused
+        is_open = self._steps or live.has_news or live.is_transferring or self._controls.is_busy
         return bool(can_run or is_open or self._life.end)
 
     def step(self) -> list[RequestDelta]:
@@ -178,20 +172,12 @@ class Engine:
             self._steps.submit_all()
             if self._steps:
                 self._steps.finish_oldest()
-            elif not self._queues.deltas:
-                self._nap()
+            elif not self._live.has_news:
+                for gate in self._gates:
+                    gate.rest()
             self._controls.advance()
-            self._publish()
-            self._steps.drop_adapters()
-            return self._queues.take_deltas()
-
-    def _nap(self) -> None:
-        """Every request waits for something else. Let it have the processor."""
-        self._grammars.compiler.wait(GRAMMAR_NAP_S)
-        if self.limits.max_loras:
-            self._queues.loras.wait()
-        if self._queues.connectors:
-            time.sleep(CONNECTOR_NAP_S)
+            self._end_step()
+            return self._live.take_deltas()
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -200,8 +186,7 @@ class Engine:
         answer as soon as it is done, which may be after some calls of `step`."""
         self._life.check()
         future = self._controls.start(action)
-        self._steps.drop_adapters()
-        self._publish()
+        self._end_step()
         return future
 
     # --- metrics ----------------------------------------------------------------------------------
@@ -209,49 +194,53 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return current numbers, totals since the start, and how many blocks each running request
         holds in each KV group."""
-        kv = self._queues.kv
+        kv = self._live.kv
         return {
             **self._gauges(),
-            **self._queues.totals,
+            **self._live.totals,
             "num_steps_in_flight": len(self._steps),
             "num_blocks": kv.pool.num_blocks,
             "num_free_blocks": kv.pool.num_free,
             "num_cached_blocks": kv.pool.num_cached,
             "blocks_of": {
                 request.key: [len(table) - table.count(0) for table in kv.tables(request)]
-                for request in self._queues.running
+                for request in self._live.running
             },
         }
 
     def attach(self, sink: MetricsSink) -> None:
         """Add a sink. It receives the declared metrics and the current state at once."""
-        self._metrics.attach(sink, self._gauges())
+        self._parts.metrics.attach(sink, self._gauges())
 
-    def _publish(self) -> None:
-        metrics = self._metrics
-        queues = self._queues
-        pool = queues.kv.pool
-        for name, total in queues.totals.items():
+    def _end_step(self) -> None:
+        """Publish what has happened, and let the gates change the workers if none computes."""
+        if not self._steps:
+            for gate in self._gates:
+                gate.begin(is_idle=True)
+        metrics = self._parts.metrics
+        live = self._live
+        pool = live.kv.pool
+        for name, total in live.totals.items():
             metrics.count_up_to(name, total)
         if pool.residency is not None:
             metrics.block_stays(pool.residency)
-        for request in queues.take_ended():
-            metrics.finished(request, self._clock())
-        if self.limits.max_loras:
-            metrics.loras(queues.running, queues.requests)
-        metrics.publish(self._gauges(), queues.kv.take_events())
+        for request in live.take_ended():
+            metrics.finished(request, self._parts.clock())
+        if self._loras is not None:
+            metrics.loras(live)
+        metrics.publish(self._gauges(), live.kv.take_events())
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "num_requests_running": len(self._queues.running),
-            "num_requests_waiting": self._queues.num_waiting,
-            "kv_cache_usage_perc": self._queues.kv.pool.usage,
+            "num_requests_running": len(self._live.running),
+            "num_requests_waiting": len(self._live.waiting),
+            "kv_cache_usage_perc": self._live.kv.pool.usage,
         }
 
     def stop(self) -> None:
         """Drop all requests and stop the executor. A second call does nothing. The engine accepts
         no requests afterwards."""
         self._grammars.compiler.stop()
-        self._metrics.close()
-        self._executor.stop()
+        self._parts.metrics.close()
+        self._parts.executor.stop()
         self._life.stop("it was stopped")

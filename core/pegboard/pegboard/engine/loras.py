@@ -19,6 +19,7 @@ import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import LoRARequest
+from pegboard.engine.gates import Gate
 from pegboard.engine.requests import Request
 from pegboard.errors import RequestError
 
@@ -53,15 +54,16 @@ class Adapter:
     asked_s: float = 0.0
 
 
-class LoRASlots:
+class LoRASlots(Gate):
     """Assigns adapters to slots 1 … max_loras, and reads at most max_cpu_loras of them.
 
-    call: calls a worker method and returns one result per rank. must_drain: an adapter waits for
-    the end of the steps in flight, because workers change adapters only between steps.
+    call: calls a worker method and returns one result per rank. Workers change adapters only
+    between steps, so an adapter may have to wait for the end of the steps in flight.
     """
 
     def __init__(self, limits: Limits, call: Callable[..., list[object]]) -> None:
         self._executor_call = call
+        self._held: dict[Request, Adapter] = {}
         self._is_idle = True
         self.must_drain = False
         self._max_loras = limits.max_loras
@@ -76,17 +78,21 @@ class LoRASlots:
 
     # --- for the scheduler ------------------------------------------------------------------------
 
-    def begin_pass(self, *, is_idle: bool) -> None:
-        """Waiting requests are about to be tried in order. is_idle: no step is in flight."""
+    def begin(self, *, is_idle: bool) -> None:
         self._num_passes += 1
         self._is_idle = is_idle
         self.must_drain = False
+        if is_idle and self._dropped:
+            dropped = self._dropped
+            self._dropped = []
+            self._executor_call("drop_adapters", dropped)
 
-    def assign(self, request: Request) -> bool:
-        """Hold a slot with the request's adapter until `release`. Return False if the request must
+    def ready(self, request: Request) -> bool:
+        """Hold a slot with the request's adapter until `leave`. Return False if the request must
         wait: its adapter is being read, other requests hold all slots, or nothing can be loaded
         now. Raises RequestError if it can never be loaded."""
-        assert request.lora is not None
+        if request.lora is None:
+            return True
         key = _key(request.lora)
         if self._next not in (None, key) and self._num_bypasses >= MAX_BYPASSES:
             return False
@@ -112,28 +118,29 @@ class LoRASlots:
         if request.lora.digest != adapter.lora.digest:
             request.block_hashes.clear()
         request.lora = adapter.lora
-        request.adapter = adapter
+        self._held[request] = adapter
         adapter.num_users += 1
         return True
 
-    def release(self, request: Request) -> None:
-        """Release the slot for one user of the adapter."""
-        adapter: Adapter = request.adapter
-        request.adapter = None
+    def leave(self, request: Request) -> None:
+        adapter = self._held.pop(request, None)
+        if adapter is None:
+            return
         adapter.num_users -= 1
         if adapter.is_stale and not adapter.num_users:
             self._forget(adapter)
 
     def ended(self, request: Request) -> None:
-        """Called when a request with an adapter ends, in any status: the adapter does not wait for
-        its turn any more."""
-        assert request.lora is not None
-        if self._next == _key(request.lora):
+        """Its adapter does not wait for its turn any more."""
+        if request.lora is not None and self._next == _key(request.lora):
             self._next = None
 
-    def wait(self) -> None:
-        """Sleep for a moment if adapters are being read. The engine calls this when it has nothing
-        else to do."""
+    def slot_of(self, request: Request) -> int:
+        """Return the slot of the adapter of a running request, or 0 for the base model."""
+        adapter = self._held.get(request)
+        return BASE_SLOT if adapter is None or adapter.slot is None else adapter.slot
+
+    def rest(self) -> None:
         if any(not adapter.lora.digest for adapter in self._adapters.values()):
             time.sleep(POLL_S)
 
@@ -150,7 +157,7 @@ class LoRASlots:
     def add(self, lora: LoRARequest) -> bool:
         """Read an adapter. Return False while it is being read; then ask again. Raises RequestError
         if it cannot be loaded, or if the adapters in memory are all in use or pinned."""
-        self.begin_pass(is_idle=True)
+        self.begin(is_idle=True)
         adapter = self._wanted(self.arrive(lora))
         if adapter is None:
             raise RequestError(
@@ -193,12 +200,6 @@ class LoRASlots:
         return sorted(
             {adapter.lora.lora_int_id for adapter in self._adapters.values() if adapter.lora.digest}
         )
-
-    def take_dropped(self) -> list[int]:
-        """Return the tickets whose weights the workers must drop, once."""
-        dropped = self._dropped
-        self._dropped = []
-        return dropped
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -291,11 +292,6 @@ class LoRASlots:
         if adapter.slot is not None:
             self._free.append(adapter.slot)
             adapter.slot = None
-
-
-def slot_of(request: Request) -> int:
-    """Return the slot of the adapter of a running request, or 0 for the base model."""
-    return BASE_SLOT if request.adapter is None else request.adapter.slot
 
 
 def _key(lora: LoRARequest) -> Key:

@@ -22,8 +22,6 @@ LOAD_FAILED = (
     "a KV connector could not load the request's prefix, and kv_load_failure_policy is 'fail'"
 )
 
-NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
-
 BAD_TOKENS = (
     "the sampler returned {}, which are not token ids; -1 means that the model's logits are not "
     "numbers (NaN)"
@@ -42,10 +40,10 @@ class Request:
     first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
     confirmed tokens.
     parent: the completion whose prompt this one will share, as long as it waits for that.
-    num_waiting_children of the parent counts such completions. compilation: the compilation of its
-    grammar, as long as it waits for that. num_external_tokens: how many of num_cached_tokens KV
-    connectors load, without those whose load has failed. uses_connectors: becomes False when a KV
-    load has failed; the prefix is then computed here. key: the unique name in the engine,
+    num_waiting_children of the parent counts such completions. num_external_tokens: how many of
+    num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:
+    becomes False when a KV load has failed; the prefix is then computed here. key: the unique name
+    in the engine,
     "<request_id>" for n = 1 and "<index>_<request_id>" otherwise.
     """
 
@@ -80,8 +78,6 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
-    compilation: Any = None
-    adapter: Any = None
     num_waiting_children: int = 0
     uses_connectors: bool = True
     finish_reason: str | None = None
@@ -145,6 +141,12 @@ class Request:
             else min(room, params.max_tokens - len(self.output_token_ids))
         )
 
+    def leave_parent(self) -> None:
+        """The completion no longer waits for its parent's prompt blocks."""
+        if self.parent is not None:
+            self.parent.num_waiting_children -= 1
+            self.parent = None
+
     def not_loaded(self, first_bad_token: int = 0) -> None:
         """Compute the rest here: ask no connector again, and stop counting the external tokens from
         this one on as cached."""
@@ -153,6 +155,13 @@ class Request:
         num_lost = min(max(0, num_cached - first_bad_token), self.num_external_tokens)
         self.num_external_tokens -= num_lost
         self.num_cached_tokens = num_cached - num_lost
+
+    def failed(self, error: str | None, parameter: str | None = None) -> RequestDelta:
+        """Return the last delta of a request without a result. parameter: the field that is
+        wrong."""
+        return RequestDelta(
+            request_id=self.request_id, index=self.index, error=error, error_parameter=parameter
+        )
 
     def embedded(self, vector: np.ndarray) -> tuple[RequestDelta, str]:
         """Return the last delta of a pooling request, and its finish reason. vector: float32

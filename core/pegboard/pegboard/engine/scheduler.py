@@ -2,13 +2,13 @@
 phase: every step moves `num_computed_tokens` of some requests towards their known tokens.
 
     schedule():  1. running requests, in order: each computes its missing tokens, within the token
-    budget; when blocks run out,
-                    the policy names a victim, which loses its blocks and recomputes later
+                    budget; when blocks run out, the policy names a victim, which loses its blocks
+                    and recomputes later
                  2. if no request was preempted: waiting requests, in the policy's order
-                   (prefill.py)
+                    (admission.py)
                  3. the plan becomes a Batch (batch_builder.py)
-    update():    tokens are appended, ended requests are found, full blocks become findable, and
-    deltas are added to the queues
+    update():    tokens are appended and full blocks become findable; then the requests that have
+                 ended give up what they hold
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet. While a
 request has drafts, no step is scheduled ahead, because the next step depends on how many of them
@@ -17,23 +17,26 @@ are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
+from pegboard.engine.admission import Admission
 from pegboard.engine.batch_builder import Entry, StepPlan, build_batch
+from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
+from pegboard.engine.live_requests import LiveRequests
+from pegboard.engine.loras import LoRASlots
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.prefill import Prefill
 from pegboard.engine.prefill_pacing import PrefillPacing
-from pegboard.engine.queues import Queues
-from pegboard.engine.requests import BAD_TOKENS, LOAD_FAILED, NO_TOKEN_LEFT, Request
-from pegboard.errors import PluginFailure, expect
+from pegboard.engine.requests import BAD_TOKENS, LOAD_FAILED, Request
 from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, StepLoad
 
 
@@ -49,69 +52,99 @@ class InFlight:
     num_prefill_tokens: int
 
 
+class Ended(NamedTuple):
+    """A completion that a step has ended, its last delta, and its finish reason. is_aborted: it has
+    no result."""
+
+    request: Request
+    delta: RequestDelta
+    reason: str
+    is_aborted: bool = False
+
+
 class Scheduler:
-    """is_paused: no request computes anything; steps only poll for KV transfers.
+    """loras: None = LoRA is off.
 
     The engine's thread calls `schedule` before a step is submitted, and `update` when its result
     has arrived, in the same order."""
 
     def __init__(
-        self, limits: Limits, queues: Queues, grammars: Grammars, metrics: StepMetrics
+        self,
+        limits: Limits,
+        live: LiveRequests,
+        admission: Admission,
+        gates: Sequence[Gate],
+        grammars: Grammars,
+        loras: LoRASlots | None,
+        metrics: StepMetrics,
     ) -> None:
         self._limits = limits
-        self._queues = queues
-        self._kv = queues.kv
+        self._live = live
+        self._kv = live.kv
+        self._admission = admission
+        self._gates = gates
         self._grammars = grammars
+        self._loras = loras
         self._metrics = metrics
-        self._prefill = Prefill(limits, queues, grammars)
         self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
-        self.is_paused = False
+        self._is_paused = False
 
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
         KV transfers are open: the step then polls for their reports."""
-        self._queues.loras.begin_pass(is_idle=not self._steps)
-        if self._steps and any(request.draft_token_ids for request in self._queues.running):
+        for gate in self._gates:
+            gate.begin(is_idle=not self._steps)
+        if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
-        policy = self._queues.policy
-        most = self._limits.max_num_batched_tokens
-        budget = expect(policy.budget(load), StepBudget, policy, "budget")
-        budget = budget if budget.max_tokens <= most else replace(budget, max_tokens=most)
-        if self._pacing is not None:
-            budget = self._pacing.limit(budget, load)
-        plan = StepPlan(budget)
-        if not self.is_paused:
+        plan = StepPlan(self._limits, self._budget(load), self._kv.checkpoint_every)
+        if not self._is_paused:
             self._plan_running(plan)
             if not plan.has_preempted:
-                self._prefill.admit(plan)
-        if not plan.entries and (self._steps or not self._queues.is_transferring):
+                self._admission.admit(plan)
+        if not plan.entries and (self._steps or not self._live.is_transferring):
             return None
-        batch, drafts, copies = build_batch(self._num_steps, plan, self._queues, self._limits)
+        batch, drafts, copies = build_batch(
+            self._num_steps, plan, self._live, self._limits, self._loras
+        )
         self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
+
+    def _budget(self, load: StepLoad) -> StepBudget:
+        most = self._limits.max_num_batched_tokens
+        budget = self._live.waiting.budget(load)
+        budget = budget if budget.max_tokens <= most else replace(budget, max_tokens=most)
+        return budget if self._pacing is None else self._pacing.limit(budget, load)
+
+    def pause(self, is_paused: bool) -> None:
+        """Stop or go on computing. A paused scheduler's steps only poll for KV transfers."""
+        self._is_paused = is_paused
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
 
     def drafts(self, step: int) -> dict[int, list[int]]:
         """Return row → the draft tokens that a submitted step verifies."""
         return self._steps[step].drafts
 
     def _load(self) -> StepLoad:
-        running = self._queues.running
+        running = self._live.running
         num_decodes = sum(
             1
             for request in running
             if request.num_computed_tokens >= len(request.all_token_ids) - 1
         )
-        return StepLoad(num_decodes, self._queues.num_waiting)
+        return StepLoad(num_decodes, len(self._live.waiting))
 
     # --- schedule: running requests ---------------------------------------------------------------
 
     def _plan_running(self, plan: StepPlan) -> None:
-        running = self._queues.running
+        running = self._live.running
         index = 0
         while index < len(running) and plan.tokens_left > 0:
             request = running[index]
@@ -171,7 +204,7 @@ class Scheduler:
         """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts
         further."""
         if num_known > 1:
-            return self._prefill.chunk(request, num_known, plan), num_drafts
+            return plan.chunk(request, num_known), num_drafts
         num_drafts = min(num_drafts, plan.tokens_left - 1)
         if num_drafts and request.grammar is not None:
             wanted = request.draft_token_ids[:num_drafts]
@@ -182,26 +215,21 @@ class Scheduler:
     def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
         """Return new blocks for `num_tokens` tokens, taken from victims if there is no other way.
         Return None if the request must wait."""
-        queues = self._queues
+        live = self._live
         while (new_blocks := self._kv.allocate(request, num_tokens)) is None:
             if request.num_waiting_children and self._kv.stop_keeping(request):
                 continue
-            if queues.draining:
+            if live.rows.is_draining:
                 # draining requests will release blocks soon, so no more victims are needed
                 return None
-            victim = expect(
-                queues.policy.victim(tuple(queues.running), request),
-                Request | None,
-                queues.policy,
-                "victim",
-            )
-            if (victim is None or victim is request) and queues.reclaim(request):
+            victim = live.waiting.victim(live.running, request)
+            if (victim is None or victim is request) and live.reclaim(request):
                 continue
             if victim is None:
                 return None
             plan.withdraw(victim)
             plan.has_preempted = True
-            queues.preempt(victim)
+            live.preempt(victim)
             if victim is request:
                 return None
         return new_blocks
@@ -210,71 +238,79 @@ class Scheduler:
 
     def update(self, batch: Batch, output: StepOutput) -> None:
         """Apply the results to the requests of the step. Results for rows that their request has
-        left meanwhile are dropped."""
+        left meanwhile are dropped. Requests that have ended give up what they hold at the end."""
         self._close(batch, output)
         if output.transfers:
             self._take_reports(output.transfers)
+        ended: list[Ended] = []
         places = {row: place for place, row in enumerate(output.rows.tolist())}
         token_ids = output.token_ids.lists()
         drafts = output.draft_token_ids.lists() if output.draft_token_ids is not None else None
         flat = output.token_ids.flat
         vocab_size = self._limits.vocab_size
         is_sound = not len(flat) or (flat.min() >= 0 and flat.max() < vocab_size)
-        now_s = self._queues.clock()
+        now_s = self._live.clock()
         columns = (batch.rows, batch.num_scheduled_tokens, batch.num_draft_tokens)
         for row, num_tokens, num_drafts in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            request = self._queues.by_row[row]
+            request = self._live.rows.owners[row]
             assert request is not None, f"row {row} was freed while step {batch.step} held it"
             request.num_in_flight_steps -= 1
             request.num_in_flight_tokens -= num_tokens + request.num_loading_tokens
             request.num_loading_tokens = 0
             if request.status is not RequestStatus.RUNNING:
                 if not request.num_in_flight_steps:
-                    self._queues.vacate(request)
+                    self._live.vacate(request)
                 continue
             place = places.get(row)
             if place is None:  # part of a prompt
                 self._commit(request)
                 continue
             if output.embeddings is not None:
-                self._commit(request)
-                self._queues.totals["external_prefix_cache_hits_total"] += (
-                    request.num_external_tokens
-                )
-                self._metrics.tokens(request, 0, now_s)
-                self._queues.finish(request, *request.embedded(output.embeddings[place]))
+                ended.append(self._take_vector(request, output.embeddings[place], now_s))
                 continue
-            if not is_sound and not all(0 <= token < vocab_size for token in token_ids[place]):
-                self._queues.fail(request, "error", BAD_TOKENS.format(token_ids[place]))
+            tokens = token_ids[place]
+            if not is_sound and not all(0 <= token < vocab_size for token in tokens):
+                delta = request.failed(BAD_TOKENS.format(tokens))
+                ended.append(Ended(request, delta, "error", is_aborted=True))
                 continue
-            request.num_computed_tokens -= num_drafts + 1 - len(token_ids[place])
-            self._take_tokens(request, token_ids[place], output, place, now_s)
+            request.num_computed_tokens -= num_drafts + 1 - len(tokens)
+            end = self._take_tokens(request, tokens, output, place, now_s)
+            if end is not None:
+                ended.append(end)
             request.draft_token_ids = drafts[place] if drafts is not None else []
             if num_drafts:
-                self._metrics.drafts(num_drafts, len(token_ids[place]) - 1)
+                self._metrics.drafts(num_drafts, len(tokens) - 1)
+        for end in ended:
+            self._live.finish(end.request, end.delta, end.reason, is_aborted=end.is_aborted)
 
     def _close(self, batch: Batch, output: StepOutput) -> None:
         """End a step: release its copies, and report its times to the policy, the pacing and the
         metrics."""
         step = self._steps.pop(batch.step)
         self._kv.copies_done(step.copies)
-        self._queues.policy.observe(step.load, output.times)
+        self._live.waiting.observe(step.load, output.times)
         if self._pacing is not None:
             self._pacing.observe(step.num_prefill_tokens, output.times.total_s)
-        self._metrics.step(batch, output.times, self._queues.by_row)
+        self._metrics.step(batch, output.times, self._live.rows.owners)
+
+    def _take_vector(self, request: Request, vector: np.ndarray, now_s: float) -> Ended:
+        self._commit(request)
+        self._live.count("external_prefix_cache_hits_total", request.num_external_tokens)
+        self._metrics.tokens(request, 0, now_s)
+        return Ended(request, *request.embedded(vector))
 
     def _take_tokens(
         self, request: Request, token_ids: list[int], output: StepOutput, place: int, now_s: float
-    ) -> None:
+    ) -> Ended | None:
         is_first = not request.output_token_ids
         kept, reason = request.append_until_stop(token_ids, self._limits.max_model_len)
         self._commit(request)
         delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=kept)
         if is_first:
             delta.num_cached_tokens = request.num_cached_tokens
-            self._queues.totals["external_prefix_cache_hits_total"] += request.num_external_tokens
+            self._live.count("external_prefix_cache_hits_total", request.num_external_tokens)
             if output.prompt_logprobs and request.row in output.prompt_logprobs:
                 positions = _positions(output.prompt_logprobs[request.row])
                 delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
@@ -282,38 +318,11 @@ class Scheduler:
             delta.logprobs = _positions(logprobs)[: len(kept)]
         self._metrics.tokens(request, len(kept), now_s)
         if request.grammar is not None:
-            reason = self._advance_grammar(request, kept, delta, reason)
-        if reason is None:
-            self._queues.deltas.append(delta)
-        else:
-            self._queues.finish(request, delta, reason)
-
-    def _advance_grammar(
-        self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None
-    ) -> str | None:
-        """Advance the grammar and return the finish reason. The completion also ends if the grammar
-        allows only a stop token but no stop token can be sampled, because of min_tokens or because
-        the model has none."""
-        params = request.params
-        assert params.structured_outputs, "it has a grammar"
-        if request.grammar.accept(token_ids) != len(token_ids):
-            failure = request.grammar.error
-            delta.error = str(
-                failure
-                or f"token ids {token_ids} do not fit the request's grammar; {NO_TOKEN_LEFT}"
-            )
-            if not isinstance(failure, PluginFailure):
-                delta.error_parameter = params.structured_outputs.parameter
-            return "error"
+            reason = self._grammars.advance(request, kept, delta, reason)
         if reason is not None:
-            return reason
-        may_stop = params.eos_token_ids and (
-            params.ignore_eos or len(request.output_token_ids) >= params.min_tokens
-        )
-        if may_stop or not request.grammar.has_ended():
-            return None
-        delta.ends_whole = True
-        return "stop"
+            return Ended(request, delta, reason)
+        self._live.emit(delta)
+        return None
 
     def _commit(self, request: Request) -> None:
         """Commit the tokens that no step in flight can still change."""
@@ -324,27 +333,27 @@ class Scheduler:
     def _take_reports(self, reports: Mapping[str, TransferReport]) -> None:
         """Apply the connectors' reports. A request whose load failed computes the rest itself, or
         ends with an error."""
-        queues = self._queues
-        loaded, failed = queues.connectors.update(reports)
-        for key in loaded:
-            if (request := queues.loading.pop(key, None)) is not None:
-                request.status = RequestStatus.WAITING
-                self._kv.commit(request, request.num_computed_tokens)
+        live = self._live
+        loaded, failed = live.connectors.update(reports)
+        for request in loaded:
+            request.status = RequestStatus.WAITING
+            self._kv.commit(request, request.num_computed_tokens)
         for key, first_bad_token in failed.items():
-            request = queues.requests.get(key)
-            if request is None or request.status not in (
+            found = live.get(key)
+            if found is None or found.status not in (
                 RequestStatus.LOADING,
                 RequestStatus.RUNNING,
             ):
                 continue
             if self._limits.kv_load_failure_policy == "fail":
-                queues.fail(request, "error", LOAD_FAILED)
-            elif request.status is RequestStatus.RUNNING:
+                live.fail(found, "error", LOAD_FAILED)
+            elif found.status is RequestStatus.RUNNING:
                 # what it computed after the load is invalid and was not committed
-                request.not_loaded()
-                queues.preempt(request)
+                found.not_loaded()
+                live.preempt(found)
             else:
-                self._continue_without(queues.loading.pop(key), first_bad_token)
+                live.connectors.ended(found)
+                self._continue_without(found, first_bad_token)
 
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the
@@ -352,7 +361,7 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         request.not_loaded(first_bad_token)
         if not self._kv.can_resume(request, first_bad_token):
-            self._queues.drop_blocks(request)
+            self._live.drop_blocks(request)
         else:
             request.num_computed_tokens = min(request.num_computed_tokens, first_bad_token)
             self._kv.commit(request, request.num_computed_tokens)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepOutput
+from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.life import Life
+from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.queues import Queues
 from pegboard.engine.scheduler import Scheduler
 from pegboard.errors import expect
 from pegboard.interfaces.executor import Executor, StepFuture
@@ -24,7 +26,8 @@ class Steps:
         limits: Limits,
         executor: Executor,
         scheduler: Scheduler,
-        queues: Queues,
+        live: LiveRequests,
+        gates: Sequence[Gate],
         grammars: Grammars,
         metrics: StepMetrics,
         life: Life,
@@ -32,7 +35,8 @@ class Steps:
         self._most = limits.max_in_flight
         self._executor = executor
         self._scheduler = scheduler
-        self._queues = queues
+        self._live = live
+        self._gates = gates
         self._grammars = grammars
         self._metrics = metrics
         self._life = life
@@ -43,7 +47,7 @@ class Steps:
 
     def submit_all(self) -> None:
         """Submit steps while there is something to compute and room in flight."""
-        most = 1 if self._queues.loras.must_drain else self._most
+        most = 1 if any(gate.must_drain for gate in self._gates) else self._most
         while len(self) < most and (batch := self._schedule()):
             future = expect(self._executor.submit(batch), StepFuture, self._executor, "submit")
             self._in_flight.append((batch, future))
@@ -64,12 +68,6 @@ class Steps:
             while self._in_flight:
                 self.finish_oldest()
 
-    def drop_adapters(self) -> None:
-        """Let the workers forget the adapters that are not needed any more, unless steps are in
-        flight."""
-        if not self._in_flight and (dropped := self._queues.loras.take_dropped()):
-            self._executor.call("drop_adapters", dropped)
-
     def _schedule(self) -> Batch | None:
         with self._metrics.timed("schedule"):
             return self._scheduler.schedule()
@@ -77,9 +75,7 @@ class Steps:
     def _send_masks(self, batch: Batch) -> None:
         """Send the token masks of the oldest step. All earlier steps have been applied, so the
         grammars are up to date. The forward of the step runs at the same time."""
-        by_row = self._queues.by_row
-        draining = self._queues.draining
-        live = [by_row[row] if by_row[row] not in draining else None for row in batch.rows.tolist()]
+        live = self._live.rows.live(batch.rows.tolist())
         started = time.perf_counter()
         masks = self._grammars.masks(batch, live, self._scheduler.drafts(batch.step))
         self._metrics.spent("structured_output", time.perf_counter() - started)

@@ -38,8 +38,8 @@ from pegboard.errors import EngineDeadError
 from pegboard.front.beam_search import beam_search_online
 from pegboard.front.connection import EngineConnection
 from pegboard.front.controls import AsyncControls
-from pegboard.front.live_requests import LiveRequest, LiveRequests
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
+from pegboard.front.request_streams import RequestStream, RequestStreams
 from pegboard.interfaces.api import (
     CLIENT,
     TRACE_HEADERS,
@@ -171,8 +171,8 @@ class AsyncLLM(AsyncControls):
         self.sinks = sinks
         self.info: Mapping[str, Any] = {}
         self._builder = RequestBuilder(plan, tokenizer, registry)
-        self._live = LiveRequests(self._modules)
-        self._connection = EngineConnection(engine, self._on_message, self._live.fail_all)
+        self._streams = RequestStreams(self._modules)
+        self._connection = EngineConnection(engine, self._on_message, self._streams.fail_all)
         super().__init__(self._connection.ask)
         self._request_ids = count()
         self._created = int(time.time())
@@ -207,12 +207,12 @@ class AsyncLLM(AsyncControls):
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):
-            if ended := self._live.feed(message.deltas):
+            if ended := self._streams.feed(message.deltas):
                 self._connection.send(Abort(ended, "stop"))
         elif isinstance(message, Measured):
             self._all_sinks.publish(message.sample)
         elif isinstance(message, Rejected):
-            self._live.fail(message.request_id, message.failure.error())
+            self._streams.fail(message.request_id, message.failure.error())
         elif isinstance(message, Ready):
             self.info = message.info
             self.plan = self._builder.plan = self.plan.of_length(message.max_model_len)
@@ -257,13 +257,13 @@ class AsyncLLM(AsyncControls):
                 if output.finished:
                     return
         finally:
-            self._live.remove(request.request_id)
+            self._streams.remove(request.request_id)
             if not live.stream.is_finished and not live.is_lost:
                 self._connection.send(Abort([request.request_id]))
 
     async def _add(
         self, prompt: PromptInput, params: SamplingParams | PoolingParams, options: RequestOptions
-    ) -> LiveRequest:
+    ) -> RequestStream:
         prompt = as_prompt(prompt)
         build = partial(
             self._builder.build,
@@ -282,8 +282,8 @@ class AsyncLLM(AsyncControls):
             request.trace_headers = dict(headers)
         request.client = CLIENT.get()
         self._connection.check()
-        live = LiveRequest(self._builder.stream(request, prompt.text), options.response_id)
-        self._live.add(options.request_id, live)
+        live = RequestStream(self._builder.stream(request, prompt.text), options.response_id)
+        self._streams.add(options.request_id, live)
         self._connection.send(Add(request))
         return live
 
@@ -302,7 +302,7 @@ class AsyncLLM(AsyncControls):
         """End requests with finish reason "abort". An id may also be the `response_id` of requests.
         Unknown ids are ignored."""
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        running = self._live.named(ids)
+        running = self._streams.named(ids)
         if running:
             self._connection.send(Abort(running))
 
@@ -366,7 +366,7 @@ class AsyncLLM(AsyncControls):
         if action == "settings":
             return describe_settings(self.plan.settings)
         if action == "load":
-            return len(self._live)
+            return len(self._streams)
         if action == "abort":
             await self.abort(arguments.get("request_ids") or [])  # type: ignore[arg-type]
             return None

@@ -13,6 +13,7 @@ from pegboard.errors import PegboardError, PluginFailure, blame, culprit
 from pegboard.interfaces.draft import Drafts
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer
 from pegboard.interfaces.sampler import Sampled
+from pegboard.worker.endings import SampleAndDraft, SampleOnHost
 
 if TYPE_CHECKING:
     from pegboard.interfaces.attention import AttentionLayer
@@ -204,20 +205,14 @@ def _parts(worker: Any) -> Iterator[Place]:
     model = Checked(runner.model, worker.model_entry.id, MODEL_CHECKS)
     yield runner, "model", runner.model, model
     yield runner.stages, "model", runner.model, model
-    yield (
-        runner,
-        "sampler",
-        runner.sampler,
-        Checked(runner.sampler, worker.sampler_entry.id, {"sample": check_sampled}),
-    )
-    if runner.draft is not None:
+    ending = runner.ending
+    if isinstance(ending, SampleOnHost):
+        sampler = Checked(ending.sampler, worker.sampler_entry.id, {"sample": check_sampled})
+        yield ending, "sampler", ending.sampler, sampler
+    if isinstance(ending, SampleAndDraft):
         plugin = registry.decisions["draft", ""].require().id
-        yield (
-            runner,
-            "draft",
-            runner.draft,
-            Checked(runner.draft, plugin, {"propose": check_drafts(worker.limits.vocab_size)}),
-        )
+        checks = {"propose": check_drafts(worker.limits.vocab_size)}
+        yield ending, "draft", ending.draft, Checked(ending.draft, plugin, checks)
 
 
 def _weights(worker: Any) -> Iterator[Place]:

@@ -14,23 +14,28 @@ from torch import Tensor
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import (
-    BAD_LOGITS,
     CSR,
     Batch,
     NewRequest,
     StepOutput,
     StepTimes,
-    TokenMasks,
     TransferReport,
 )
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
-from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
+from pegboard.interfaces.draft import DraftProposer
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Replay
-from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
+from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.attention_groups import StateGroup
-from pegboard.worker.draft_lengths import DraftLengths
+from pegboard.worker.endings import (
+    Ending,
+    Masks,
+    Pool,
+    SampleAndDraft,
+    SampleOnDevice,
+    SampleOnHost,
+)
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.prompt_embeds import PromptRows
@@ -38,13 +43,11 @@ from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import TRAITS, Stages
 from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
 
-Masks = Callable[[], TokenMasks]
-
 
 @dataclass(slots=True)
 class RunnerParts:
-    """What a runner computes with. All parts are built and bound. pooler: makes vectors in place of
-    tokens."""
+    """What a runner computes with. All parts are built and bound. pooler: set for pooling
+    models; nothing is sampled."""
 
     model: Any
     backends: list[tuple[int, AttentionBackend | StateGroup]]  # each with the index of its KV group
@@ -66,8 +69,6 @@ class ModelRunner:
         self.parts = parts
         limits = parts.limits
         self.model = parts.model
-        self.sampler = parts.sampler
-        self.draft = parts.draft
         self.state = RowState(
             limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan
         )
@@ -80,7 +81,6 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
         )
-        self.lengths = DraftLengths(limits, fixed_tokens=1 if parts.copies is None else 64)
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
         traits = TRAITS if parts.pooler is None else parts.pooler.traits
         self.stages = Stages(
@@ -90,6 +90,18 @@ class ModelRunner:
         self.scores = PromptScores(
             parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters
         )
+        self.ending = self._ending()
+
+    def _ending(self) -> Ending:
+        parts = self.parts
+        if parts.pooler is not None:
+            return Pool(parts.pooler, self.stages)
+        usual = (parts.sampler, self.stages, self.state)
+        if parts.draft is not None:
+            return SampleAndDraft(*usual, parts.copies, parts.draft, parts.limits)
+        if parts.copies is not None:
+            return SampleOnDevice(*usual, parts.copies, self.inputs)
+        return SampleOnHost(*usual, None)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
         """Record the model's stages, after a first step. Returns the reasons why some of them run
@@ -146,16 +158,14 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )
-        wait = self._sample(inputs, hidden, logits, masks, output)
-        sampled = time.perf_counter()
-        if self.draft is not None and len(inputs.sample_rows):
-            output.draft_token_ids = self._propose(inputs)
-        drafted = time.perf_counter()
+        wait = self.ending.end(inputs, hidden, logits, masks, output)
+        draft_s = self.ending.draft_s
+        ended = time.perf_counter()
         output.times = StepTimes(
             prepare_s=prepared - started - transfer_s,
             forward_s=computed - prepared,
-            sample_s=sampled - forwarded,
-            draft_s=drafted - sampled,
+            sample_s=ended - forwarded - draft_s,
+            draft_s=draft_s,
             plan_s=planned - prepared,
             transfer_s=transfer_s + forwarded - computed,
         )
@@ -193,9 +203,7 @@ class ModelRunner:
         self.state.remove(rows)
         if self.prompts.given:
             self.prompts.remove(rows)
-        self.sampler.remove(rows)
-        if self.draft is not None:
-            self.draft.remove(rows)
+        self.ending.remove(rows)
         for row in rows.tolist() if self.scores.wanted else ():
             self.scores.remove(row)
 
@@ -205,16 +213,7 @@ class ModelRunner:
             self.scores.add(new)
         if new.prompt_embeds is not None:
             self.prompts.add(new)
-        if self.parts.pooler is not None:
-            self.parts.pooler.add(new)
-        # no ids: penalties do not see the prompt
-        num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens
-        self.sampler.add(
-            new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids
-        )
-        if self.draft is not None:
-            self.draft.add(new.row, new.token_ids)
-            self.lengths.add(new.row)
+        self.ending.add(new)
 
     def _copy_blocks(self, copies: np.ndarray) -> None:
         for index, group in enumerate(self.parts.plan.groups):
@@ -225,85 +224,6 @@ class ModelRunner:
                     for c in (1, 2)
                 )
                 copy_blocks(self.parts.views, group, source, destination)
-
-    def _sample(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
-        """Sample the rows that need a token. The tokens are written to `output` and the rows'
-        history. Returns the callable that waits for the tokens."""
-        if self.parts.pooler is not None and len(inputs.sample_rows):
-            output.embeddings = self.parts.pooler.pool(hidden, inputs, self.stages.logits)
-        if self.parts.pooler is not None or not len(inputs.sample_rows):
-            return lambda: output
-        last_hidden = hidden if inputs.logits_index is None else hidden[inputs.logits_index]
-        step = SampleStep(
-            inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None
-        )
-        logits = expect(
-            self.stages.logits(last_hidden) if logits is None else logits,
-            Tensor,
-            self.model,
-            "logits",
-        )
-        # on a device this would wait
-        broken = logits[:, 0].isnan() if self.parts.copies is None else None
-        sampled = expect(self.sampler.sample(logits, step), Sampled, self.sampler, "sample")
-        output.logprobs = sampled.logprobs
-        if self.parts.copies is not None and self.draft is None:
-            return self._leave_on_device(inputs, sampled, output, self.parts.copies)
-        tokens = sampled.token_ids.cpu().numpy()
-        counts = sampled.counts.cpu().numpy()
-        if inputs.draft_token_ids is None:  # one token per row
-            flat = tokens[:, 0].astype(np.int32)
-            offsets = inputs.offsets
-        else:
-            offsets = np.zeros(len(counts) + 1, np.int32)
-            np.cumsum(counts, out=offsets[1:])
-            flat = tokens[np.arange(tokens.shape[1]) < counts[:, None]].astype(np.int32)
-        if broken is not None and broken.any():  # one of the logits rows of a row
-            flat[np.repeat(np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1]), counts)] = (
-                BAD_LOGITS
-            )
-        output.token_ids = CSR(flat, offsets)
-        if self.draft is not None:
-            self.lengths.observe(inputs.sample_rows.tolist(), inputs.offsets, tokens, counts)
-        self.state.append_tokens(inputs.sample_rows, tokens, counts)
-        return lambda: output
-
-    def _leave_on_device(
-        self, inputs: StepInputs, sampled: Sampled, output: StepOutput, copies: Copies
-    ) -> Callable[[], StepOutput]:
-        """Leave one token per row on the device, where the next step reads it. The host reads its
-        copy when the result is requested."""
-        self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
-        self.state.append_unread(inputs.sample_rows)
-        wait = copies.download(sampled.token_ids)
-
-        def finish() -> StepOutput:
-            output.token_ids = CSR(wait().numpy()[:, 0].astype(np.int32), inputs.offsets)
-            return output
-
-        return finish
-
-    def _propose(self, inputs: StepInputs) -> CSR:
-        """Ask the draft plugin for the next step's proposals, and keep them."""
-        state = self.state
-        rows = inputs.sample_rows
-        numbers = inputs.sample_rows.tolist()
-        room = self.parts.limits.max_model_len - state.num_tokens[rows] - 1
-        history = [state.token_ids[row, : state.num_tokens[row]] for row in rows]
-        step = DraftStep(rows, history, np.clip(room, 0, self.lengths.ask(numbers)))
-        assert self.draft is not None
-        proposals = self.lengths.cut(
-            numbers, expect(self.draft.propose(step), Drafts, self.draft, "propose").token_ids
-        )
-        state.drafts.update(zip(numbers, proposals, strict=True))
-        return CSR.of(proposals)
 
     def _empty(self, batch: Batch) -> StepOutput:
         """Return the result of a step without tokens. Such a step still runs transfers."""

@@ -41,6 +41,7 @@ from pegboard.plugins.selection import Decision
 from pegboard.worker import memory
 from pegboard.worker.adapters import Adapters
 from pegboard.worker.attention_groups import AttentionGroups
+from pegboard.worker.endings import Masks
 from pegboard.worker.first_steps import checked
 from pegboard.worker.kernels import choose_kernels
 from pegboard.worker.model_loader import (
@@ -51,7 +52,7 @@ from pegboard.worker.model_loader import (
     fill_or_restore,
     repack_cache,
 )
-from pegboard.worker.model_runner import Masks, ModelRunner, RunnerParts
+from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.weight_memory import WeightMemory
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import ResetPrefixCache
-from pegboard.engine.kv.pool import sha256_block
+from pegboard.engine.kv.hashes import sha256_block
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import Full, Window
 from pegboard.interfaces.metrics import (
@@ -116,7 +116,7 @@ def test_the_events_are_the_prefix_cache(retains: tuple[Any, ...]) -> None:
         for index in range(12):
             prompt = [1 + (index * 7 + i) % 50 for i in range(20 + index % 3)]
             fake.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6))
-        pool = fake.engine._queues.kv.pool
+        pool = fake.engine._live.kv.pool
         heard: list[Any] = []
         last = -1
         while len(heard) < len(recorder.events):

@@ -19,13 +19,21 @@ import numpy as np
 
 from pegboard.config.schema import StructuredOutputsConfig
 from pegboard.data.batch import Array, Batch, TokenMasks
+from pegboard.data.request import RequestDelta
 from pegboard.data.sampling_params import CONSTRAINT_KINDS, StructuredOutputsParams
-from pegboard.engine.grammar.compiler import Compiled, GrammarCompiler
+from pegboard.engine.gates import Gate
+from pegboard.engine.grammar.compiler import Compilation, Compiled, GrammarCompiler
 from pegboard.engine.grammar.request_grammar import CALL_S, ReasoningEnd, RequestGrammar
 from pegboard.engine.requests import Request
-from pegboard.errors import PegboardError, RequestError, bare
+from pegboard.errors import PegboardError, PluginFailure, RequestError, bare
 from pegboard.interfaces.structured_output import Constraint
 from pegboard.plugins.names import to_install
+
+NAP_S = 0.01
+"""The longest time, in seconds, that a step sleeps while every request waits for its grammar to be
+compiled."""
+
+NO_TOKEN_LEFT = "logit_bias, allowed_token_ids or bad_words leave none of the tokens that it allows"
 
 ROW_S = 0.01
 """Seconds per row that a call which fills many masks may take in addition to `CALL_S` before it
@@ -52,7 +60,7 @@ def constraint_of(
     )
 
 
-class Grammars:
+class Grammars(Gate):
     """All grammars of one engine. compiler: has the backends; the engine stops it. token_bytes:
     returns the bytes of each token, which are needed to find the end of reasoning. It is called for
     a request that has reasoning, after its constraint was compiled."""
@@ -69,6 +77,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._config = config or StructuredOutputsConfig()
         self._token_bytes = token_bytes
+        self._compilations: dict[Request, Compilation] = {}  # of requests that wait for them
         self._slow: set[str] = set()  # the backends whose last fill was slow
 
     def check(self, params: StructuredOutputsParams) -> None:
@@ -87,15 +96,17 @@ class Grammars:
         """Start to compile the constraint of the request, unless that is done or under way. The
         request waits for the result."""
         constraint = constraint_of(_wanted(request), self._config)
-        request.compilation = self.compiler.start(
+        self._compilations[request] = self.compiler.start(
             constraint, lambda: not request.is_finished, request.client
         )
 
-    def take(self, request: Request) -> bool:
-        """Give the request its grammar and return True, or return False while it is being compiled.
-        Raises PegboardError if the compilation failed or took too long; only this request fails."""
+    def ready(self, request: Request) -> bool:
+        """Give the request its grammar, if that is compiled. Raises PegboardError if the
+        compilation failed or took too long."""
+        compilation = self._compilations.get(request)
+        if compilation is None:
+            return True
         params = _wanted(request)
-        compilation = request.compilation
         with _blaming(params):
             compiled: Compiled | None = self.compiler.get(compilation)
         if compiled is None:
@@ -115,8 +126,40 @@ class Grammars:
             reasoning=reasoning,
             blaming=self.compiler.blame,
         )
-        request.compilation = None
+        del self._compilations[request]
         return True
+
+    def ended(self, request: Request) -> None:
+        self._compilations.pop(request, None)
+
+    def rest(self) -> None:
+        self.compiler.wait(NAP_S)
+
+    def advance(
+        self, request: Request, token_ids: list[int], delta: RequestDelta, reason: str | None
+    ) -> str | None:
+        """Advance the grammar and return the finish reason. The completion also ends if the grammar
+        allows only a stop token but no stop token can be sampled, because of min_tokens or because
+        the model has none."""
+        params = request.params
+        if request.grammar.accept(token_ids) != len(token_ids):
+            failure = request.grammar.error
+            delta.error = str(
+                failure
+                or f"token ids {token_ids} do not fit the request's grammar; {NO_TOKEN_LEFT}"
+            )
+            if not isinstance(failure, PluginFailure):
+                delta.error_parameter = _wanted(request).parameter
+            return "error"
+        if reason is not None:
+            return reason
+        may_stop = params.eos_token_ids and (
+            params.ignore_eos or len(request.output_token_ids) >= params.min_tokens
+        )
+        if may_stop or not request.grammar.has_ended():
+            return None
+        delta.ends_whole = True
+        return "stop"
 
     def trim(self, request: Request, draft_token_ids: list[int]) -> list[int]:
         """Return the drafts before the first one that the grammar forbids."""

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from pegboard.config.limits import Limits
-from pegboard.engine.kv.pool import NULL_BLOCK, BlockHasher, BlockPool, BlockResidency
+from pegboard.engine.kv.hashes import BlockHasher
+from pegboard.engine.kv.pool import NULL_BLOCK, BlockPool
+from pegboard.engine.kv.residency import BlockResidency
 from pegboard.engine.kv.rules import StateRule, make_rule
 from pegboard.engine.requests import Request
 from pegboard.interfaces.attention import KVPlan
@@ -72,10 +74,14 @@ class KVCache:
     chunk should end there; 0 = states are not cached.
     """
 
-    def __init__(self, plan: KVPlan, limits: Limits) -> None:
+    def __init__(self, plan: KVPlan, limits: Limits, *, reports_events: bool = False) -> None:
         self.plan = plan
         share = limits.kv_metrics_share
-        self.pool = BlockPool(plan.num_blocks, residency=BlockResidency(share) if share else None)
+        self.pool = BlockPool(
+            plan.num_blocks,
+            residency=BlockResidency(share) if share else None,
+            reports_events=reports_events,
+        )
         self.rules = [make_rule(group, plan.hash_block_size) for group in plan.groups]
         self._enable_prefix_caching = limits.enable_prefix_caching
         self._state_groups = [i for i, rule in enumerate(self.rules) if isinstance(rule, StateRule)]
@@ -184,7 +190,7 @@ class KVCache:
         ]
         # such blocks have no token ids to tell
         if stored and self.pool.events is not None and request.prompt_embeds is None:
-            self.pool.events += self._stored(request, index, stored)
+            self.pool.report(self._stored(request, index, stored))
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 
     def _stored(self, request: Request, index: int, stored: Sequence[int]) -> Iterator[KVEvent]:
@@ -210,14 +216,10 @@ class KVCache:
 
     def take_events(self) -> list[KVEvent]:
         """Return the changes of the prefix cache since the last call, in order. There are none
-        unless `pool.events` is a list."""
-        if not self.pool.events:
-            return []
-        events = self.pool.events
-        self.pool.events = []
+        unless the cache reports them."""
         return [
             event
-            for event in events
+            for event in self.pool.take_events()
             if not isinstance(event, BlocksRemoved) or event.group not in self._state_groups
         ]
 

@@ -4,13 +4,13 @@ is also one record per request that ended."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, StepTimes
-from pegboard.engine.kv.pool import BlockResidency
+from pegboard.engine.kv.residency import BlockResidency
 from pegboard.engine.metrics.catalogue import ROWS, by_label, engine_metrics
 from pegboard.engine.metrics.sinks import Sinks
 from pegboard.engine.requests import Request
@@ -22,6 +22,7 @@ from pegboard.interfaces.metrics import (
     series,
     split_series,
 )
+from pegboard.interfaces.scheduling_policy import RequestStatus
 
 SLEEP_STATES = by_label("engine_sleep_state")
 SUCCESS = by_label("request_success_total")
@@ -236,14 +237,15 @@ class StepMetrics:
 
     # --- out --------------------------------------------------------------------------------------
 
-    def loras(self, running: Sequence[Request], waiting: Mapping[str, Request]) -> None:
+    def loras(self, requests: Iterable[Request]) -> None:
         """Record which adapters are in use. This is published only when it changes."""
-        here = {request.lora.lora_name for request in running if request.lora is not None}
-        other = {
-            request.lora.lora_name
-            for request in waiting.values()
-            if request.lora is not None and request.row is None
-        }
+        here: set[str] = set()
+        other: set[str] = set()
+        for request in requests:
+            if request.lora is not None:
+                (here if request.status is RequestStatus.RUNNING else other).add(
+                    request.lora.lora_name
+                )
         key = series(
             "lora_requests_info",
             str(self._limits.max_loras),

@@ -19,7 +19,7 @@ MANY_BYTES = 16 * 1024
 0.3 KiB and takes 60 µs."""
 
 
-class LiveRequest:
+class RequestStream:
     """One request: its stream, and the event that wakes its consumer. response_id: see
     `RequestOptions`. is_lost: the engine no longer has the request, or never accepted it."""
 
@@ -51,37 +51,39 @@ class LiveRequest:
                 return output
 
 
-class LiveRequests:
+class RequestStreams:
     """By request id. modules: module → plugin, to name a plugin that failed."""
 
     def __init__(self, modules: Callable[[], Mapping[str, str]]) -> None:
         self._modules = modules
-        self._live: dict[str, LiveRequest] = {}
+        self._streams: dict[str, RequestStream] = {}
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._streams)
 
-    def add(self, name: str, live: LiveRequest) -> None:
+    def add(self, name: str, live: RequestStream) -> None:
         """Raises RequestError if the id is in use."""
-        if name in self._live:
+        if name in self._streams:
             raise RequestError(
                 f"request id {name!r} is in use by a running request", parameter="request_id"
             )
-        self._live[name] = live
+        self._streams[name] = live
 
     def remove(self, name: str) -> None:
-        self._live.pop(name, None)
+        self._streams.pop(name, None)
 
     def named(self, ids: Collection[str]) -> list[str]:
         """Return the ids of the requests with these ids or response ids."""
-        return [name for name, live in self._live.items() if name in ids or live.response_id in ids]
+        return [
+            name for name, each in self._streams.items() if name in ids or each.response_id in ids
+        ]
 
     def feed(self, deltas: Iterable[RequestDelta]) -> list[str]:
         """Hand deltas to their streams. Return the completions that the engine need not go on
         with."""
         ended = []
         for delta in deltas:
-            live = self._live.get(delta.request_id)
+            live = self._streams.get(delta.request_id)
             if live is None:  # aborted while the delta was on its way
                 continue
             stream = live.stream
@@ -99,11 +101,11 @@ class LiveRequests:
 
     def fail(self, name: str, error: PegboardError) -> None:
         """End one request with an error."""
-        if live := self._live.get(name):
+        if live := self._streams.get(name):
             live.fail(error)
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End all requests, because the engine is dead."""
-        for live in self._live.values():
+        for live in self._streams.values():
             # one error for each stream, because raising adds to an exception's traceback
             live.fail(EngineDeadError(str(error)))

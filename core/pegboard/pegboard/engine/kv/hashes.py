@@ -1,0 +1,121 @@
+"""The names of KV blocks.
+
+The name of a full block is a hash over everything that determines its content:
+
+    hash[i] = H(hash[i - 1], token ids of block i, extra keys of block i)
+
+Because every hash contains its parent, equal hashes mean equal history from the first token on. The
+parent of the first block is a hash of the KV plan's identity (checkpoint, types, layout), so
+engines whose blocks differ never compute the same hash. The extra keys are the adapter and the
+cache salt. The salt is in the first block only, because all later hashes depend on that one.
+Nothing is pickled. The encoding is canonical, so equal engines on different hosts compute the same
+hashes, and a connector can exchange blocks by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from pegboard.engine.prompt_embeds import rows_digest
+from pegboard.engine.requests import Request
+
+
+def root_hash(identity: str) -> bytes:
+    """Return the parent hash of every first block of the engines with this identity (see
+    KVPlan)."""
+    return hashlib.sha256(b"pegboard-block-chain" + identity.encode()).digest()
+
+
+HashBlock = Callable[[bytes, Sequence[int], bytes], bytes]
+"""(parent hash, token ids, encoded extra keys) → hash. The extra keys are b"" if there are none."""
+
+
+def sha256_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
+    """SHA-256 over parent ‖ token ids as little-endian int64 ‖ extra keys. 32 bytes.
+
+    No field needs a length prefix: the parent has 32 bytes, and all blocks of a chain have the same
+    number of tokens.
+    """
+    return hashlib.sha256(parent + np.asarray(token_ids, "<i8").tobytes() + extra).digest()
+
+
+def sha256_cbor_block(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
+    """SHA-256 over the canonical CBOR (RFC 8949 §4.2) of [parent, [token ids], extra keys or null],
+    which other programs can also compute easily."""
+    tokens = b"".join(_cbor_int(token) for token in token_ids)
+    tail = _cbor_head(2, len(extra)) + extra if extra else b"\xf6"
+    return hashlib.sha256(
+        b"\x83"
+        + _cbor_head(2, len(parent))
+        + parent
+        + _cbor_head(4, len(token_ids))
+        + tokens
+        + tail
+    ).digest()
+
+
+def _cbor_head(major: int, value: int) -> bytes:
+    """Return the shortest head of a CBOR item, given its major type and its non-negative
+    argument."""
+    if value < 24:
+        return bytes([major << 5 | value])
+    for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if value < 1 << 8 * size:
+            return bytes([major << 5 | code]) + value.to_bytes(size, "big")
+    raise OverflowError(f"{value} does not fit a CBOR integer")
+
+
+def _cbor_int(value: int) -> bytes:
+    return _cbor_head(0, value) if value >= 0 else _cbor_head(1, -1 - value)
+
+
+HASH_ALGOS: dict[str, HashBlock] = {"sha256": sha256_block, "sha256_cbor": sha256_cbor_block}
+
+
+class BlockHasher:
+    """Extends `request.block_hashes` with one hash per `block_size` confirmed tokens. identity: of
+    the KV plan."""
+
+    def __init__(self, algo: str, block_size: int, identity: str = "") -> None:
+        self._hash = HASH_ALGOS[algo]
+        self.block_size = block_size
+        self._nonce = os.urandom(16).hex()
+        self.restart(identity)
+
+    def restart(self, identity: str) -> None:
+        """Give the blocks that are hashed from now on another identity."""
+        self._root = root_hash(identity)
+
+    def extend(self, request: Request) -> None:
+        """Hash the blocks that have become full since the last call."""
+        hashes = request.block_hashes
+        size = self.block_size
+        tokens = request.all_token_ids
+        parent = hashes[-1] if hashes else self._root
+        for index in range(len(hashes), len(tokens) // size):
+            start = index * size
+            parent = self._hash(
+                parent, tokens[start : start + size], self._extra_keys(request, start)
+            )
+            hashes.append(parent)
+
+    def _extra_keys(self, request: Request, start: int) -> bytes:
+        """Return the canonical bytes of the extra keys of the block at token `start`, or b"" if it
+        has none. Only this engine knows the blocks of an adapter without a digest."""
+        keys: list[object] = []
+        if (lora := request.lora) is not None:
+            keys.append(
+                ["lora", lora.lora_name, lora.digest or f"{self._nonce}:{lora.lora_int_id}"]
+            )
+        if request.cache_salt is not None and start == 0:
+            keys.append(["salt", request.cache_salt])
+        if request.prompt_embeds is not None and start < request.num_prompt_tokens:
+            keys.append(
+                ["embeds", rows_digest(request.prompt_embeds, start, start + self.block_size)]
+            )
+        return msgspec.msgpack.encode(keys) if keys else b""
