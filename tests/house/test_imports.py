@@ -18,12 +18,6 @@ SERVER_KINDS = {"api", "command"}
 LAZY_KINDS = {"command"}
 """The kinds whose plugins may use the names of the package `pegboard` itself, such as `from
 pegboard import LLM`."""
-CYCLES_WITH_A_REASON: dict[frozenset[str], str] = {
-    frozenset(
-        {"pegboard.plugins.choosing", "pegboard.plugins.registry"}
-    ): "the gates that `Registry.choose` runs take the registry",
-}
-"""Files of one folder that import each other → why this is allowed."""
 
 
 def test_rows_of_core() -> None:
@@ -105,18 +99,8 @@ def test_core_imports_no_plugin() -> None:
 def test_no_files_import_each_other() -> None:
     """Type-only and function-local imports count. Imports of a parent package that Python makes by
     itself do not count."""
-    wrong = []
-    for cycle in cycles(modules()):
-        folders = {name.rpartition(".")[0] for name in cycle}
-        if len(folders) > 1 or cycle not in CYCLES_WITH_A_REASON:
-            wrong.append(" ⇄ ".join(sorted(cycle)))
+    wrong = [" ⇄ ".join(sorted(cycle)) for cycle in cycles(modules())]
     assert not wrong, "\n".join(wrong)
-
-
-def test_listed_cycles_are_cycles() -> None:
-    """Entries that are no longer cycles must be removed, so that the list only shrinks."""
-    gone = set(CYCLES_WITH_A_REASON) - set(cycles(modules()))
-    assert not gone, f"no longer so, remove from the list: {sorted(map(sorted, gone))}"
 
 
 def test_no_packages_import_each_other() -> None:

@@ -37,7 +37,7 @@ CEILINGS = {
     "layers": 870,
     "ops": 490,
     "plan": 790,
-    "plugins": 1170,
+    "plugins": 1190,
     "worker": 1640,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
@@ -50,7 +50,7 @@ LONG_CORE_FILES = {"worker/step_inputs.py", "worker/worker.py"}
 MAX_FILE = 400
 MAX_FUNCTION = 70
 MAX_METHODS = 25
-LARGE_CLASSES = {"Registry", "Worker"}
+LARGE_CLASSES = {"Worker"}
 """The classes of core/pegboard/pegboard that still have more methods."""
 FILES_WITH_STUBS = {
     "core/pegboard/pegboard/front/llm_pooling.py",

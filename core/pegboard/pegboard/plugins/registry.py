@@ -9,28 +9,25 @@ child = Registry.from_lock(lock)                # in a child: no scan, the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from pegboard import env
 from pegboard.config.schema import PluginConfig
-from pegboard.errors import ConfigError, PluginBroken, PluginConflict, PluginUnsuitable, blame
-from pegboard.interfaces.platform import PlatformSpec
-from pegboard.interfaces.spec import Need, Ok, Spec, Verdict
+from pegboard.errors import ConfigError, PluginBroken, PluginUnsuitable, blame
 from pegboard.log import get_logger
-from pegboard.plugins import choosing, discovery, options, policy
+from pegboard.plugins import discovery, options, policy
+from pegboard.plugins.catalogue import Catalogue
+from pegboard.plugins.choosing import Chooser
 from pegboard.plugins.class_specs import misfit
-from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
+from pegboard.plugins.discovery import Entry, Scan
 from pegboard.plugins.importing import (
     import_object,
     import_part,
-    import_spec,
     incompatibility,
     module_name,
-    run_probe,
 )
-from pegboard.plugins.names import check_kind, not_found
 from pegboard.plugins.options import RawOptions
 from pegboard.plugins.selection import Decision
 
@@ -52,9 +49,9 @@ class PluginLock:
     decisions: tuple[Decision, ...] = ()
 
 
-class Registry:
-    """Keeps specs, verdicts and choices, so asking twice costs nothing. Tests may build `scan`
-    themselves, with entries whose `value` names fakes."""
+class Registry(Catalogue):
+    """The catalogue of one process, with its choices and the objects that it builds. Tests may
+    build `scan` themselves, with entries whose `value` names fakes."""
 
     def __init__(
         self,
@@ -62,21 +59,19 @@ class Registry:
         config: PluginConfig | None = None,
         *,
         raw_options: RawOptions | None = None,
+        decisions: Sequence[Decision] = (),
+        unverified: set[str] | None = None,
     ) -> None:
-        self.scan = scan
-        self.config = config or PluginConfig()
-        self.decisions: dict[tuple[str, str], Decision] = {}
-        self.locked: dict[tuple[str, str], Decision] = {}
+        super().__init__(scan, config or PluginConfig(), unverified)
+        self._chooser = Chooser(self, decisions)
+        self.choose = self._chooser.choose
+        self.record = self._chooser.record
+        self.decisions = self._chooser.decisions
         self._raw_options = (
             options.gather(scan.entries, self.config.options)
             if raw_options is None
             else raw_options
         )
-        self._specs: dict[Entry, Spec] = {}
-        self._verdicts: dict[Entry, Verdict] = {}
-        self._replacements: dict[str, dict[str, Entry]] = {}
-        self._quarantined: dict[Entry, str] = {}
-        self._unverified: set[str] = set()
         self._fitting: set[tuple[Entry, str]] = set()
 
     @classmethod
@@ -102,220 +97,17 @@ class Registry:
         """Return the registry that the parent resolved. Neither packages nor the environment are
         read. The first use of a distribution raises PluginBroken if its version differs from the
         locked one."""
-        registry = cls(lock.scan, lock.config, raw_options=lock.options)
-        registry.locked = {(made.kind, made.key): made for made in lock.decisions}
-        registry._unverified = {entry.distribution for entry in lock.scan.all_entries()}
-        return registry
+        return cls(
+            lock.scan,
+            lock.config,
+            raw_options=lock.options,
+            decisions=lock.decisions,
+            unverified={entry.distribution for entry in lock.scan.all_entries()},
+        )
 
     def lock(self) -> PluginLock:
         """Return this registry as a value for child processes."""
         return PluginLock(self.scan, self.config, self._raw_options, tuple(self.decisions.values()))
-
-    # --- look-up: metadata only -------------------------------------------------------------------
-
-    def blocked(self, entry: Entry) -> str | None:
-        """Return why the configuration forbids the entry, or None if it does not."""
-        return policy.blocked(self.config, entry)
-
-    def entries(self, kind: str) -> list[Entry]:
-        """Return the allowed entries of a kind, sorted by name and distribution."""
-        check_kind(kind)
-        return [
-            entry for entry in self.scan.entries if entry.kind == kind and not self.blocked(entry)
-        ]
-
-    def names(self, kind: str) -> list[str]:
-        """Return the short names of the allowed entries, without duplicates."""
-        return sorted({entry.name for entry in self.entries(kind)})
-
-    def find(self, kind: str, name: str) -> Entry:
-        """Return the entry called `name`, or "distribution:name".
-
-        Raises PluginNotFound, which says what to install or what was meant, PluginConflict if
-        several distributions provide it, and PluginUnsuitable if it is installed but blocked by a
-        rule or made for another interface.
-        """
-        check_kind(kind)
-        distribution, colon, short = name.rpartition(":")
-        named = [entry for entry in self.scan.entries if entry.kind == kind and entry.name == short]
-        if colon:
-            named = [entry for entry in named if entry.distribution == normalized(distribution)]
-        allowed = [entry for entry in named if not self.blocked(entry)]
-        if not colon:
-            replaced = self.replacements(kind)
-            allowed = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in allowed))
-        if len(allowed) > 1:
-            raise self.conflict(kind, name, allowed)
-        if allowed:
-            return allowed[0]
-        if named:
-            reasons = "; ".join(f"{entry.id} is {self.blocked(entry)}" for entry in named)
-            raise PluginUnsuitable(
-                f"{kind} {name!r} may not be used: {reasons}", plugin=named[0].id
-            )
-        for unusable in self.scan.unusable:
-            if unusable.entry.kind == kind and name in (
-                unusable.entry.name,
-                unusable.entry.qualified,
-            ):
-                raise PluginUnsuitable(
-                    f"{unusable.entry.id} cannot be used: {unusable.reason}",
-                    plugin=unusable.entry.id,
-                )
-        if colon:
-            raise not_found(kind, name, [entry.qualified for entry in self.entries(kind)])
-        raise not_found(kind, name, self.names(kind))
-
-    def conflict(self, kind: str, name: str, entries: Sequence[Entry]) -> PluginConflict:
-        """Return the error for a short name that several distributions provide."""
-        forms = " or ".join(
-            repr(entry.qualified) for entry in sorted(entries, key=lambda entry: entry.sort_key)
-        )
-        return PluginConflict(
-            f"{kind} {name!r} is provided by several distributions: write {forms}, or deny all "
-            "but one of them"
-        )
-
-    def replacements(self, kind: str) -> Mapping[str, Entry]:
-        """Return {qualified name: the entry that replaces it}. Both the plugin (`replaces`) and the
-        operator (`override`) must want this. Only the specs of overriding plugins are read."""
-        if kind not in self._replacements:
-            found: dict[str, Entry] = {}
-            for entry in self.entries(kind) if self.config.override else ():
-                if not policy.overrides(self.config, entry):
-                    continue
-                for qualified in self.spec(entry).replaces:
-                    distribution, _, name = qualified.rpartition(":")
-                    target = f"{normalized(distribution)}:{name}"
-                    if target in found:
-                        raise self.conflict(kind, qualified, [found[target], entry])
-                    found[target] = entry
-            self._replacements[kind] = found
-        return self._replacements[kind]
-
-    def enabled(self, kind: str) -> list[Entry]:
-        """Return the entries of an ambient kind that run: those that are installed, allowed, and
-        either a default or enabled. Raises PluginConflict if two distributions provide the same
-        enabled name."""
-        running = [entry for entry in self.entries(kind) if policy.enabled(self.config, entry)]
-        replaced = self.replacements(kind)
-        running = list(dict.fromkeys(replaced.get(entry.qualified, entry) for entry in running))
-        for entry in running:
-            same = [other for other in running if other.name == entry.name]
-            if len(same) > 1:
-                raise self.conflict(kind, entry.name, same)
-        return running
-
-    def enabled_hooks(self) -> list[Entry]:
-        """Return the entries of the hooks group that run, sorted."""
-        return [
-            entry
-            for entry in self.scan.hooks
-            if not self.blocked(entry) and policy.enabled(self.config, entry)
-        ]
-
-    # --- tier 1: specs and verdicts ---------------------------------------------------------------
-
-    def spec(self, entry: Entry) -> Spec:
-        """Return the entry's spec, which is imported on first use. Raises PluginBroken."""
-        if entry not in self._specs:
-            self.verify_version(entry)
-            self._specs[entry] = import_spec(entry)
-        return self._specs[entry]
-
-    def verdict(self, entry: Entry) -> Verdict:
-        """Return the verdict of the entry's probe on this machine, or Ok if it has no probe. The
-        probe runs only once. Raises PluginBroken if it cannot be imported."""
-        if entry not in self._verdicts:
-            probe = self.spec(entry).probe
-            self._verdicts[entry] = run_probe(import_part(entry, probe, "probe")) if probe else Ok()
-        return self._verdicts[entry]
-
-    def runs_on(self, spec: Spec, platform: str) -> bool:
-        """Return whether a plugin runs on a platform: it names that family, or one whose plugins
-        the platform also runs."""
-        if spec.platforms is None or platform in spec.platforms:
-            return True
-        named = [entry for entry in self.entries("platform") if entry.name == platform]
-        return any(spec.platforms & cast(PlatformSpec, self.spec(entry)).runs for entry in named)
-
-    def verify_version(self, entry: Entry) -> None:
-        """Check that, in a child process, the distribution has the version that the parent saw.
-        Raises PluginBroken, which names both versions."""
-        if entry.distribution not in self._unverified or entry.version == UNINSTALLED:
-            return
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            here = version(entry.distribution)
-        except PackageNotFoundError:
-            # without metadata (a zip, a vendored copy), the import shows whether it works
-            here = entry.version
-        if here != entry.version:
-            message = (
-                f"{entry.id}: version {entry.version} is locked, but {here} is installed on this "
-                "host"
-            )
-            raise PluginBroken(f"{message}; install the same on every host", plugin=entry.id)
-        self._unverified.discard(entry.distribution)
-
-    def quarantine(self, entry: Entry, reason: str) -> None:
-        """Leave out a plugin that does not work and was not asked for by name, and warn once. With
-        PEGBOARD_STRICT this is an error."""
-        if env.strict():
-            raise PluginBroken(f"{entry.id}: {reason} (PEGBOARD_STRICT=1)", plugin=entry.id)
-        if entry not in self._quarantined:
-            self._quarantined[entry] = reason
-            logger.warning(
-                "plugin %s is left out: %s; see `pegboard plugins doctor`", entry.id, reason
-            )
-
-    # --- choice -----------------------------------------------------------------------------------
-
-    def choose(
-        self,
-        kind: str,
-        need: Need,
-        *,
-        explicit: str | None = None,
-        keys: Sequence[str] | None = None,
-        prefers: Sequence[str] = (),
-        key: str = "",
-        among: Iterable[Entry] | None = None,
-        required: bool = True,
-    ) -> Decision:
-        """Choose the best plugin of `kind` for `need`, and record the decision under (kind, key).
-
-        explicit: the user's choice (None or "auto" = none). It is used, or an error is raised; no
-        other plugin replaces it. keys: for a keyed kind, the names to look for, in this order,
-        followed by "*". If one of these plugins is broken, an error is raised instead of taking the
-        next. key: the first of `keys` if not given. prefers: names that the model or the platform
-        prefers; unknown names are ignored. among: only these entries are considered. required: if
-        False and nothing is suitable, a Decision without a winner is returned instead of an error.
-
-        Raises PluginNotFound, PluginUnsuitable (with the table), PluginBroken or PluginConflict.
-        """
-        key = key or (keys[0] if keys else "")
-        if explicit not in (None, "auto"):
-            made = self.record(choosing.choose_explicit(self, kind, need, str(explicit), key))
-        else:
-            made = choosing.choose_ranked(
-                self,
-                kind,
-                need,
-                key=key,
-                keys=keys,
-                prefers=prefers,
-                among=among,
-                required=required,
-            )
-        logger.debug("%s", made.line())
-        return made
-
-    def record(self, decision: Decision) -> Decision:
-        """Keep a decision for explanations and for the lock. Returns the decision."""
-        self.decisions[decision.kind, decision.key] = decision
-        return decision
 
     # --- tier 2: implementations ------------------------------------------------------------------
 
@@ -414,23 +206,3 @@ class Registry:
         """Return every choice of this process as plain data: the need, the winner and why it won,
         and what stopped the others."""
         return [made.describe() for _, made in sorted(self.decisions.items())]
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return every entry as plain data, with the reason why it may not be used ("" = it may).
-        `plugins list` and the API show this."""
-        rows = [
-            (entry, self.blocked(entry) or "") for entry in (*self.scan.entries, *self.scan.hooks)
-        ]
-        rows += [(unusable.entry, unusable.reason) for unusable in self.scan.unusable]
-        return [
-            {
-                "kind": entry.kind,
-                "name": entry.name,
-                "distribution": entry.distribution,
-                "version": entry.version,
-                "value": entry.value,
-                "reason": reason,
-                "enabled": not reason and policy.enabled(self.config, entry),
-            }
-            for entry, reason in sorted(rows, key=lambda row: row[0].sort_key)
-        ]
