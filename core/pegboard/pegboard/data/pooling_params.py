@@ -33,8 +33,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A prompt becomes one vector: `embed` makes it of hidden states after the final norm,
-    `classify` has one value per class.
+    """A prompt becomes one vector: `embed` pools the final hidden states, `classify` has one value
+    per class.
 
     truncate_prompt_tokens: the number of first tokens to keep; -1 keeps max_model_len. dimensions:
     keep only the first values, for models trained so (Matryoshka); the rest is normalized.

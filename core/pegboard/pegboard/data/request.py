@@ -33,7 +33,7 @@ class LoRARequest(msgspec.Struct, frozen=True):
         for name, text in (("lora_name", self.lora_name), ("lora_path", self.lora_path)):
             if not isinstance(text, str) or not text:
                 raise RequestError(
-                    f"{name} of a LoRARequest must be a text that is not empty, got {text!r:.60}",
+                    f"{name} of a LoRARequest must be a string that is not empty, got {text!r:.60}",
                     parameter=name,
                 )
         number = self.lora_int_id

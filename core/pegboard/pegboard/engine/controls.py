@@ -262,7 +262,8 @@ class Controls:
 
     def _add_lora(self, action: AddLoRA) -> Slow[bool]:
         lora = action.lora_request
-        while not self._loras().add(lora):
+        slots = self._loras()
+        while not slots.add(lora, is_idle=not self._steps):
             lora = msgspec.structs.replace(lora, load_inplace=False)
             yield
         return True

@@ -154,10 +154,11 @@ class LoRASlots(Gate):
             self._retire(adapter)
         return msgspec.structs.replace(lora, load_inplace=False)
 
-    def add(self, lora: LoRARequest) -> bool:
-        """Read an adapter. Return False while it is being read; then ask again. Raises RequestError
-        if it cannot be loaded, or if the adapters in memory are all in use or pinned."""
-        self.begin(is_idle=True)
+    def add(self, lora: LoRARequest, *, is_idle: bool) -> bool:
+        """Read an adapter. Return False while it is being read; then ask again after a step. Raises
+        RequestError if it cannot be loaded, or if the adapters in memory are all in use or
+        pinned."""
+        self.begin(is_idle=is_idle)
         adapter = self._wanted(self.arrive(lora))
         if adapter is None:
             raise RequestError(

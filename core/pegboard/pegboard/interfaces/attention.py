@@ -188,9 +188,9 @@ class AttentionLayer:
     current one. chunk: in tokens; a token at position p attends to the positions from p − p mod
     chunk (Meta 2025, Llama 4). A layer has a window, a chunk or neither. shares_kv_with: the layer
     whose cache this layer reads; it then writes none. value_dim: channels of a value; None =
-    head_dim. exact_keys: the cache must store floats of at least 16 bits. encoder: a token attends
-    to all tokens of its request, also to those after it (with a window, to those at most window //
-    2 away). A step has all of them, so they need not be stored. latent: set for latent attention.
+    head_dim. exact_keys: the cache must store floats of at least 16 bits. encoder: attention
+    is bidirectional within the request (with a window, window // 2 tokens to each side). A step has
+    all tokens of the request, so they need not be stored. latent: set for latent attention.
     Such a layer has one KV head, head_dim = C + R and value_dim = C.
 
     sinks: float32 [H], written in place when weights are loaded. The softmax of head h has one more

@@ -272,10 +272,10 @@ class Experts(Layer):
         return [*self.methods, *self.biases, *super().holders()]
 
     def unstacked(self, weights: Weights) -> Weights:
-        """Return an adapter with the matrices of each expert in place of those of all (see
-        `AdapterSlots.unstacked`). PEFT names these like transformers' module of the experts, or its
-        base layer. That module is called as in the checkpoint, or it is `experts` there, or
-        `mlp.experts` of the decoder layer. Raises ModelError if the shapes do not fit."""
+        """Split a stacked adapter into one per expert (see `AdapterSlots.unstacked`). PEFT names
+        these like transformers' module of the experts, or its base layer. That module is called as
+        in the checkpoint, or it is `experts` there, or `mlp.experts` of the decoder layer. Raises
+        ModelError if the shapes do not fit."""
         found = dict(weights)
         path = self.build.path
         modules = (path, f"{path}.experts", re.sub(r"(.*\.\d+)\..*", r"\1.mlp.experts", path))

@@ -19,8 +19,8 @@ from pegboard.layers.rope import Rotation
 
 class LatentAttention(Layer):
     """(q [T, H, N + R], latent [T, C], k_rope [T, R], rotation) → [T, H·V]. The last R channels of
-    q, and k_rope, are rotated, unless the rotation is None. With an index, it also takes what the
-    backend's callable then takes more.
+    q, and k_rope, are rotated, unless the rotation is None. With an index, it takes the backend's
+    extra arguments too.
 
     The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N
     other channels of every head's keys, and its values. The weight has two uses that need different

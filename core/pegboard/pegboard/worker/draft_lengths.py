@@ -27,9 +27,9 @@ DRAFT_COST = 0.6
 """C above, as measured on a CPU. It is below 1 because matrix products of more rows are faster."""
 MIXED_COST = 0.75
 MOST_MIXED_COST = 6.0
-"""What a step of several rows takes in addition if it has drafts: so many decoded tokens per row,
-up to a limit. It no longer has one token per row (0.5, up to 4, as measured on a CPU), and no step
-is scheduled ahead."""
+"""Extra cost of a step with drafts and several rows, in decoded tokens per row, and its maximum.
+Such a step is not one token per row (0.5, at most 4, as measured on a CPU), and no step is
+scheduled ahead."""
 USUAL_WEIGHT = 0.01
 """The weight of a row's estimate in the estimate for new requests."""
 LOWEST_RATE = 0.01

@@ -26,7 +26,7 @@ class Pooler:
         self._params: dict[int, PoolingParams] = {}
 
     def add(self, new: NewRequest) -> None:
-        """Note how the row's vector is made, in place of what the row held before."""
+        """Remember how to pool this row."""
         self._params[new.row] = new.pooling or PoolingParams()
 
     def pool(

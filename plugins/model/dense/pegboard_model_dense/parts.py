@@ -116,8 +116,9 @@ def make_norm(
     *,
     offset: float = 1.0,
 ) -> Norm:
-    """Return a norm of the traits' kind. scale: the input is that of the paper, divided by this.
-    factor: of its results; for root-mean-square norms only. offset: of "rms+1"."""
+    """Return a norm of the traits' kind. scale: the input is the paper's, divided by this. factor:
+    multiplies the results (root-mean-square norms only). offset: is added to the weight of
+    "rms+1"."""
     if not traits.norm.startswith("rms"):
         return StoredLayerNorm(build, size, traits.eps, traits.norm)
     eps = traits.eps / scale**2
