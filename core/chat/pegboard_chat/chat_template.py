@@ -252,10 +252,10 @@ def _warn_of_unused(source: str, names: Sequence[str]) -> None:
     shown = [name for name in names if name not in warned][:8]
     if shown and len(warned) < MAX_WARNINGS:
         warned.update(shown)
-        told = ", ".join(shown)
+        message = ", ".join(shown)
         log.warning(
             "the chat template of this model has no place for %s, so the model does not see it",
-            told,
+            message,
         )
 
 

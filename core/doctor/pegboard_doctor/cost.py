@@ -122,11 +122,11 @@ def measured(entries: Sequence[Entry]) -> dict[Entry, ImportCost]:
 def _table(costs: dict[Entry, ImportCost]) -> str:
     lines = [f"{'PLUGIN':<40} {'SPEC':>9} {'CODE':>9} {'MEMORY':>9} {'MODULES':>7}"]
     for entry, cost in costs.items():
-        told = (
+        message = (
             f"{cost.spec_ms:>6.1f} ms {cost.code_ms:>6.1f} ms {cost.kilobytes / 1024:>6.1f} MB "
             f"{cost.modules:>7}"
         )
-        lines.append(f"{f'{entry.kind}:{entry.name}':<40} {cost.error or told}")
+        lines.append(f"{f'{entry.kind}:{entry.name}':<40} {cost.error or message}")
     return "\n".join(lines)
 
 

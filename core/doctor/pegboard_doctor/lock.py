@@ -173,11 +173,11 @@ def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterab
         if each.wanted is not None and each.name in folders:
             folder = Path(folders[each.name])
             if not (folder.is_absolute() and (folder / "pyproject.toml").is_file()):
-                told = (
+                message = (
                     f"{each.name} {each.wanted} was installed from {folder}, which is not a "
                     "package here"
                 )
-                raise ConfigError(f"{told}: install it from where it is now")
+                raise ConfigError(f"{message}: install it from where it is now")
             pins.append(str(folder))
         elif each.wanted is not None:
             try:

@@ -79,8 +79,8 @@ def _run(
                     seconds = limit_s
         if not running and len(answers) < len(entries):
             errors.seek(0)
-            told = errors.read().decode(errors="replace").strip()
-            raise PegboardError(f"the program that runs the plugins failed: {told[-2000:]}")
+            message = errors.read().decode(errors="replace").strip()
+            raise PegboardError(f"the program that runs the plugins failed: {message[-2000:]}")
         return answers, f"{running} ends the interpreter"
 
 

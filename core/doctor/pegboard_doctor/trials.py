@@ -49,9 +49,9 @@ def refuse_stuck(entries: Iterable[Entry], need: Need | None = None) -> None:
     used in this process."""
     stuck = [(entry, trial.stuck) for entry, trial in tried(entries, need).items() if trial.stuck]
     if stuck:
-        told = "; ".join(f"{entry.id}: {why}" for entry, why in stuck)
+        message = "; ".join(f"{entry.id}: {why}" for entry, why in stuck)
         raise PluginBroken(
-            f"{told}; repair or uninstall it, or deny it (plugins.deny)", plugin=stuck[0][0].id
+            f"{message}; repair or uninstall it, or deny it (plugins.deny)", plugin=stuck[0][0].id
         )
 
 

@@ -209,12 +209,12 @@ def loading_watched(
                 # compilers have their own limit
                 if "subprocess" in names or (plugin := culprit(modules(), names)) is None:
                     continue
-                told = "".join(traceback.format_stack(stack[0])).rstrip()
+                message = "".join(traceback.format_stack(stack[0])).rstrip()
                 log.warning(
                     "loading: plugin %s has been in the same call for %.0f s:\n%s",
                     plugin,
                     now - since,
-                    told,
+                    message,
                 )
 
     threading.Thread(target=watch, name="pegboard-loading", daemon=True).start()

@@ -248,12 +248,12 @@ def number(text: str) -> int:
     try:
         return parse_number(text)
     except ValueError as error:
-        told = (
+        message = (
             str(error)
             if "whole" in str(error)
             else f"{text!r} is not a number; expected one like 4096, 4k or 4K"
         )
-        raise argparse.ArgumentTypeError(told) from None
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _json_mapping(text: str) -> dict[str, Any]:

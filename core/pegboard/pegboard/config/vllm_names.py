@@ -57,13 +57,19 @@ class Absent:
 
 def _absent(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Absent]]:
     for group in groups:
-        told = group.get("reason", "")
+        message = group.get("reason", "")
         kind = group.get("kind", "")
         warns = group.get("warns", False)
         for name in group.get("switches", ()):
-            yield name, Absent(told, kind, (str(group.get("agrees", False)).lower(),), True, warns)
+            yield (
+                name,
+                Absent(message, kind, (str(group.get(("agrees"), False)).lower(),), True, warns),
+            )
         for name, agrees in group.get("values", {}).items():
-            yield name, Absent(told, kind, tuple(agrees.split("|")) if agrees else (), False, warns)
+            yield (
+                name,
+                Absent(message, kind, tuple(agrees.split("|")) if agrees else (), False, warns),
+            )
 
 
 def _type(rule: Mapping[str, Any]) -> type:

@@ -101,12 +101,12 @@ class LoRASlots(Gate):
             return False
         if adapter is None or (adapter.slot is None and not self._place(adapter)):
             if sum(other.is_pinned for other in self._adapters.values()) == self._max_loras:
-                told = (
+                message = (
                     f"all {self._max_loras} slots have pinned adapters; raise max_loras or remove "
                     "a pinned adapter"
                 )
                 raise RequestError(
-                    f"adapter {request.lora.lora_name!r}: {told}", parameter="lora_request"
+                    f"adapter {request.lora.lora_name!r}: {message}", parameter="lora_request"
                 )
             if self._next is None:
                 self._next = key

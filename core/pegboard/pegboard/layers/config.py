@@ -11,7 +11,7 @@ _TYPES: Mapping[type, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
     list: "a list",
 }
 
@@ -26,10 +26,8 @@ def read(config: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     if value is not None and (
         not isinstance(value, expected) or isinstance(value, bool) != (kind is bool)
     ):
-        told = _TYPES[get_origin(kind) or kind]
-        raise ModelError(
-            f"the checkpoint's config has {name}={value!r}; this architecture needs {told}"
-        )
+        expected = _TYPES[get_origin(kind) or kind]
+        raise ModelError(f"the checkpoint's config has {name}={value!r}; expected {expected}")
     return value
 
 
@@ -37,7 +35,5 @@ def size_of(config: Mapping[str, Any], name: str) -> int:
     """Return a size. Raises ModelError if the config does not have it."""
     size = read(config, name, int)
     if size is None:
-        raise ModelError(
-            f"the checkpoint's config has {name}=None; this architecture needs a whole number"
-        )
+        raise ModelError(f"the checkpoint's config has {name}=None; expected a whole number")
     return size

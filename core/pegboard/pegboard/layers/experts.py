@@ -124,11 +124,11 @@ class Experts(Layer):
             for weight, target in declared:
                 entry, name, expert = index.get(weight.name, (None, weight.name, None))
                 if entry is not None and weight.shape != entry.shape:
-                    told = (
+                    message = (
                         f"has shape {list(available[name].shape)}; each of {self.num_experts} "
                         "experts"
                     )
-                    raise ModelError(f"tensor {name} {told} needs {list(weight.shape)}")
+                    raise ModelError(f"tensor {name} {message} needs {list(weight.shape)}")
                 self.targets.setdefault(name, []).append((weight.name, expert, target))
                 wanted[name] = (
                     weight if entry is None else WantedWeight(name, available[name].shape)

@@ -31,8 +31,8 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
             entry for entry in registry.entries("metrics") if "traces" in registry.spec(entry).flags
         ]
         given = {"endpoint": engine.otlp_traces_endpoint, "collect": engine.collect_detailed_traces}
-        told = "otlp_traces_endpoint needs a metrics plugin that exports traces"
-        registry = _enable(registry, "metrics", found, given, told)
+        message = "otlp_traces_endpoint needs a metrics plugin that exports traces"
+        registry = _enable(registry, "metrics", found, given, message)
     if engine.kv_events_config:
         registry = _with_kv_events(registry, engine.kv_events_config)
     if servers:
@@ -41,8 +41,8 @@ def with_enabled(registry: Registry, settings: Settings) -> Registry:
             for entry in registry.entries("builtin_tool")
             if "tool_servers" in registry.spec(entry).flags
         ]
-        told = "tool_server needs a builtin_tool plugin that is a client of such servers"
-        registry = _enable(registry, "builtin_tool", found, {"servers": servers}, told)
+        message = "tool_server needs a builtin_tool plugin that is a client of such servers"
+        registry = _enable(registry, "builtin_tool", found, {"servers": servers}, message)
     for entry in registry.enabled("metrics"):
         if "traces" in registry.spec(entry).flags and not getattr(
             registry.options(entry), "endpoint", None
@@ -71,18 +71,18 @@ def _with_kv_events(registry: Registry, config: Mapping[str, Any]) -> Registry:
         entry for entry in registry.entries("metrics") if "kv_events" in registry.spec(entry).flags
     ]
     named = f" named {publisher!r}" if publisher else ""
-    told = f"kv_events_config needs a metrics plugin{named} that publishes KV events"
+    message = f"kv_events_config needs a metrics plugin{named} that publishes KV events"
     return _enable(
         registry,
         "metrics",
         [each for each in publishers if publisher in (None, each.name)],
         given,
-        told,
+        message,
     )
 
 
 def _enable(
-    registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], told: str
+    registry: Registry, kind: str, found: list[Entry], given: Mapping[str, Any], message: str
 ) -> Registry:
     """Enable the plugins in `found` that are not disabled. `given` are their options where the user
     has set none."""
@@ -90,7 +90,9 @@ def _enable(
     found = [entry for entry in found if f"{kind}:{entry.name}" not in config.disable]
     if not found:
         raise PluginNotFound(
-            f"{told}, and none runs; {missing_providers(kind, registry.names(kind))}".rstrip("; ")
+            (f"{message}, and none runs; {missing_providers(kind, registry.names(kind))}").rstrip(
+                "; "
+            )
         )
     options = {key: dict(values) for key, values in config.options.items()}
     for entry in found:

@@ -96,11 +96,11 @@ def _locked(name: str, entries: Iterable[Entry], owners: Mapping[str, set[str]])
     roots |= {root for root, names in owners.items() if name in names}
     for root in sorted(roots):
         if others := owners.get(root, set()) - {name}:
-            told = (
+            message = (
                 f"{min(others)} has installed files in the package {root} of {name}, so it cannot "
                 "be locked"
             )
-            raise ConfigError(f"{told}: uninstall one of them")
+            raise ConfigError(f"{message}: uninstall one of them")
     plugins = sorted(f"{entry.kind}:{entry.name}" for entry in entries)
     return LockedPlugins(", ".join(sorted(versions)), _digest(sorted(roots)), plugins)
 
@@ -225,8 +225,8 @@ def check(registry: Registry, path: str) -> None:
     file."""
     locked = read(Path(path).expanduser())
     if found := differences(locked, installed(registry, locked.distributions)):
-        told = "\n  ".join(map(str, found))
+        message = "\n  ".join(map(str, found))
         raise ConfigError(
-            f"the plugins differ from {path}:\n  {told}\nrun pegboard plugins sync {path}, or "
+            f"the plugins differ from {path}:\n  {message}\nrun pegboard plugins sync {path}, or "
             "lock them again"
         )

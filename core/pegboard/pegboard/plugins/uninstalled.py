@@ -59,8 +59,8 @@ def _entry(given: str, file: Entry, name: str, plugin: object) -> Entry:
             f"{kind!r}{did_you_mean(kind, KINDS)}"
         )
     if kind in NO_FILES:
-        told = f"class {name} is a {kind}, which must be installed"
-        raise ConfigError(f"--plugin {given}: {told}: pegboard plugins new {kind} NAME")
+        message = f"class {name} is a {kind}, which must be installed"
+        raise ConfigError(f"--plugin {given}: {message}: pegboard plugins new {kind} NAME")
     group = f"pegboard.{kind}.v{KINDS[kind].major}"
     return replace(file, kind=kind, name=short, value=f"{file.value}:{name}", group=group)
 

@@ -30,10 +30,10 @@ class OpenWorker(Worker):
         known = SERVING_CALLS | self.extension_methods
         if method not in known:
             advice = did_you_mean(method, known) or f"; they have {', '.join(sorted(known))}"
-            told = (
+            message = (
                 f"workers have no method {method[:60]!r}{advice}; worker_extension_cls adds methods"
             )
-            raise RequestError(told, parameter="method")
+            raise RequestError(message, parameter="method")
         return getattr(self, method)(*args, **kwargs)
 
 

@@ -58,8 +58,10 @@ def watched(
         except PegboardError:
             raise
         except Exception as error:
-            told = f"plugin {plugin} broke its contract: {name} returned {_shown(result)}: {error}"
-            raise PluginFailure(told, plugin=plugin) from error
+            message = (
+                f"plugin {plugin} broke its contract: {name} returned {_shown(result)}: {error}"
+            )
+            raise PluginFailure(message, plugin=plugin) from error
 
     return call
 

@@ -119,8 +119,8 @@ def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
     for name, weight in wanted.items():
         stored = checkpoint.tensors.get(name)
         if stored is not None and weight.shape and weight.shape != stored.shape:
-            told = f"has shape {list(stored.shape)}; the model expects {list(weight.shape)}"
-            raise ModelError(f"{checkpoint.path}: tensor {name} {told}")
+            message = f"has shape {list(stored.shape)}; the model expects {list(weight.shape)}"
+            raise ModelError(f"{checkpoint.path}: tensor {name} {message}")
     missing = sorted(set(wanted) - set(checkpoint.tensors)) if checkpoint.tensors else []
     if missing:
         raise ModelError(

@@ -421,12 +421,12 @@ class Worker:
                 next(folder.glob(pattern), None) for pattern in spec.file_patterns
             ):
                 return import_part(entry, spec.adapters, "adapters")(folder, self.plan.checkpoint)
-        told = (
+        message = (
             "no installed weight loader reads the adapter in"
             if folder.is_dir()
             else "there is no folder"
         )
-        raise ModelError(f"{told} {folder}")
+        raise ModelError(f"{message} {folder}")
 
     def sleep(self, level: int) -> None:
         """Release the memory of the KV cache and of the weights. level 1: the weights are saved; 2:

@@ -149,9 +149,12 @@ class EngineProcess(EngineLink):
                 made, self._lock = _new_folder()
             except OSError as error:
                 # tempfile finds no folder that it can write, or the disk is full
-                told = f"no folder for the engine's socket can be made: {error.strerror or error}"
+                message = (
+                    f"no folder for the engine's socket can be made: {error.strerror or error}"
+                )
                 raise ConfigError(
-                    f"{told}; free some space there, or set TMPDIR to a folder that can be written"
+                    f"{message}; free some space there, or set TMPDIR to a folder that can be "
+                    "written"
                 ) from error
             address = f"ipc://{made / 'engine'}"
             super().__init__(address)
