@@ -107,7 +107,7 @@ def compare(plain: LLM, drafts: LLM, kind: str, batch: int, rounds: int) -> None
 def propose_share(llm: LLM, rows: int = 32) -> float:
     """Return the share of a step that proposing takes, as a median over the steps that decode all
     rows."""
-    runner = llm.llm_engine.engine._executor.worker.running
+    runner = llm.llm_engine.engine._parts.executor.worker.running
     step = Timer(llm.llm_engine, "step")
     proposing = Timer(runner.ending, "propose")
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)

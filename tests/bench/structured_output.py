@@ -43,7 +43,7 @@ def measure(backend: str | None) -> dict[str, float]:
     """Returns the median milliseconds per step, by part."""
     config = {"backend": backend} if backend else {}
     with LLM(max_model_len=1024, max_num_seqs=ROWS, structured_outputs_config=config) as llm:
-        sampler = llm.llm_engine.engine._executor.worker.running.ending.sampler
+        sampler = llm.llm_engine.engine._parts.executor.worker.running.ending.sampler
         parts = {"apply": Timer(sampler, "_apply_masks")}
         structure = StructuredOutputsParams(json=SCHEMA) if backend else None
         params = SamplingParams(

@@ -56,7 +56,7 @@ def test_no_token_changes(
         before = [tokens(llm, lora) for lora in loras]
         assert len(before) == 1 or before[0] != before[1]
         for level in (1, 2):
-            layers = llm.llm_engine.engine._executor.worker.build.declared.layers
+            layers = llm.llm_engine.engine._parts.executor.worker.build.declared.layers
             released = sum(area.numel() for area in WeightMemory(layers, never, never).tensors())
             assert released >= stored, (
                 f"{stored - released} of {stored} bytes of weights are not released"

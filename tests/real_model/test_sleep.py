@@ -60,7 +60,7 @@ def resident_bytes() -> int:
 
 
 def worker_of(llm: LLM) -> Any:
-    return llm.llm_engine.engine._executor.worker
+    return llm.llm_engine.engine._parts.executor.worker
 
 
 @pytest.mark.parametrize(("llm", "level"), CASES, indirect=["llm"])
