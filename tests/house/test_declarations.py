@@ -28,7 +28,6 @@ from pegboard.plugins.importing import import_object, import_spec
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 WORKER = CORE / "worker/worker.py"
-OPEN_WORKER = CORE / "worker/extension.py"
 
 EXCEPTIONS = {
     "BuiltinToolNeed.type": "`pegboard plugins why builtin_tool --need type=…` asks with it",
@@ -77,8 +76,7 @@ def uncalled_methods() -> set[str]:
 
 
 def missing_methods() -> set[str]:
-    known = {*public_methods(WORKER, "Worker"), *public_methods(OPEN_WORKER, "OpenWorker")}
-    return set(called_on_workers()) - known
+    return set(called_on_workers()) - set(public_methods(WORKER, "Worker"))
 
 
 def unasked_actions() -> set[str]:

@@ -11,8 +11,8 @@ import pytest
 from pegboard.config.schema import EngineConfig
 from pegboard.engine.actions import CollectiveRpc
 from pegboard.errors import ConfigError, PegboardError, RequestError
-from pegboard.worker.extension import OpenWorker, make_worker
-from pegboard.worker.worker import WorkerPlan
+from pegboard.worker.extension import make_worker
+from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.fake_engine import FakeEngine
 
 
@@ -53,7 +53,7 @@ def test_methods_of_the_extension_are_called(path: str) -> None:
     assert made.call("collective_rpc", "where", (5,), {"more": 1}) == (2, 6)
     with pytest.raises(ValueError, match="no such weight"):
         made.call("collective_rpc", "fail", (), {})
-    assert type(worker(None)) is OpenWorker, "the class of other workers is as before"
+    assert type(worker(None)) is Worker, "the class of other workers is as before"
 
 
 @pytest.mark.parametrize(

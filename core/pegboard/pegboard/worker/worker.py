@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
-from pegboard.errors import ConfigError, ModelError, blame, expect
+from pegboard.errors import ConfigError, ModelError, RequestError, blame, did_you_mean, expect
 from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
@@ -79,10 +79,12 @@ class WorkerPlan:
 
 
 class Worker:
-    """The order of calls is load → allocate → warm_up → run … → stop."""
+    """The order of calls is load → allocate → warm_up → run … → stop. extension_methods: the names
+    that `worker_extension_cls` has added."""
 
     runner: ModelRunner | None = None
     replay: Replay | None = None
+    extension_methods: frozenset[str] = frozenset()
 
     def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
         self.registry = registry
@@ -386,6 +388,23 @@ class Worker:
                 f"workers have no method {method!r}; known: {', '.join(sorted(known))}"
             )
         return getattr(self, method)(*args)
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call `method(worker, …)`, or the worker's method of this name. Only SERVING_CALLS and
+        methods of the extension can be named. Raises RequestError for others, and what the method
+        raises."""
+        if not isinstance(method, str):
+            return method(self, *args, **kwargs)
+        known = SERVING_CALLS | self.extension_methods
+        if method not in known:
+            advice = did_you_mean(method, known) or f"; they have {', '.join(sorted(known))}"
+            message = (
+                f"workers have no method {method[:60]!r}{advice}; worker_extension_cls adds methods"
+            )
+            raise RequestError(message, parameter="method")
+        return getattr(self, method)(*args, **kwargs)
 
     def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
         if self.runner is None or not (inputs := self.runner.inputs).has_adapters:
