@@ -19,6 +19,7 @@ from pegboard.engine.actions import (
     Pause,
     Sleep,
     Stats,
+    UpdateWeights,
     WakeUp,
     action_of,
     answer_of,
@@ -26,7 +27,7 @@ from pegboard.engine.actions import (
 )
 from pegboard.engine.boundary.messages import Control, decode_to_engine, encode
 from pegboard.errors import RequestError
-from pegboard.front.controls import AsyncControls, Controls
+from pegboard.front.controls import AsyncControls, SyncControls
 from pegboard_testing.fake_engine import FakeEngine
 
 
@@ -97,9 +98,12 @@ def test_methods_are_like_hand_written_ones() -> None:
 
     client = AsyncControls(ask)
     assert asyncio.run(client.sleep(2, mode="keep")) == 1
-    assert Controls(asked.append).wake_up(tags=["weights"]) is None
+    assert SyncControls(asked.append).wake_up(tags=["weights"]) is None
     assert asked == [Sleep(2, "keep"), WakeUp(["weights"])]
     assert inspect.iscoroutinefunction(AsyncControls.sleep)
-    assert str(inspect.signature(AsyncControls.sleep)) == str(inspect.signature(Controls.sleep))
-    assert list(inspect.signature(Controls.sleep).parameters) == ["self", "level", "mode"]
-    assert Controls.sleep.__doc__ == Sleep.__doc__
+    assert str(inspect.signature(AsyncControls.sleep)) == str(inspect.signature(SyncControls.sleep))
+    assert list(inspect.signature(SyncControls.sleep).parameters) == ["self", "level", "mode"]
+    assert SyncControls.sleep.__doc__ == Sleep.__doc__
+    assert SyncControls.update_weights.__doc__ == UpdateWeights.__doc__
+    for each in (*vars(AsyncControls).items(), *vars(SyncControls).items()):
+        assert each[0].startswith("_") or inspect.getdoc(each[1]), f"{each[0]} is not documented"

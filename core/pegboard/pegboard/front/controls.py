@@ -48,10 +48,10 @@ def online(
     return _documented(method, action)
 
 
-def offline(action: Callable[P, Action[R]]) -> "Callable[Concatenate[Controls, P], R]":
+def offline(action: Callable[P, Action[R]]) -> "Callable[Concatenate[SyncControls, P], R]":
     """Return the method that asks for this action and waits."""
 
-    def method(self: Controls, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def method(self: SyncControls, /, *args: P.args, **kwargs: P.kwargs) -> R:
         answer: R = self._ask(action(*args, **kwargs))
         return answer
 
@@ -67,6 +67,13 @@ def _documented(method: Method, action: Callable[..., object]) -> Method:
     method.__doc__ = action.__doc__
     method.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     return method
+
+
+def _new_weights(path: str | Path, mode: PauseMode = "abort") -> UpdateWeights:
+    return UpdateWeights(str(path), mode)
+
+
+_new_weights.__doc__ = UpdateWeights.__doc__
 
 
 class AsyncControls:
@@ -87,10 +94,8 @@ class AsyncControls:
     sleep = online(Sleep)
     start_profile = online(StartProfile)
     stop_profile = online(StopProfile)
+    update_weights = online(_new_weights)
     wake_up = online(WakeUp)
-
-    async def update_weights(self, path: str | Path, mode: PauseMode = "abort") -> None:
-        await self._ask(UpdateWeights(str(path), mode))
 
     async def collective_rpc(
         self,
@@ -114,7 +119,7 @@ class AsyncControls:
         return results
 
 
-class Controls:
+class SyncControls:
     """ask: carries out an action and returns its answer."""
 
     def __init__(self, ask: Callable[[Action[Any]], Any]) -> None:
@@ -129,10 +134,8 @@ class Controls:
     sleep = offline(Sleep)
     start_profile = offline(StartProfile)
     stop_profile = offline(StopProfile)
+    update_weights = offline(_new_weights)
     wake_up = offline(WakeUp)
-
-    def update_weights(self, path: str | Path, mode: PauseMode = "abort") -> None:
-        self._ask(UpdateWeights(str(path), mode))
 
     def collective_rpc(
         self,

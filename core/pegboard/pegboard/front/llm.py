@@ -28,7 +28,7 @@ from pegboard.front.beam_search import (
     last_logprobs,
     step_params,
 )
-from pegboard.front.controls import Controls
+from pegboard.front.controls import SyncControls
 from pegboard.front.llm_engine import LLMEngine
 from pegboard.front.llm_pooling import PoolingMethods, as_list, per_prompt
 from pegboard.front.prompts import PromptInput, as_prompt
@@ -39,7 +39,7 @@ Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
 
 
-class LLM(Controls, PoolingMethods):
+class LLM(SyncControls, PoolingMethods):
     """One model, loaded in this process, for batches of prompts.
 
     settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`.

@@ -15,7 +15,7 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import Action
 from pegboard.engine.boundary.spawn import BUILDER, load_function
 from pegboard.errors import ConfigError, RequestError
-from pegboard.front.controls import Controls
+from pegboard.front.controls import SyncControls
 from pegboard.front.output_stream import OutputStream
 from pegboard.front.prompts import PromptInput, RequestBuilder, as_prompt
 from pegboard.interfaces.metrics import PREFIX, Reading, Totals
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class LLMEngine(Controls):
+class LLMEngine(SyncControls):
     """An engine that takes and returns text. It is not thread-safe.
 
     engine: an `engine.Engine`, or anything with its methods. tokenizer: None if
