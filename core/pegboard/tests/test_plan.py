@@ -149,7 +149,7 @@ def test_a_plan_from_a_folder(model):
         "tool_parser",
         "reasoning_parser",
     }
-    assert {kind for kind, _ in child.locked} == made
+    assert {kind for kind, _ in child._chooser._locked} == made
     assert {kind for kind, _ in registry.decisions} == made
 
 
