@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from page import BEGIN, END, NOTHING, PAGE, put, section
 from page import main as write_page
 from plot import draw, log_axis

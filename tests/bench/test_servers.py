@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from measure import QUICK_CLIENTS, measure_servers, measure_sides
 from servers import MemoryWatch, Server, ServerFailed, measure_server
 from side import Side, SideFailed
