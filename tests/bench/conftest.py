@@ -1,4 +1,5 @@
-"""Makes this folder importable, because the tests here import `report` and other modules from it."""
+"""Makes this folder importable, because the tests here import `report` and other modules from
+it."""
 
 import sys
 from pathlib import Path
