@@ -27,6 +27,7 @@ CASES = {
 }
 PROMPTS = [list(range(3, length)) for length in (5, 30, 50)]
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1, detokenize=False)
+TWELVE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 
 
 def write_other(path: Path, model_type: str, config: dict[str, Any]) -> Reference:
@@ -94,10 +95,9 @@ def test_running_requests_go_on_with_the_new_weights(
 ) -> None:
     old = write("llama")
     new = write_other(tmp_path / "new", "llama", {})
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     with open_llm(old.directory) as llm:
         engine = llm.llm_engine
-        engine.add_request("a", {"prompt_token_ids": PROMPTS[1]}, params)
+        engine.add_request("a", {"prompt_token_ids": PROMPTS[1]}, TWELVE)
         before: list[int] = []
         while len(before) < 4:
             for output in engine.step():
@@ -116,13 +116,13 @@ def test_running_requests_go_on_with_the_new_weights(
 def test_running_requests_end_with_the_old_weights_if_the_update_waits(
     write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
-    """`step` returns the outputs of the steps that the update has run."""
+    """`step` returns the outputs of the steps that the update has run, but none of a request that
+    was aborted."""
     old = write("llama")
     new = write_other(tmp_path / "new", "llama", {})
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     with open_llm(old.directory) as llm:
         engine = llm.llm_engine
-        engine.add_request("a", {"prompt_token_ids": PROMPTS[1]}, params)
+        engine.add_request("a", {"prompt_token_ids": PROMPTS[1]}, TWELVE)
         engine.step()
         llm.update_weights(new.directory, mode="wait")
         assert engine.has_unfinished_requests()
@@ -131,6 +131,10 @@ def test_running_requests_end_with_the_old_weights_if_the_update_waits(
         tokens = list(outputs[-1].outputs[0].token_ids)
         assert outputs[-1].finished and len(tokens) == 12
         check(llm, new, PROMPTS)
+        engine.add_request("b", {"prompt_token_ids": PROMPTS[1]}, TWELVE)
+        llm.update_weights(old.directory, mode="wait")
+        engine.abort_request(["b"])
+        assert not engine.has_unfinished_requests() and not engine.step()
     greedy = old.logprobs([*PROMPTS[1], *tokens])[len(PROMPTS[1]) - 1 : -1].argmax(-1).tolist()
     assert tokens == greedy
 

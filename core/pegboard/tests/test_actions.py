@@ -34,7 +34,7 @@ from pegboard_testing.fake_engine import FakeEngine
 def test_every_action_can_be_sent_and_is_carried_out() -> None:
     assert set(get_args(AnyAction)) == set(Action.__subclasses__())
     controls = FakeEngine().engine._controls
-    assert {*controls._handlers, *controls._answers} == set(ACTIONS.values())
+    assert set(controls._handlers) == set(ACTIONS.values())
     assert all(action.__doc__ for action in ACTIONS.values())
 
 
@@ -76,7 +76,12 @@ ACTIONS_BY_CLASS = {action: tag for tag, action in ACTIONS.items()}
 
 @pytest.mark.parametrize(
     "action",
-    [Pause(clear_cache="yes"), CollectiveRpc(len), CollectiveRpc("m", [object()]), AddLoRA(3)],  # type: ignore[arg-type]
+    [
+        Pause(clear_cache="yes"),  # type: ignore[arg-type]
+        CollectiveRpc(len),
+        CollectiveRpc("m", [object()]),
+        AddLoRA(3),  # type: ignore[arg-type]
+    ],
 )
 def test_what_the_engine_process_could_not_read_is_not_sent(action: Any) -> None:
     with pytest.raises(RequestError, match=ACTIONS_BY_CLASS[type(action)]):

@@ -60,8 +60,8 @@ class CollectiveRpc(Action[list[Any]], tag="collective_rpc"):
     """Call a method of the worker extension (`worker_extension_cls`) between two steps, and return
     the results in rank order. Arguments and results are plain values: numbers, strings, bytes,
     lists, dicts. In the engine's own process, `method` may be a function that takes the worker, and
-    anything may be passed. Raises RequestError if there is no such method, and what the method
-    raises."""
+    anything may be passed. Raises RequestError if there is no such method. An error of the method
+    is raised here."""
 
     method: Any
     args: Sequence[Any] = ()

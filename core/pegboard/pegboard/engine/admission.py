@@ -77,8 +77,9 @@ class Admission:
         if start is None:
             return Verdict.SKIPPED
         if start.external.match.load == "between_steps":
-            is_begun = self._starts.begin_loading(request, start)
-            return Verdict.SKIPPED if is_begun else Verdict.BLOCKED
+            return (
+                Verdict.SKIPPED if self._starts.begin_loading(request, start) else Verdict.BLOCKED
+            )
         before = request.num_computed_tokens
         request.num_computed_tokens += start.num_cached
         verdict = self._schedule(request, start, plan)

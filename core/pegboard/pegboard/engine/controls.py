@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from pegboard.engine.actions import (
     Action,
     AddLoRA,
     CollectiveRpc,
+    Decisions,
     IsPaused,
     IsSleeping,
     ListLoRAs,
@@ -26,6 +27,7 @@ from pegboard.engine.actions import (
     Resume,
     Sleep,
     StartProfile,
+    Stats,
     StopProfile,
     UpdateWeights,
     WakeUp,
@@ -52,7 +54,7 @@ Slow = Generator[None, None, R]
 
 
 class Controls:
-    """answers: actions that only read, and what answers them. describe: returns the checkpoint at a
+    """stats, decisions: answer the actions of these names. describe: returns the checkpoint at a
     path, or raises ModelError. can_sleep: `enable_sleep_mode` is set."""
 
     def __init__(
@@ -65,7 +67,8 @@ class Controls:
         loras: LoRASlots | None,
         metrics: StepMetrics,
         *,
-        answers: Mapping[type[Action[Any]], Callable[[], Any]],
+        stats: Callable[[], dict[str, Any]],
+        decisions: Callable[[], list[dict[str, Any]]],
         describe: Callable[[str], "Checkpoint"],
         can_sleep: bool,
     ) -> None:
@@ -81,16 +84,17 @@ class Controls:
         self._mode: PauseMode | None = None  # of the current pause; None = the engine serves
         self._is_sleeping = False
         self._asleep: list[str] = []  # the tags of the released memory
-        self._answers = answers
         self._pending: list[tuple[Slow[Any], Future[Any]]] = []
         self._handlers: dict[type[Action[Any]], Callable[[Any], Any]] = {
-            ResetPrefixCache: self._reset_prefix_cache,
-            StartProfile: self._start_profile,
-            StopProfile: self._stop_profile,
+            Stats: lambda action: stats(),
+            Decisions: lambda action: decisions(),
+            ResetPrefixCache: lambda action: self._reset(recompute=action.reset_running_requests),
+            StartProfile: lambda action: self._profile(action.path),
+            StopProfile: lambda action: self._profile(None),
             CollectiveRpc: self._collective_rpc,
             UpdateWeights: self._update_weights,
             Pause: lambda action: self._pause(action.mode, action.clear_cache),
-            Resume: self._resume,
+            Resume: lambda action: self._resume(),
             IsPaused: lambda action: self._mode is not None,
             Sleep: self._sleep,
             WakeUp: self._wake_up,
@@ -111,8 +115,7 @@ class Controls:
         may be after some steps."""
         future: Future[R] = Future()
         try:
-            read = self._answers.get(type(action))
-            answer = read() if read is not None else self._handlers[type(action)](action)
+            answer = self._handlers[type(action)](action)
         except Exception as error:  # noqa: BLE001 - the answer to the caller; the engine goes on
             future.set_exception(error)
             return future
@@ -161,7 +164,7 @@ class Controls:
         if self._mode is None:
             raise RequestError("the pause was ended before the engine had stopped")
 
-    def _resume(self, action: Resume | None = None) -> None:
+    def _resume(self) -> None:
         if self._is_sleeping:
             raise RequestError("the engine sleeps; wake it with wake_up")
         self._mode = None
@@ -199,9 +202,6 @@ class Controls:
         return self._mode is None
 
     # --- the prefix cache and the weights ---------------------------------------------------------
-
-    def _reset_prefix_cache(self, action: ResetPrefixCache) -> bool:
-        return self._reset(recompute=action.reset_running_requests)
 
     def _reset(self, *, recompute: bool) -> bool:
         """Forget all cached blocks. recompute: first take the blocks of all requests. Return False
@@ -244,13 +244,9 @@ class Controls:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _start_profile(self, action: StartProfile) -> None:
+    def _profile(self, path: str | None) -> None:
         self._steps.finish_all()
-        self._executor.call("profile", action.path)
-
-    def _stop_profile(self, action: StopProfile) -> None:
-        self._steps.finish_all()
-        self._executor.call("profile", None)
+        self._executor.call("profile", path)
 
     def _collective_rpc(self, action: CollectiveRpc) -> list[object]:
         self._steps.finish_all()

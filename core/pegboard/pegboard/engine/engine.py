@@ -17,7 +17,7 @@ import msgspec
 
 from pegboard.config.limits import Limits
 from pegboard.data.request import EngineRequest, RequestDelta
-from pegboard.engine.actions import Action, Decisions, R, Stats
+from pegboard.engine.actions import Action, R
 from pegboard.engine.admission import Admission
 from pegboard.engine.controls import Controls, no_checkpoint
 from pegboard.engine.forks import Forks
@@ -102,7 +102,8 @@ class Engine:
             self._steps,
             loras,
             metrics,
-            answers={Stats: self.stats, Decisions: parts.decisions},
+            stats=self.stats,
+            decisions=parts.decisions,
             describe=parts.describe_update,
             can_sleep=parts.can_sleep,
         )
@@ -186,7 +187,8 @@ class Engine:
         answer as soon as it is done, which may be after some calls of `step`."""
         self._life.check()
         future = self._controls.start(action)
-        self._end_step()
+        if self._life.end is None:
+            self._end_step()
         return future
 
     # --- metrics ----------------------------------------------------------------------------------

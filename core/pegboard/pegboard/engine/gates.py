@@ -19,7 +19,8 @@ class Gate:
         return True
 
     def begin(self, *, is_idle: bool) -> None:
-        """Requests are about to be tried in order. is_idle: no step is in flight."""
+        """Requests may be tried in order from now on. is_idle: no step is in flight, so this may
+        change the workers."""
 
     def leave(self, request: Request) -> None:
         """Give back what the request has: it does not run now, or not any more."""

@@ -89,7 +89,7 @@ class Scheduler:
         self._num_steps = 0
         self._pacing = PrefillPacing(limits.target_itl_s) if limits.target_itl_s else None
         self._steps: dict[int, InFlight] = {}
-        self._is_paused = False
+        self.is_paused = False
 
     def schedule(self) -> Batch | None:
         """Return the next step's batch, or None if nothing can run now. The batch is empty if only
@@ -100,7 +100,7 @@ class Scheduler:
             return None
         load = self._load()
         plan = StepPlan(self._limits, self._budget(load), self._kv.checkpoint_every)
-        if not self._is_paused:
+        if not self.is_paused:
             self._plan_running(plan)
             if not plan.has_preempted:
                 self._admission.admit(plan)
@@ -122,11 +122,7 @@ class Scheduler:
 
     def pause(self, is_paused: bool) -> None:
         """Stop or go on computing. A paused scheduler's steps only poll for KV transfers."""
-        self._is_paused = is_paused
-
-    @property
-    def is_paused(self) -> bool:
-        return self._is_paused
+        self.is_paused = is_paused
 
     def drafts(self, step: int) -> dict[int, list[int]]:
         """Return row → the draft tokens that a submitted step verifies."""

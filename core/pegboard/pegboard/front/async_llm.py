@@ -202,8 +202,8 @@ class AsyncLLM(AsyncControls):
     def shutdown(self) -> None:
         """End the engine process, and all streams with EngineDeadError. Blocks until the process is
         gone. A second call does nothing."""
-        self._connection.stop()
         self._all_sinks.close()
+        self._connection.stop()
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepDeltas):

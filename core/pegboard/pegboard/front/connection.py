@@ -40,7 +40,7 @@ class EngineConnection:
         self._ids = count()
         self._ready: asyncio.Future[None] | None = None
         self.dead: EngineDeadError | None = None
-        self.is_stopped = False
+        self._is_stopped = False
 
     async def start(self) -> None:
         """Wait until the engine is ready. Later calls return at once. Raises the error of the
@@ -55,9 +55,9 @@ class EngineConnection:
 
     def stop(self) -> None:
         """End the engine process. Blocks until it is gone. A second call does nothing."""
-        if self.is_stopped:
+        if self._is_stopped:
             return
-        self.is_stopped = True
+        self._is_stopped = True
         if self.dead is None:
             self._die(EngineDeadError("the engine was shut down"))
         self._engine.stop()

@@ -4,7 +4,7 @@ uses it."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,7 @@ class LLMEngine(SyncControls):
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         """Abort requests, which have no further outputs. Unknown ids are ignored."""
-        known = [name for name in request_ids if self._outputs.streams.pop(name, None) is not None]
-        if known:
+        if known := self._outputs.drop(request_ids):
             self.engine.abort(known)
 
     def abort_all(self) -> None:
@@ -153,6 +152,11 @@ class _Outputs:
         """The number of requests that have not returned all their outputs."""
         finished = sum(output.finished for output in self._early)
         return len(self.streams) + finished
+
+    def drop(self, request_ids: Collection[str]) -> list[str]:
+        """Return nothing more of these requests. Returns the ids of those that the engine has."""
+        self._early = [each for each in self._early if each.request_id not in request_ids]
+        return [name for name in request_ids if self.streams.pop(name, None) is not None]
 
     def ask(self, action: Action[Any]) -> Any:
         """Carry out an action. If it takes some steps, `step` returns their outputs later."""

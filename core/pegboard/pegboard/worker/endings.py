@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -18,9 +19,21 @@ from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
 from pegboard.worker.draft_lengths import DraftLengths
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.stages import Stages
-from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 Masks = Callable[[], TokenMasks]
+
+
+@dataclass(slots=True)
+class Step:
+    """What an ending gets. hidden: [T, size]. logits: [S, V] if the step has computed them already.
+    masks: waits for the grammar masks; None = the step needs none. output: gets the results."""
+
+    inputs: StepInputs
+    hidden: Tensor
+    logits: Tensor | None
+    masks: Masks | None
+    output: StepOutput
 
 
 class Ending:
@@ -34,18 +47,9 @@ class Ending:
     def remove(self, rows: np.ndarray) -> None:
         """Requests have left these rows."""
 
-    def end(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
-        """Turn the hidden states [T, size] into the step's results, in `output`. logits: [S, V] if
-        the step has computed them already. masks: waits for the grammar masks; None = the step
-        needs none. The returned callable waits for the results."""
-        return lambda: output
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        """Turn the hidden states into `step.output`. The returned callable waits for it."""
+        return lambda: step.output
 
 
 class Pool(Ending):
@@ -56,17 +60,10 @@ class Pool(Ending):
     def add(self, new: NewRequest) -> None:
         self.pooler.add(new)
 
-    def end(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
-        if len(inputs.sample_rows):
-            output.embeddings = self.pooler.pool(hidden, inputs, self.stages.logits)
-        return lambda: output
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        if len(step.inputs.sample_rows):
+            step.output.embeddings = self.pooler.pool(step.hidden, step.inputs, self.stages.logits)
+        return lambda: step.output
 
 
 class SampleOnHost(Ending):
@@ -74,11 +71,11 @@ class SampleOnHost(Ending):
     copies: None = the host computes them."""
 
     def __init__(
-        self, sampler: Sampler, stages: Stages, state: RowState, copies: Copies | None
+        self, sampler: Sampler, stages: Stages, inputs: InputBuilder, copies: Copies | None
     ) -> None:
         self.sampler = sampler
         self.stages = stages
-        self.state = state
+        self.inputs = inputs
         self.copies = copies
 
     def add(self, new: NewRequest) -> None:
@@ -91,20 +88,14 @@ class SampleOnHost(Ending):
     def remove(self, rows: np.ndarray) -> None:
         self.sampler.remove(rows)
 
-    def end(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        inputs = step.inputs
         if not len(inputs.sample_rows):
-            return lambda: output
-        logits = self.logits(inputs, hidden, logits)
+            return lambda: step.output
+        logits = self.logits(step)
         # on a device this would wait
         broken = logits[:, 0].isnan() if self.copies is None else None
-        sampled = self.sample(inputs, logits, masks, output)
+        sampled = self.sample(step, logits)
         tokens = sampled.token_ids.cpu().numpy()
         counts = sampled.counts.cpu().numpy()
         if inputs.draft_token_ids is None:  # one token per row
@@ -117,30 +108,33 @@ class SampleOnHost(Ending):
         if broken is not None and broken.any():  # one of the logits rows of a row
             is_bad = np.logical_or.reduceat(broken.numpy(), inputs.offsets[:-1])
             flat[np.repeat(is_bad, counts)] = BAD_LOGITS
-        output.token_ids = CSR(flat, offsets)
+        step.output.token_ids = CSR(flat, offsets)
         self.sampled(inputs, tokens, counts)
-        return lambda: output
+        return lambda: step.output
 
-    def logits(self, inputs: StepInputs, hidden: Tensor, logits: Tensor | None) -> Tensor:
+    def logits(self, step: Step) -> Tensor:
         """Return the logits of the rows that need a token, [S, V]."""
+        logits = step.logits
         if logits is None:
-            index = inputs.logits_index
-            logits = self.stages.logits(hidden if index is None else hidden[index])
+            index = step.inputs.logits_index
+            logits = self.stages.logits(step.hidden if index is None else step.hidden[index])
         return expect(logits, Tensor, self.stages.model, "logits")
 
-    def sample(
-        self, inputs: StepInputs, logits: Tensor, masks: Masks | None, output: StepOutput
-    ) -> Sampled:
-        step = SampleStep(
-            inputs.sample_rows, inputs.offsets, inputs.draft_token_ids, masks() if masks else None
+    def sample(self, step: Step, logits: Tensor) -> Sampled:
+        inputs = step.inputs
+        wanted = SampleStep(
+            inputs.sample_rows,
+            inputs.offsets,
+            inputs.draft_token_ids,
+            step.masks() if step.masks else None,
         )
-        sampled = expect(self.sampler.sample(logits, step), Sampled, self.sampler, "sample")
-        output.logprobs = sampled.logprobs
+        sampled = expect(self.sampler.sample(logits, wanted), Sampled, self.sampler, "sample")
+        step.output.logprobs = sampled.logprobs
         return sampled
 
     def sampled(self, inputs: StepInputs, tokens: np.ndarray, counts: np.ndarray) -> None:
         """Note the tokens in the rows' history. tokens: [rows, most], counts: [rows]."""
-        self.state.append_tokens(inputs.sample_rows, tokens, counts)
+        self.inputs.state.append_tokens(inputs.sample_rows, tokens, counts)
 
 
 class SampleAndDraft(SampleOnHost):
@@ -150,12 +144,12 @@ class SampleAndDraft(SampleOnHost):
         self,
         sampler: Sampler,
         stages: Stages,
-        state: RowState,
+        inputs: InputBuilder,
         copies: Copies | None,
         draft: DraftProposer,
         limits: Limits,
     ) -> None:
-        super().__init__(sampler, stages, state, copies)
+        super().__init__(sampler, stages, inputs, copies)
         self.draft = draft
         self.lengths = DraftLengths(limits, fixed_tokens=1 if copies is None else 64)
         self.max_model_len = limits.max_model_len
@@ -169,18 +163,11 @@ class SampleAndDraft(SampleOnHost):
         super().remove(rows)
         self.draft.remove(rows)
 
-    def end(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
-        wait = super().end(inputs, hidden, logits, masks, output)
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        wait = super().end(step)
         started = time.perf_counter()
-        if len(inputs.sample_rows):
-            output.draft_token_ids = self.propose(inputs)
+        if len(step.inputs.sample_rows):
+            step.output.draft_token_ids = self.propose(step.inputs)
         self.draft_s = time.perf_counter() - started
         return wait
 
@@ -190,7 +177,7 @@ class SampleAndDraft(SampleOnHost):
 
     def propose(self, inputs: StepInputs) -> CSR:
         """Ask the draft plugin for the next step's proposals, and keep them."""
-        state = self.state
+        state = self.inputs.state
         rows = inputs.sample_rows
         numbers = rows.tolist()
         room = self.max_model_len - state.num_tokens[rows] - 1
@@ -206,36 +193,18 @@ class SampleOnDevice(SampleOnHost):
     """Leaves one token per row on the device, where the next step reads it. The host reads its copy
     when the result is requested."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        stages: Stages,
-        state: RowState,
-        copies: Copies,
-        inputs: InputBuilder,
-    ) -> None:
-        super().__init__(sampler, stages, state, copies)
-        self.download = copies.download
-        self.inputs = inputs
-
-    def end(
-        self,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor | None,
-        masks: Masks | None,
-        output: StepOutput,
-    ) -> Callable[[], StepOutput]:
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        inputs = step.inputs
         if not len(inputs.sample_rows):
-            return lambda: output
-        logits = self.logits(inputs, hidden, logits)
-        sampled = self.sample(inputs, logits, masks, output)
+            return lambda: step.output
+        sampled = self.sample(step, self.logits(step))
         self.inputs.keep_sampled(inputs.sample_rows, sampled.token_ids[:, 0])
-        self.state.append_unread(inputs.sample_rows)
-        wait = self.download(sampled.token_ids)
+        self.inputs.state.append_unread(inputs.sample_rows)
+        assert self.copies is not None, "the device has them"
+        wait = self.copies.download(sampled.token_ids)
 
         def finish() -> StepOutput:
-            output.token_ids = CSR(wait().numpy()[:, 0].astype(np.int32), inputs.offsets)
-            return output
+            step.output.token_ids = CSR(wait().numpy()[:, 0].astype(np.int32), inputs.offsets)
+            return step.output
 
         return finish

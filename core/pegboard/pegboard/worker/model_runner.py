@@ -35,6 +35,7 @@ from pegboard.worker.endings import (
     SampleAndDraft,
     SampleOnDevice,
     SampleOnHost,
+    Step,
 )
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.pooler import Pooler
@@ -96,12 +97,10 @@ class ModelRunner:
         parts = self.parts
         if parts.pooler is not None:
             return Pool(parts.pooler, self.stages)
-        usual = (parts.sampler, self.stages, self.state)
+        usual = (parts.sampler, self.stages, self.inputs, parts.copies)
         if parts.draft is not None:
-            return SampleAndDraft(*usual, parts.copies, parts.draft, parts.limits)
-        if parts.copies is not None:
-            return SampleOnDevice(*usual, parts.copies, self.inputs)
-        return SampleOnHost(*usual, None)
+            return SampleAndDraft(*usual, parts.draft, parts.limits)
+        return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
     def record(self, replay: Replay, refusal: str = "") -> list[str]:
         """Record the model's stages, after a first step. Returns the reasons why some of them run
@@ -158,7 +157,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             transfers=transfers,
         )
-        wait = self.ending.end(inputs, hidden, logits, masks, output)
+        wait = self.ending.end(Step(inputs, hidden, logits, masks, output))
         draft_s = self.ending.draft_s
         ended = time.perf_counter()
         output.times = StepTimes(
