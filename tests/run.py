@@ -1,13 +1,13 @@
 """Runs the tests in three processes, which take the next file when they have finished one. `make
 test`, `make nightly` and `make check` call it.
 
-python tests/run.py                       every test that is not marked slow, and a table of the
-slowest at the end python tests/run.py --nightly             every test
-python tests/run.py ARGUMENTS OF PYTEST   these tests, in one process
-python tests/run.py --changed [COMMIT]    the tests near to what differs from a commit (HEAD if none
-is named), at most about
-                                          three minutes; the tests of this repository's rules are
-                                          always part of them
+    python tests/run.py                      every test that is not marked slow; the slowest are
+                                             listed at the end
+    python tests/run.py --nightly            every test
+    python tests/run.py ARGUMENTS OF PYTEST  these tests, in one process
+    python tests/run.py --changed [COMMIT]   the tests near to what differs from a commit (HEAD if
+                                             none is named), at most about three minutes; the tests
+                                             of this repository's rules are always part of them
 """
 
 from __future__ import annotations

@@ -108,8 +108,13 @@ def test_nothing_but_pegboard_makes_a_table(result: dict[str, Any]) -> None:
     result["rows"] = as_data(rows(result))
     head, _, *lines = table(result).splitlines()
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
-        "workload", "measure", "Pegboard", "ratio", "target", "reached",
-    ]  # fmt: skip
+        "workload",
+        "measure",
+        "Pegboard",
+        "ratio",
+        "target",
+        "reached",
+    ]
     assert len({len(line) for line in lines}) == 1 and any(
         "≥ 2 × llama.cpp" in line for line in lines
     )

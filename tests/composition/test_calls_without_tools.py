@@ -12,10 +12,10 @@ from pegboard_api_openai.api import OpenAIApi
 from pegboard_api_openai.plugin import OPENAI
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import build_app
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'

@@ -13,10 +13,10 @@ from pegboard_api_responses.options import ResponsesOptions
 from pegboard_api_responses.plugin import RESPONSES
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import build_app
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_builtin_tool import TYPES, FakeBuiltinTool
 from pegboard_testing.fake_client import FakeEngineClient
 

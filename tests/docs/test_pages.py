@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pages import PACKAGE_PAGES, PAGES, ROOT, anchors, blocks, links, prose
 
-from pegboard.config.schema import SECTIONS, settings_of
+from pegboard.config.sections import all_settings
 from pegboard.interfaces import KINDS
 from pegboard_chat.request_body import REFUSED
 from pegboard_testing.authoring import generate, models_page, reference
@@ -132,11 +132,7 @@ def test_readme_counts_the_kinds() -> None:
 def test_what_vllm_page_calls_missing_is_missing() -> None:
     page = ROOT / "docs/vllm.md"
     table = page.read_text("utf-8").partition("**Flags** that do not exist:")[2]
-    ours = {
-        f"--{setting.name.replace('_', '-')}"
-        for section in SECTIONS
-        for setting in settings_of(section)
-    }
+    ours = {f"--{setting.name.replace('_', '-')}" for setting in all_settings().values()}
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `--")]
     assert rows
     missing = {flag for row in rows for flag in re.findall(r"`(--[\w-]+)`", row[1])}

@@ -334,18 +334,12 @@ def bench_generate(run: Run, **settings: Any) -> dict[str, Any]:
             temperature=0.8, top_p=0.95, top_k=50, max_tokens=128, ignore_eos=True
         )
         for name, count, params in (
-            ((
-                "1"
-            ), 1, greedy), ((
-                "8"
-            ), 8, greedy), ((
-                "32"
-            ), 32, greedy), ((
-                "256"
-            ), 256, greedy), ((
-                "256 sampled"
-            ), 256, sampled),
-        ):  # fmt: skip
+            (("1"), 1, greedy),
+            (("8"), 8, greedy),
+            (("32"), 32, greedy),
+            (("256"), 256, greedy),
+            (("256 sampled"), 256, sampled),
+        ):
             prompts = [f"{index}. Write about the river and the town:" for index in range(count)]
             found["output_tokens_per_s"][name] = max(
                 rate(prompts, params, 128 * count) for _ in range(3)
@@ -395,7 +389,7 @@ PARTS: dict[str, Callable[[Run], dict[str, Any]]] = {
             ("256_decode", {"width": 256, "decodes": True}),
         )
         for dtype in LIMITS
-    },  # fmt: skip
+    },
     "attention_fp8_cache": lambda run: check_attention(run, torch.float32, FP8),
     "attention_e5m2_cache": lambda run: check_attention(
         run, torch.float32, torch.float8_e5m2, decodes=True

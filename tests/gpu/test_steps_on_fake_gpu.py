@@ -19,9 +19,9 @@ from pegboard_platform_cpu.platform import CPUPlatform
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVGroup, KVPlan
 from pegboard.interfaces.platform import PlatformSetup
-from pegboard.plugins.discovery import Entry
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_generic import installed_entry
 from pegboard_testing.fake_gpu import DEVICE, FakeGPU, FakeGPUPlatform

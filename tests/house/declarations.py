@@ -26,6 +26,7 @@ DECLARING = (
     *(CORE / "data" / name for name in ("batch.py", "request.py")),
     CORE / "config/limits.py",
     CORE / "config/schema.py",
+    CORE.parents[1] / "server/pegboard_server/settings.py",
 )
 """The files whose classes are checked."""
 SUFFIXES = ("Spec", "Need", "Setup", "Config", "Limits")

@@ -23,8 +23,8 @@ from members import (
 )
 
 CEILINGS = {
-    ".": 220,
-    "cli": 340,
+    ".": 280,
+    "cli": 345,
     "config": 550,
     "data": 570,
     "engine": 1780,
@@ -36,8 +36,8 @@ CEILINGS = {
     "interfaces": 1080,
     "layers": 870,
     "ops": 490,
-    "plan": 790,
-    "plugins": 1190,
+    "plan": 740,
+    "plugins": 1150,
     "worker": 1640,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling

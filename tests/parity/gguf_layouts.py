@@ -218,8 +218,12 @@ def counts(config: Any) -> dict[str, Any]:
     }
 
 
-SCALES = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-          "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}  # fmt: skip
+SCALES = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 
 
 def scales(config: Any) -> dict[str, Any]:

@@ -442,8 +442,10 @@ class Plamo2:
             }
             at += "mixer."
             if i % 2:
-                shapes |= {f"{at}qkv_proj.weight": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
-                           f"{at}o_proj.weight": (HIDDEN, HEADS * DIM)}  # fmt: skip
+                shapes |= {
+                    f"{at}qkv_proj.weight": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+                    f"{at}o_proj.weight": (HIDDEN, HEADS * DIM),
+                }
                 heads |= {f"{at}q_weight": (HEADS * DIM,), f"{at}k_weight": (KV_HEADS * DIM,)}
                 continue
             shapes |= {

@@ -626,8 +626,11 @@ def test_config_tensors_and_tokens(
             for key, value in each.pop("attn_config", {}).items()
             if key not in IGNORED
         }
-    differing = {key: (value, given.get(key)) for key, value in expected.items()
-                 if key not in IGNORED and given.get(key) != value}  # fmt: skip
+    differing = {
+        key: (value, given.get(key))
+        for key, value in expected.items()
+        if key not in IGNORED and given.get(key) != value
+    }
     assert not differing
     assert checkpoint.architectures == (type(reference.model).__name__,)
     assert {

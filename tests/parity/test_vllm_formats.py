@@ -56,8 +56,12 @@ def as_symmetric_gptq(weight: Tensor, bits: int, order: bool) -> tuple[dict[str,
 SYMMETRIC = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
 W8A8 = of_groups("int-quantized", "channel", num_bits=8, symmetric=True, dynamic=False)
 W8A8["config_groups"]["group_0"]["input_activations"] = {
-    "num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True,
-}  # fmt: skip
+    "num_bits": 8,
+    "type": "int",
+    "strategy": "token",
+    "dynamic": True,
+    "symmetric": True,
+}
 OURS = {"awq": CASES["awq"], "pack-quantized": CASES["pack-quantized"]}
 OURS |= {
     "gptq": (SYMMETRIC, as_symmetric_gptq, 4, False),

@@ -78,12 +78,18 @@ def transformers_model(path: Path) -> Any:
         max_position_embeddings=8192,
     )
     names = {
-        "token_embd": "embed_tokens", "output_norm": "norm",
-        "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    }  # fmt: skip
+        "token_embd": "embed_tokens",
+        "output_norm": "norm",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
     weights = {}
     for tensor in GGUFReader(path).tensors:
         *block, kind, _ = tensor.name.split(".")

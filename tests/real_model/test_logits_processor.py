@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pegboard import LLM, SamplingParams
+from pegboard import installed as installed_plugins
 from pegboard.errors import RequestError
 from pegboard.plugins import discovery
 from pegboard_testing.fake_distributions import FakeDistributions
@@ -70,8 +71,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     )
     monkeypatch.syspath_prepend(tmp_path)
     discovery.scan.cache_clear()
+    installed_plugins.installed.cache_clear()
     yield
     discovery.scan.cache_clear()
+    installed_plugins.installed.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")

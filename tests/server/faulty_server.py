@@ -18,7 +18,7 @@ import pytest
 import zmq
 from faulty_plugins import install
 
-from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
+from pegboard.config.schema import EngineConfig, PluginConfig, Settings
 from pegboard.engine.boundary import process
 from pegboard.engine.boundary.client import EngineLink
 from pegboard.engine.boundary.messages import Ready, Stop, encode
@@ -31,6 +31,7 @@ from pegboard.plugins.discovery import Scan
 from pegboard_server.app import open_app
 from pegboard_server.engine_watch import EngineWatch
 from pegboard_server.http_metrics import HTTP_METRICS
+from pegboard_server.settings import ServerConfig
 from pegboard_server.watchdog import LoopGuard
 
 APIS = ("pegboard-api-openai", "pegboard-api-responses")
@@ -176,7 +177,11 @@ class Faults:
         folder = self.folder / str(self.num_started)
         folder.mkdir()
         plan, registry = resolve(
-            Settings(ENGINE, ServerConfig(lora_resolvers=["acme"]), PluginConfig(enable=ENABLED))
+            Settings(
+                ENGINE,
+                PluginConfig(enable=ENABLED),
+                {"server": ServerConfig(lora_resolvers=["acme"])},
+            )
         )
         engine = build_engine(plan)
         engine._grammars.compiler._timeout_s = 0.2

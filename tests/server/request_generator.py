@@ -143,7 +143,7 @@ ROUTES: list[tuple[str, int, dict[str, Any], dict[str, tuple[list[Any], list[Any
     ("/tokenize", 1, {"prompt": "Hello there"}, TOKENIZE),
     ("/tokenize", 1, {"messages": HELLO}, TOKENIZE_CHAT),
     ("/detokenize", 1, {"tokens": [504, 3575]}, DETOKENIZE),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

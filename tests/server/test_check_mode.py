@@ -13,12 +13,12 @@ from faulty_server import Faults, faults  # noqa: F401  faults is a fixture
 from test_faults import named, request_of
 
 from pegboard.errors import PluginFailure
+from pegboard.installed import Entry
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard.interfaces.kv_connector import Match
 from pegboard.interfaces.output_parser import Content, ToolCallEnd, ToolCallStart
 from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.plugins.discovery import Entry
 from pegboard_testing.check_mode import checked
 from pegboard_testing.fake_limits import fake_limits
 
@@ -71,74 +71,66 @@ GOOD = Sampled(column(1, 9), torch.ones(2))
     [
         ("sampler", "sample", (LOGITS, STEP), GOOD, Sampled(column(1, 10), torch.ones(2)), "9"),
         ("sampler", "sample", (LOGITS, STEP), GOOD, Sampled(column(1), torch.ones(1)), "2 rows"),
-        ((
-            "sampler"
-        ), (
-            "sample"
-        ), (LOGITS, STEP), GOOD, Sampled(column(1, 9), torch.zeros(2)), (
-            "counts"
-        )),
+        (
+            "sampler",
+            "sample",
+            (LOGITS, STEP),
+            GOOD,
+            Sampled(column(1, 9), torch.zeros(2)),
+            "counts",
+        ),
         ("logits_processor", "apply", (LOGITS, None, None), LOGITS, LOGITS[:1], r"shape \[2, 10\]"),
-        ((
-            "logits_processor"
-        ), (
-            "apply"
-        ), (NAN[:, :2] * 0, None, None), NAN[:1].expand(2, 2), NAN, (
-            r"rows \[1\] contain NaN"
-        )),
+        (
+            "logits_processor",
+            "apply",
+            (NAN[:, :2] * 0, None, None),
+            NAN[:1].expand(2, 2),
+            NAN,
+            r"rows \[1\] contain NaN",
+        ),
         ("logits_processor", "apply", (LOGITS, None, None), LOGITS, LOGITS.double(), "float32"),
-        ((
-            "draft"
-        ), (
-            "propose"
-        ), (DRAFT_STEP,), Drafts([np.array([1, 2])]), Drafts([np.array([1, 2, 3])]), (
-            "the limit is 2"
-        )),
-        ((
-            "draft"
-        ), (
-            "propose"
-        ), (DRAFT_STEP,), Drafts([np.array([1])]), Drafts([np.array([10**6])]), (
-            "not below"
-        )),
+        (
+            "draft",
+            "propose",
+            (DRAFT_STEP,),
+            Drafts([np.array([1, 2])]),
+            Drafts([np.array([1, 2, 3])]),
+            "the limit is 2",
+        ),
+        (
+            "draft",
+            "propose",
+            (DRAFT_STEP,),
+            Drafts([np.array([1])]),
+            Drafts([np.array([10**6])]),
+            "not below",
+        ),
         ("draft", "propose", (DRAFT_STEP,), Drafts([np.array([1])]), Drafts([]), "1 rows"),
         ("kv_connector", "match", (Request(), 4), Match(5), Match(6), "from 0 to 5"),
         ("kv_connector", "plan", (None,), b"", "", "expected bytes"),
         ("model", "logits", (NAN[:, :1] * 0 + 1,), torch.zeros(2, 5), torch.zeros(3, 5), "shape"),
         ("tokenizer", "encode", ("a",), [1], [1.0], "token ids"),
         ("tokenizer", "decode", ([1],), "a", b"a", "expected str"),
-        ((
-            "tokenizer"
-        ), (
-            "vocabulary"
-        ), (), Vocabulary([(
-            b"a"
-        )], frozenset(), ()), Vocabulary([(
-            "a"
-        )], frozenset(), ()), (
-            "bytes"
-        )),
+        (
+            "tokenizer",
+            "vocabulary",
+            (),
+            Vocabulary([b"a"], frozenset(), ()),
+            Vocabulary(["a"], frozenset(), ()),
+            "bytes",
+        ),
         ("tool_parser", "feed", ("", ()), [Content("a")], [ToolCallEnd(0)], "ToolCallEnd"),
-        ((
-            "tool_parser"
-        ), (
-            "feed"
-        ), ((
-            ""
-        ), ()), [ToolCallStart(0, (
-            "a"
-        ), (
-            "f"
-        ))], [ToolCallStart(2, (
-            "b"
-        ), (
-            "f"
-        ))], (
-            "ToolCallStart"
-        )),
+        (
+            "tool_parser",
+            "feed",
+            ("", ()),
+            [ToolCallStart(0, "a", "f")],
+            [ToolCallStart(2, "b", "f")],
+            "ToolCallStart",
+        ),
         ("structured_output", "fill", (None, np.ones((1, 2))), None, None, ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_checked(
     kind: str, method: str, arguments: Any, good: Any, wrong: Any, told: str
 ) -> None:

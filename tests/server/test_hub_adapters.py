@@ -35,29 +35,18 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.folders: dict[tuple[str, str], Path] = {}
         for seed, (name, revision) in enumerate(
-            [((
-                "org/poet"
-            ), (
-                "main"
-            )), ((
-                "org/poet"
-            ), (
-                "v2"
-            )), ((
-                "org/many"
-            ), (
-                "main"
-            )), ((
-                "org/private"
-            ), (
-                "main"
-            )), ((
-                "org/slow"
-            ), (
-                "main"
-            )),
-             ("org/pickled", "main"), ("org/broken", "main"), ("org/other", "main")], 50
-        ):  # fmt: skip
+            [
+                (("org/poet"), ("main")),
+                (("org/poet"), ("v2")),
+                (("org/many"), ("main")),
+                (("org/private"), ("main")),
+                (("org/slow"), ("main")),
+                ("org/pickled", "main"),
+                ("org/broken", "main"),
+                ("org/other", "main"),
+            ],
+            50,
+        ):
             folder = self.folders[name, revision] = root / name / revision
             make_adapter(folder / "fr" if name == "org/many" else folder, seed)
         pickled = self.folders["org/pickled", "main"]

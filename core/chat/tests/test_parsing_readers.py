@@ -327,92 +327,28 @@ def test_tagged_calls(text: str, content: str, calls: list[ToolCall]) -> None:
 @pytest.mark.parametrize(
     ("value", "types", "expected"),
     [
-        ((
-            "7"
-        ), (
-            "string"
-        ), (
-            "7"
-        )), ((
-            "7"
-        ), (
-            "integer"
-        ), 7), ((
-            " 7 "
-        ), (
-            "integer"
-        ), 7), ((
-            "+7"
-        ), (
-            "integer"
-        ), 7), ((
-            "7.5"
-        ), (
-            "integer"
-        ), 7.5),
-        ((
-            "1e3"
-        ), (
-            "number"
-        ), 1000.0), ((
-            "nan"
-        ), (
-            "number"
-        ), (
-            "nan"
-        )), ((
-            "true"
-        ), (
-            "boolean"
-        ), True), ((
-            "False"
-        ), (
-            "boolean"
-        ), False),
-        ((
-            "0"
-        ), (
-            "boolean"
-        ), False), ((
-            "null"
-        ), (
-            "null string"
-        ), None), ((
-            "null"
-        ), (
-            "string"
-        ), (
-            "null"
-        )), ((
-            "[1]"
-        ), (
-            "array"
-        ), [1]),
-        ((
-            "[1"
-        ), (
-            "array"
-        ), (
-            "[1"
-        )), ((
-            "{'a': 'b'}"
-        ), (
-            "object"
-        ), {(
-            "a"
-        ): (
-            "b"
-        )}), ((
-            '{"a": 1}'
-        ), (
-            "string object"
-        ), {(
-            "a"
-        ): 1}),
+        ("7", "string", "7"),
+        ("7", "integer", 7),
+        (" 7 ", "integer", 7),
+        ("+7", "integer", 7),
+        ("7.5", "integer", 7.5),
+        ("1e3", "number", 1000.0),
+        ("nan", "number", "nan"),
+        ("true", "boolean", True),
+        ("False", "boolean", False),
+        ("0", "boolean", False),
+        ("null", "null string", None),
+        ("null", "string", "null"),
+        ("[1]", "array", [1]),
+        ("[1", "array", "[1"),
+        ("{'a': 'b'}", "object", {"a": "b"}),
+        ('{"a": 1}', "string object", {"a": 1}),
         ("x", "integer", "x"),
-        ("9" * 30, "integer", int("9" * 30)), ("1.10", "number", 1.1), ('"x"', "integer", "x"),
+        ("9" * 30, "integer", int("9" * 30)),
+        ("1.10", "number", 1.1),
+        ('"x"', "integer", "x"),
     ],
-)  # fmt: skip
+)
 def test_coercion(value: str, types: str, expected: Any) -> None:
     found = json.loads(coerce(value, frozenset(types.split())))
     assert found == expected and type(found) is type(expected)

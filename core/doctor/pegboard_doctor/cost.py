@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError, PegboardError
+from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.command import CommandSetup
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.registry import Registry

@@ -14,10 +14,11 @@ from importlib.util import find_spec
 
 from pegboard.config.sources import plugin_config
 from pegboard.errors import PluginError
+from pegboard.installed import Entry, distributions, normalized
 from pegboard.interfaces import HOOKS_GROUP
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.hooks import Finding
-from pegboard.plugins.discovery import UNINSTALLED, Entry, distributions, normalized
+from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.importing import import_part, import_spec, incompatibility
 from pegboard.plugins.policy import overrides
 from pegboard.plugins.registry import Registry

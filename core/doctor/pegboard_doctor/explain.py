@@ -15,10 +15,10 @@ from pegboard.cli.main import main
 from pegboard.config.schema import PluginConfig
 from pegboard.config.sources import plugin_config
 from pegboard.errors import ConfigError, PegboardError, PluginError, UsageError, did_you_mean
+from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Need
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import need_class
 from pegboard.plugins.names import check_kind
 from pegboard.plugins.options import schema_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.cli.main import commands, main, overview
-from pegboard.config.schema import all_settings
+from pegboard.config.sections import all_settings
 from pegboard.config.sources import plugin_config
 from pegboard.errors import UsageError, did_you_mean
 from pegboard.interfaces import KINDS

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pegboard.errors import PegboardError
+from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_object
 
 START_S = 120.0

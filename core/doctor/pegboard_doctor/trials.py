@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import PegboardError, PluginBroken
+from pegboard.installed import Entry
 from pegboard.interfaces import HOOKS_GROUP
 from pegboard.interfaces.spec import Broken, Need
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.hooks import Hooks
 from pegboard.plugins.importing import import_part, import_spec, need_class, run_probe
 from pegboard.plugins.registry import Registry

@@ -8,6 +8,7 @@ import pytest
 
 from pegboard.cli.main import command_setup
 from pegboard.errors import ConfigError
+from pegboard.installed import Entry
 from pegboard.plugins import discovery
 from pegboard_doctor import cost
 from pegboard_doctor.cost import Cost
@@ -54,11 +55,9 @@ def test_costs_are_measured_alone(
 
 
 def test_a_hanging_import_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = discovery.Entry(
-        "sampler", "hangs", "acme", "1.0", "nothing:SPEC", "pegboard.sampler.v1"
-    )
+    entry = Entry("sampler", "hangs", "acme", "1.0", "nothing:SPEC", "pegboard.sampler.v1")
 
-    def hang(entry: discovery.Entry) -> cost.ImportCost:
+    def hang(entry: Entry) -> cost.ImportCost:
         import time
 
         time.sleep(20)

@@ -1,23 +1,24 @@
 """Every exception Pegboard raises on purpose, in one tree.
 
     PegboardError
-    ├── ConfigError             a user's setting is wrong, or settings contradict each other (exit
-    status 2, all others 1) │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request
-    of max_model_len │   └── UsageError          the command line itself is wrong
+    ├── ConfigError             a setting is wrong, or settings contradict each other
+    │   │                       (exit status 2, all others 1)
+    │   ├── KVCacheTooSmall     the KV cache memory cannot hold one request of max_model_len
+    │   └── UsageError          the command line itself is wrong
     ├── ModelError              the checkpoint is missing, damaged or not supported
-    ├── CannotRecord            the forward cannot be recorded and runs eagerly; the message says
-    why ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
+    ├── CannotRecord            the forward cannot be recorded and runs eagerly; says why
+    ├── PluginError             has `plugin`, the id "kind:name (distribution version)"
     │   ├── PluginNotFound      nothing installed provides (kind, name); says what to install
     │   │   └── UnknownPlugin   also a ConfigError: a setting or a command names it
     │   ├── PluginConflict      several distributions provide the same name
     │   ├── PluginUnsuitable    the chosen plugin cannot do what is needed; says why
-    │   ├── PluginBroken        installed, but its import or probe fails, or it breaks its contract
+    │   ├── PluginBroken        installed, but import or probe fails, or it breaks its contract
     │   └── PluginFailure       a chosen plugin raised while serving
     ├── RequestError            this request cannot be served (HTTP 400); has `parameter`
     │   ├── MalformedRequest    its body does not fit the schema
     │   ├── UnknownModel        the request names a model that is not served (HTTP 404)
     │   └── Overloaded          too many requests are queued (HTTP 503); has `retry_after_s`
-    └── EngineDeadError         the engine process has died (HTTP 500 on requests, 503 on /health)
+    └── EngineDeadError         the engine process has died (HTTP 500, and 503 on /health)
 
 A message says what was received, what was expected and what to do about it. Code that calls a
 third-party library translates the library's exceptions with `raise … from`.

@@ -27,10 +27,11 @@ from pegboard.engine.boundary.client import EngineProcess
 from pegboard.errors import ConfigError, EngineDeadError, ModelError, PegboardError, RequestError
 from pegboard.front.async_llm import AsyncLLM
 from pegboard.front.output_stream import OutputStream
+from pegboard.installed import Entry
 from pegboard.interfaces.api import Prompt, RequestOptions
 from pegboard.interfaces.metrics import Metric, Sample
 from pegboard.interfaces.tokenizer import Chat, Rendered
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
 from pegboard_chat.chats import ChatRequest, Chats
 from pegboard_chat.parsing import fold
@@ -461,7 +462,7 @@ def test_samples_reach_the_sinks_of_this_process_and_a_failing_one_harms_nobody(
     good = CountingSink()
     bad = CountingSink(fails_after=2)
     monkeypatch.setattr(
-        "pegboard.plan.ambient.build_sinks", lambda *chosen: {"good": good, "bad": bad}
+        "pegboard.plan.sinks.build_sinks", lambda *chosen: {"good": good, "bad": bad}
     )
 
     async def main() -> None:

@@ -1,5 +1,4 @@
-"""The kind `builtin_tool`: its fake passes the contract tests, and `tool_server` enables the right
-plugins."""
+"""The kind `builtin_tool`: its fake passes the contract tests, and only enabled plugins run."""
 
 from __future__ import annotations
 
@@ -9,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pegboard.config.schema import PluginConfig, ServerConfig, Settings
-from pegboard.errors import ConfigError, PluginNotFound
-from pegboard.plan.ambient import with_enabled
+from pegboard.config.schema import PluginConfig
+from pegboard.errors import ConfigError
 from pegboard.plugins.registry import Registry
 from pegboard_server.app import start_tools
 from pegboard_testing.contract_builtin_tool import BuiltinToolContract
@@ -23,7 +21,7 @@ from pegboard.interfaces.builtin_tool import BuiltinToolSpec
 
 CLIENT = BuiltinToolSpec(
     api="1.0", implementation="acme_tools:Tool", options="acme_tools:Options",
-    supports={"type": frozenset({"mcp", "web_search"})}, flags=frozenset({"tool_servers"}),
+    supports={"type": frozenset({"mcp", "web_search"})},
 )
 OWN = BuiltinToolSpec(api="1.0", implementation="acme_tools:Tool", supports={"type": frozenset({"mcp"})})
 
@@ -52,22 +50,22 @@ def __getattr__(name):
     return Options
 """  # noqa: E501
 
-Make = Callable[..., tuple[Registry, Settings]]
+Make = Callable[..., Registry]
 
 
 @pytest.fixture
 def make(fake_distributions: FakeDistributions) -> Make:
     """Install a client of tool servers and a plugin that has its own tool."""
 
-    def make(
-        *, has_client: bool = True, plugins: dict[str, Any] | None = None, **server: Any
-    ) -> tuple[Registry, Settings]:
-        names = {"own": "OWN", **({"client": "CLIENT"} if has_client else {})}
+    def make(*enabled: str, **options: Any) -> Registry:
+        names = {"own": "OWN", "client": "CLIENT"}
         points = {"builtin_tool": {name: f"acme_tools:{spec}" for name, spec in names.items()}}
         fake_distributions.add("acme-tools", points, {"acme_tools": SOURCE})
-        config = PluginConfig(**(plugins or {}))
-        registry = Registry(fake_distributions.scan(), config)
-        return registry, Settings(server=ServerConfig(**server), plugins=config)
+        config = PluginConfig(
+            enable=[f"builtin_tool:{name}" for name in enabled],
+            options={"builtin_tool.client": options} if options else {},
+        )
+        return Registry(fake_distributions.scan(), config)
 
     return make
 
@@ -90,18 +88,15 @@ def served(registry: Registry) -> dict[str, list[Any]]:
 
 
 def test_nothing_runs_unless_it_is_enabled(make: Make) -> None:
-    registry, settings = make()
-    assert with_enabled(registry, settings) is registry and served(registry) == {}
+    assert served(make()) == {}
 
 
 def test_the_own_tools_of_a_plugin_run_when_enabled(make: Make) -> None:
-    registry, settings = make(plugins={"enable": ["builtin_tool:own"]})
-    assert served(with_enabled(registry, settings)) == {"mcp": [None]}
+    assert served(make("own")) == {"mcp": [None]}
 
 
-def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
-    registry, settings = make(tool_server=["a:1", "b:2"], plugins={"enable": ["builtin_tool:own"]})
-    registry = with_enabled(registry, settings)
+def test_a_client_of_tool_servers_runs_when_enabled(make: Make) -> None:
+    registry = make("own", "client", servers=["a:1", "b:2"])
     both = [["a:1", "b:2"], None]
     assert served(registry) == {"mcp": both, "web_search": both[:1]}
     assert served(Registry.from_lock(registry.lock())) == served(registry), (
@@ -109,26 +104,6 @@ def test_the_setting_enables_the_clients_of_tool_servers(make: Make) -> None:
     )
 
 
-def test_an_option_wins_over_the_setting(make: Make) -> None:
-    registry, settings = make(
-        tool_server=["a:1"], plugins={"options": {"builtin_tool.client": {"servers": ["c:3"]}}}
-    )
-    assert served(with_enabled(registry, settings))["mcp"] == [["c:3"]]
-
-
-def test_what_is_disabled_stays_off(make: Make) -> None:
-    registry, settings = make(tool_server=["a:1"], plugins={"disable": ["builtin_tool:client"]})
-    with pytest.raises(PluginNotFound, match="client of such servers"):
-        with_enabled(registry, settings)
-
-
-def test_without_a_client_the_setting_is_refused(make: Make) -> None:
-    registry, settings = make(has_client=False, tool_server=["a:1"])
-    with pytest.raises(PluginNotFound, match="tool_server needs a builtin_tool plugin"):
-        with_enabled(registry, settings)
-
-
 def test_a_tool_that_cannot_start_says_why(make: Make) -> None:
-    registry, settings = make(tool_server=["nowhere:1"])
     with pytest.raises(ConfigError, match="nowhere:1"):
-        served(with_enabled(registry, settings))
+        served(make("client", servers=["nowhere:1"]))

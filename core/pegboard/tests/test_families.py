@@ -116,9 +116,11 @@ def test_the_family_template_serves_models_whose_own_knows_no_tools(registry, mo
     found = registry(toy="BY_TYPE")
     assert choose_family(found, need()).chat_template is None
     assert choose_family(found, need(template="{{ messages }} <call>")) == Family(
-        "toy", "matched model type toy, architecture ToyForCausalLM, template marker '<call>'",
-        {"tool_parser": "absent", "reasoning_parser": "thoughts"}, "family template",
-    )  # fmt: skip
+        "toy",
+        "matched model type toy, architecture ToyForCausalLM, template marker '<call>'",
+        {"tool_parser": "absent", "reasoning_parser": "thoughts"},
+        "family template",
+    )
     for source in (
         "<call> {% if 'tools' in messages[0] %}{{ messages[0]['tools'] }}",
         "<call>{{ messages[0].tools }}",

@@ -138,9 +138,14 @@ def test_caches_of_different_identity_share_no_hash() -> None:
 def plan_of(folder: Path, **engine: Any) -> tuple[EnginePlan, EngineConfig]:
     """Return the parts of an engine plan that decide what its KV blocks contain."""
     checkpoint = Checkpoint(
-        format="fake", path=folder, config={"rope_theta": 1e4}, architectures=("Fake",), tensors={},
-        tokenizer=TokenizerPayload("hf"), digest="sha256:1",
-    )  # fmt: skip
+        format="fake",
+        path=folder,
+        config={"rope_theta": 1e4},
+        architectures=("Fake",),
+        tensors={},
+        tokenizer=TokenizerPayload("hf"),
+        digest="sha256:1",
+    )
     config = EngineConfig(model="fake", **{"dtype": "float32", **engine})
     plan = EnginePlan(Settings(config), PluginLock(), checkpoint, ("fake",), 32, 64)
     return plan, config

@@ -22,7 +22,8 @@ from pegboard.errors import ConfigError, RequestError
 from pegboard.front.beam_search import score
 from pegboard.front.llm import LLM
 from pegboard.front.llm_engine import LLMEngine
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.installed import Entry
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.echo_engine import REFUSED_PRIORITY, EchoEngine, echo_plan
 from pegboard_testing.fake_client import ByteTokenizer

@@ -189,25 +189,16 @@ def test_an_odd_number_of_rotary_channels() -> None:
         Rope(fake_build(), 7, max_positions=64)
 
 
-@pytest.mark.parametrize(((
-    "content"
-), (
-    "words"
-)), [((
-    b"\xff{}"
-), (
-    "UTF-8"
-)), ((
-    b"[1]"
-), (
-    "an object"
-)), ((
-    b"{"
-) * 5000, (
-    "not JSON"
-)),
-                                                (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
-                                                (b" " * 101, "larger than 100")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff{}", "UTF-8"),
+        (b"[1]", "an object"),
+        (b"{" * 5000, "not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b" " * 101, "larger than 100"),
+    ],
+)
 def test_files_of_a_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pegboard.errors import PluginNotFound
+from pegboard.installed import normalized
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_name, provider
-from pegboard.plugins.discovery import Scan, normalized, scan_path
+from pegboard.plugins.discovery import Scan, scan_path
 from pegboard.plugins.names import to_install
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions

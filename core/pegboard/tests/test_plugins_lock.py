@@ -21,9 +21,10 @@ from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 
 CHILD = """
 import pickle, sys
+import pegboard.installed as installed
 import pegboard.plugins.discovery as discovery
 def refuse(*_): raise SystemExit("the child scanned")
-discovery.scan = discovery.scan_path = discovery.distributions = refuse
+discovery.scan = discovery.scan_path = installed.distributions = refuse
 from pegboard.interfaces.attention import AttentionNeed
 from pegboard.plugins.registry import Registry
 registry = Registry.from_lock(pickle.load(sys.stdin.buffer))

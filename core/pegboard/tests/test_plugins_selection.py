@@ -18,9 +18,10 @@ from pegboard.errors import (
     PluginNotFound,
     PluginUnsuitable,
 )
+from pegboard.installed import Entry
 from pegboard.interfaces.attention import AttentionNeed, AttentionSpec
 from pegboard.interfaces.spec import TIERS, AtMost, Multiple, Need, Tier, unmet
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_distributions import FakeDistributions, spec_source
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
+from pegboard.config.schema import EngineConfig, PluginConfig, Settings
 from pegboard.config.sources import HIDDEN, describe_settings
+from pegboard_server.settings import ServerConfig
 
 
 def test_secrets_are_hidden_and_the_rest_is_shown():
     settings = Settings(
         EngineConfig(model="m", hf_token="s3cret"),
-        ServerConfig(api_key=["s3cret", "s3cret2"], port=5),
         PluginConfig(
             options={
                 "model_source.hub": {
@@ -21,6 +21,7 @@ def test_secrets_are_hidden_and_the_rest_is_shown():
                 }
             }
         ),
+        {"server": ServerConfig(api_key=["s3cret", "s3cret2"], port=5)},
         {"model": "the command line"},
     )
     shown = describe_settings(settings)
@@ -39,6 +40,6 @@ def test_secrets_are_hidden_and_the_rest_is_shown():
 
 
 def test_what_is_not_set_is_shown_as_such():
-    shown = describe_settings(Settings())
+    shown = describe_settings(Settings(sections={"server": ServerConfig()}))
     assert shown["engine"]["hf_token"] is None and shown["server"]["api_key"] is None
     assert shown["engine"]["max_num_batched_tokens"] is None, "a plural noun is no secret"

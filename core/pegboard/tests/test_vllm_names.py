@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pegboard import env
 from pegboard.cli.flags import FlagParser
-from pegboard.config.schema import ServerConfig, all_settings, check_server
+from pegboard.config.sections import all_settings
 from pegboard.config.sources import engine_settings, is_vllm_name
 from pegboard.config.vllm_names import (
     ABSENT,
@@ -21,6 +21,7 @@ from pegboard.config.vllm_names import (
     warn_once,
 )
 from pegboard.errors import ConfigError, UsageError
+from pegboard_server.settings import ServerConfig, check_server
 
 REFUSED = sorted(name for name in ABSENT if is_vllm_name(name) and not ABSENT[name].warns)
 
@@ -86,7 +87,7 @@ def test_tables_do_not_overlap():
 
 
 def test_short_forms():
-    assert parse("-asc", "2").server.api_server_count == 2
+    assert parse("-asc", "2").section(ServerConfig).api_server_count == 2
     assert parse("-sc", '{"method": "x", "num_speculative_tokens": 2}').engine.spec_method == "x"
     assert parse("-sc.method", "x", "-sc.num_speculative_tokens=2").engine.spec_tokens == 2
     assert parse("-O0", "model").engine.model == "model"
@@ -124,54 +125,53 @@ def test_short_forms():
     ("words", "engine", "options"),
     [
         (
-            [(
-                "--speculative-config"
-            ), (
-                '{"method": "m", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
-            )],
+            [
+                "--speculative-config",
+                '{"method": "m", "num_speculative_tokens": 3, "prompt_lookup_max": 4}',
+            ],
             {"spec_method": "m", "spec_tokens": 3},
             {"draft.m": {"prompt_lookup_max": 4}},
         ),
         (
-            [(
-                "-sc"
-            ), (
-                '{"method": "m", "num_speculative_tokens": 3, "disable_by_batch_size": 4, '
-                '"adaptive_length": false}'
-            )],
+            [
+                "-sc",
+                (
+                    '{"method": "m", "num_speculative_tokens": 3, "disable_by_batch_size": 4, '
+                    '"adaptive_length": false}'
+                ),
+            ],
             {"spec_method": "m", "spec_tokens": 3, "spec_max_rows": 4, "spec_adaptive": False},
             {},
         ),
         (
-            [(
-                "--kv-transfer-config"
-            ), '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
-                '1},'
-             ' "kv_load_failure_policy": "fail"}'],
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "C", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
+                "1},"
+                ' "kv_load_failure_policy": "fail"}',
+            ],
             {"kv_connectors": ["C"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"a": 1}},
         ),
         (
-            [(
-                "--kv-transfer-config.kv_connector"
-            ), (
-                "C"
-            ), (
-                "--kv-transfer-config.kv_role"
-            ), (
-                "kv_producer"
-            )],
+            [
+                "--kv-transfer-config.kv_connector",
+                "C",
+                "--kv-transfer-config.kv_role",
+                "kv_producer",
+            ],
             {"kv_connectors": ["C"]},
             {"kv_connector.C": {"role": "kv_producer"}},
         ),
         (
-            [(
-                "--kv-transfer-config"
-            ), '{"kv_connector": "MultiConnector", "kv_load_failure_policy": "fail",'
-             ' "kv_connector_extra_config": {"connectors": [{"kv_connector": "C", "kv_role": '
-             '"kv_consumer"},'
-             ' {"kv_connector": "D", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
-             '1}}]}}'],
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "MultiConnector", "kv_load_failure_policy": "fail",'
+                ' "kv_connector_extra_config": {"connectors": [{"kv_connector": "C", "kv_role": '
+                '"kv_consumer"},'
+                ' {"kv_connector": "D", "kv_role": "kv_both", "kv_connector_extra_config": {"a": '
+                "1}}]}}",
+            ],
             {"kv_connectors": ["C", "D"], "kv_load_failure_policy": "fail"},
             {"kv_connector.C": {"role": "kv_consumer"}, "kv_connector.D": {"a": 1}},
         ),
@@ -180,19 +180,11 @@ def test_short_forms():
             {"kv_connectors": ["OffloadingConnector"]},
             {"kv_connector.OffloadingConnector": {"size_gb": 2.5}},
         ),
-        ([(
-            "--attention-config"
-        ), (
-            '{"backend": "A", "x": 1}'
-        )], {(
-            "attention_backend"
-        ): (
-            "A"
-        )}, {(
-            "attention.A"
-        ): {(
-            "x"
-        ): 1}}),
+        (
+            ["--attention-config", '{"backend": "A", "x": 1}'],
+            {"attention_backend": "A"},
+            {"attention.A": {"x": 1}},
+        ),
         (["--compilation-config", '{"mode": 0}'], {"enforce_eager": True}, {}),
         (["--compilation-config", "0"], {"enforce_eager": True}, {}),
         (["-cc.cudagraph-mode=NONE"], {"enforce_eager": True}, {}),
@@ -208,7 +200,7 @@ def test_short_forms():
         (["--device-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}, {}),
     ],
     ids=lambda value: str(value)[:40],
-)  # fmt: skip
+)
 def test_other_forms(words, engine, options):
     settings = parse(*words)
     assert {name: getattr(settings.engine, name) for name in engine} == engine
@@ -251,7 +243,7 @@ def test_server_flags_of_vllm():
         "--served-model-name",
         "a",
         "b",
-    ).server
+    ).section(ServerConfig)
     assert server.disable_access_log and server.allowed_origins == ["https://a", "https://b"]
     assert (
         server.shutdown_timeout_s == 3
@@ -259,7 +251,10 @@ def test_server_flags_of_vllm():
         and not server.enable_log_requests
     )
     assert server.max_log_len == 2000
-    assert parse("--allowed-methods", "GET", "POST").server.allowed_methods == ["GET", "POST"]
+    assert parse("--allowed-methods", "GET", "POST").section(ServerConfig).allowed_methods == [
+        "GET",
+        "POST",
+    ]
     with pytest.raises(UsageError, match="not a JSON list"):
         parse("--allowed-origins", "[x")
 
@@ -277,7 +272,8 @@ def test_a_config_file_as_vllm_has_them(tmp_path):
     settings = parse("--config", str(path), "--max-model-len", "1K")
     assert settings.engine.served_model_name == ["one"] and settings.engine.max_model_len == 1024
     assert settings.engine.max_loras == 1 and settings.engine.spec_tokens == 2
-    assert settings.server.api_key == ["secret"] and settings.server.disable_access_log
+    server = settings.section(ServerConfig)
+    assert server.api_key == ["secret"] and server.disable_access_log
     assert (
         settings.sources["spec_method"] == str(path)
         and settings.sources["max_model_len"] == "the command line"
@@ -354,7 +350,7 @@ def test_help_of_a_word(capsys):
         ({"ssl_keyfile": "k"}, "needs ssl_certfile"),
         ({"ssl_cert_reqs": 3, "ssl_certfile": "c"}, "ssl_cert_reqs must be"),
         ({"ssl_cert_reqs": 2, "ssl_certfile": "c"}, "needs ssl_ca_certs"),
-        ({"shutdown_timeout_s": -1.0}, "negative"),
+        ({"shutdown_timeout_s": -1.0}, "at least 0"),
         ({"enable_log_outputs": True}, "enable_log_requests"),
         ({"allowed_methods": ["GET"]}, "allowed_methods needs allowed_origins"),
         ({"allowed_headers": ["X-A"]}, "needs allowed_origins"),
@@ -424,38 +420,17 @@ def test_variables_of_vllm(monkeypatch, caplog):
     """Those with a meaning act, one line names each of the others, and what Pegboard does anyway is
     not mentioned."""
     for name, value in {
-        "VLLM_API_KEY": "secret", "VLLM_LOGGING_LEVEL": "warning", "VLLM_CPU_KVCACHE_SPACE": "1.5", 
-        (
-            "VLLM_LOGGING_CONFIG_PATH"
-        ): (
-            "log.json"
-        ), (
-            "VLLM_USE_V1"
-        ): (
-            "1"
-        ), (
-            "VLLM_NO_USAGE_STATS"
-        ): (
-            "0"
-        ), (
-            "VLLM_USE_MODELSCOPE"
-        ): (
-            "True"
-        ),
-        (
-            "VLLM_ATTENTION_BACKEND"
-        ): (
-            "FLASH_ATTN"
-        ), (
-            "VLLM_WORKER_MULTIPROC_METHOD"
-        ): (
-            "fork"
-        ), (
-            "VLLM_HOST_IP"
-        ): (
-            ""
-        ),
-    }.items():  # fmt: skip
+        "VLLM_API_KEY": "secret",
+        "VLLM_LOGGING_LEVEL": "warning",
+        "VLLM_CPU_KVCACHE_SPACE": "1.5",
+        "VLLM_LOGGING_CONFIG_PATH": "log.json",
+        "VLLM_USE_V1": "1",
+        "VLLM_NO_USAGE_STATS": "0",
+        "VLLM_USE_MODELSCOPE": "True",
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN",
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        "VLLM_HOST_IP": "",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PEGBOARD_API_KEY", raising=False)
     monkeypatch.delenv("PEGBOARD_LOG_LEVEL", raising=False)
@@ -463,7 +438,7 @@ def test_variables_of_vllm(monkeypatch, caplog):
     parse()
     assert (
         settings.engine.kv_cache_memory_bytes == 3 << 29
-        and settings.server.log_config_file == "log.json"
+        and settings.section(ServerConfig).log_config_file == "log.json"
     )
     assert (
         settings.sources["kv_cache_memory_bytes"]
@@ -472,12 +447,11 @@ def test_variables_of_vllm(monkeypatch, caplog):
     assert env.api_key() == "secret" and env.log_level() == "WARNING"
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3 and "secret" not in " ".join(told)
-    for name in ((
-        "VLLM_USE_MODELSCOPE"
-    ), (
-        "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend"
-    ),
-                 "VLLM_WORKER_MULTIPROC_METHOD"):  # fmt: skip
+    for name in (
+        "VLLM_USE_MODELSCOPE",
+        "VLLM_ATTENTION_BACKEND has no effect in Pegboard; use --attention-backend",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    ):
         assert any(name in line for line in told)
     assert parse("--kv-cache-memory-bytes", "7").engine.kv_cache_memory_bytes == 7
     assert engine_settings("m", {}).engine.kv_cache_memory_bytes == 3 << 29

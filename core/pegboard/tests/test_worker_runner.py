@@ -181,7 +181,7 @@ def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
                 adaptive_drafts=adaptive,
             ),
             draft=RepeatDraft() if max_drafts else None,
-        )  # fmt: skip
+        )
     )
 
 

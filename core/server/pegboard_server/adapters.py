@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.config.schema import ServerConfig, Settings
+from pegboard.config.schema import Settings
 from pegboard.data.checkpoint_file import read_object
 from pegboard.data.request import LoRARequest
 from pegboard.errors import (
@@ -34,6 +34,7 @@ from pegboard.interfaces.api import ServedModel
 from pegboard.interfaces.lora_resolver import LoRAResolver, LoRAResolverSetup
 from pegboard.interfaces.spec import Need
 from pegboard.log import get_logger
+from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
@@ -62,7 +63,7 @@ def check_adapters(settings: Settings) -> None:
     """Raise ConfigError if settings about LoRA have no effect. Called before the engine starts."""
     from pegboard.plugins.registry import Registry
 
-    server = settings.server
+    server = settings.section(ServerConfig)
     modules = [read_module(item) for item in server.lora_modules or ()]
     if not settings.engine.max_loras:
         given = "lora_modules" if modules else "lora_resolvers" if server.lora_resolvers else ""
@@ -146,7 +147,7 @@ def resolver_names(registry: "Registry", config: ServerConfig) -> Sequence[str]:
 def serve_adapters(client: "AsyncLLM") -> "AdapterClient":
     """Return the client for API plugins of a server with LoRA. Raises ConfigError, PluginError."""
     registry = client.registry
-    config = client.plan.settings.server
+    config = client.plan.settings.section(ServerConfig)
     setup = LoRAResolverSetup(_fetcher(client, registry))
     resolvers = {}
     for name in resolver_names(registry, config):

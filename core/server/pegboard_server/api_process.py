@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pegboard.errors import PegboardError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
+from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
-    from pegboard.config.schema import ServerConfig
     from pegboard.engine.boundary.client import EngineLink
     from pegboard.front.async_llm import AsyncLLM
     from pegboard.interfaces.metrics import Sample
@@ -56,7 +56,7 @@ async def serve_client(
     from pegboard_server.watchdog import LoopGuard
 
     keep_little()
-    config = client.plan.settings.server
+    config = client.plan.settings.section(ServerConfig)
     traffic = Traffic(config.max_running_requests)
 
     def publish(sample: Sample) -> None:
@@ -143,8 +143,8 @@ async def _serve_child(
     from pegboard_server.hub import HubEngine
     from pegboard_server.logs import apply_log_config
 
-    if plan.settings.server.log_config_file is not None:
-        apply_log_config(plan.settings.server.log_config_file)
+    if (log_config := plan.settings.section(ServerConfig).log_config_file) is not None:
+        apply_log_config(log_config)
     stop = asyncio.Event()
     engine = HubEngine(address, index, count, stop.set)
     registry = Registry.from_lock(plan.lock)

@@ -19,6 +19,7 @@ from pegboard.log import get_logger
 from pegboard_server.api_process import Announce
 from pegboard_server.hub import EngineHub
 from pegboard_server.listener import BACKLOG, address_of
+from pegboard_server.settings import ServerConfig
 from pegboard_server.stopping import stop_signals
 from pegboard_server.watchdog import Heart, heart_of, watch_engine
 
@@ -42,7 +43,7 @@ class ApiProcesses:
         listener: socket.socket,
         on_ready: Announce,
     ) -> None:
-        self._config = plan.settings.server
+        self._config = plan.settings.section(ServerConfig)
         self._count = self._config.api_server_count
         self._plan_file = Path(engine.folder) / "plan"  # only this user can read it
         self._plan_file.write_bytes(pickle.dumps(plan))

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import get_route_path  # type: ignore[attr-defined]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError, PluginError, PluginNotFound, blame
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
 from pegboard.interfaces.builtin_tool import BuiltinTool
@@ -32,6 +31,7 @@ from pegboard_server.adapters import AdapterClient, serve_adapters
 from pegboard_server.gateway import Gateway, MountedApi, Traffic, error_response, owner_of
 from pegboard_server.http_metrics import MeasuredApp
 from pegboard_server.logs import logged
+from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from pegboard.front.async_llm import AsyncLLM
@@ -57,7 +57,7 @@ async def open_app(
     app = build_app(
         apis,
         client,
-        settings.server,
+        settings.section(ServerConfig),
         traffic,
         publish,
         client.registry.modules,
@@ -104,7 +104,7 @@ def build_apis(client: "AsyncLLM | AdapterClient", tools: Tools) -> list[tuple[s
     )
     if not entries:
         raise PluginNotFound(f"nothing to serve: {to_install('api')}")
-    config = client.plan.settings.server
+    config = client.plan.settings.section(ServerConfig)
     settings = msgspec.structs.asdict(config) | {
         "enable_prompt_embeds": client.plan.settings.engine.enable_prompt_embeds
     }

@@ -32,6 +32,7 @@ from pegboard.errors import culprit
 from pegboard.log import get_logger
 from pegboard.plugins.registry import Registry
 from pegboard_server.memory import few_arenas
+from pegboard_server.settings import ServerConfig
 from pegboard_server.watchdog import (
     BEAT_S,
     HEART_BYTES,
@@ -57,7 +58,7 @@ def build_watched(watched: "tuple[EnginePlan, str]") -> "Engine":
     few_arenas()
     with loading_watched(lambda: Registry.from_lock(plan.lock).modules()):
         engine = build_engine(plan)
-    log_after_s = min(LOG_AFTER_S, plan.settings.server.engine_stall_s)
+    log_after_s = min(LOG_AFTER_S, plan.settings.section(ServerConfig).engine_stall_s)
     EngineWatch(
         Path(heart), engine._life.modules, lambda: open_transfers(engine), log_after_s=log_after_s
     ).start()

@@ -26,7 +26,6 @@ from starlette.routing import BaseRoute, Match, get_route_path  # type: ignore[a
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard import env
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import (
     EngineDeadError,
     Overloaded,
@@ -42,6 +41,7 @@ from pegboard_server.connections import SlowRequest, timed
 from pegboard_server.json_api import shortened
 from pegboard_server.logs import ERROR
 from pegboard_server.memory import FreedMemory
+from pegboard_server.settings import ServerConfig
 from pegboard_server.streaming import Stopping
 
 log = get_logger(__name__)

@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError, PegboardError
+from pegboard_server.settings import ServerConfig
 
 BACKLOG = 2048
 HEAD_LIMIT_BYTES = 64 * 1024

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from pegboard.config.schema import ServerConfig
 from pegboard.data.output import RequestOutput
 from pegboard.data.sampling_params import RequestOutputKind
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import EngineClient
 from pegboard.log import get_logger
+from pegboard_server.settings import ServerConfig
 
 log = get_logger(__name__)
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard import env
-from pegboard.config.schema import check_server
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
+from pegboard_server.settings import ServerConfig, check_server
 from pegboard_server.stopping import Termination
 
 if TYPE_CHECKING:
@@ -58,12 +58,9 @@ class Serve:
         settings, arguments = self._parser.parse_settings(
             words, {"engine": {"max_num_queued_reqs": MAX_QUEUED}}
         )
-        check_server(settings.server)
-        if (
-            settings.engine.max_loras
-            or settings.server.lora_modules
-            or settings.server.lora_resolvers
-        ):
+        server = settings.section(ServerConfig)
+        check_server(server)
+        if settings.engine.max_loras or server.lora_modules or server.lora_resolvers:
             from pegboard_server.adapters import check_adapters
 
             check_adapters(settings)
@@ -96,16 +93,17 @@ def serve(settings: "Settings", on_started: Callable[[], object] = lambda: None)
         from pegboard_server.logs import apply_log_config
         from pegboard_server.tls import tls_arguments
 
-        if settings.server.log_config_file is not None:
-            apply_log_config(settings.server.log_config_file)
-        tls_arguments(settings.server)
-        listener = bind_socket(settings.server)
+        server = settings.section(ServerConfig)
+        if server.log_config_file is not None:
+            apply_log_config(server.log_config_file)
+        tls_arguments(server)
+        listener = bind_socket(server)
         loading = LoadingAnswer(listener)
         # without TLS only: a plain answer there would look like a broken server
-        if settings.server.ssl_certfile is None:
+        if server.ssl_certfile is None:
             loading.open()
         try:
-            if settings.server.api_server_count == 1:
+            if server.api_server_count == 1:
                 return _serve_here(settings, engine, listener, loading.close, on_started)
             return _serve_in_children(settings, engine, listener, loading.close, on_started)
         finally:

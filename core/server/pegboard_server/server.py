@@ -22,7 +22,6 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import Health
 from pegboard.log import get_logger
@@ -30,6 +29,7 @@ from pegboard_server.connections import TimedProtocol, limit_connections
 from pegboard_server.gateway import Traffic
 from pegboard_server.listener import BACKLOG, address_of, bind_error, bind_socket
 from pegboard_server.logs import access_log
+from pegboard_server.settings import ServerConfig
 from pegboard_server.stopping import stop_signals
 from pegboard_server.tls import keep_fresh, tls_arguments
 

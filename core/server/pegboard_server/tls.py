@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
+from pegboard_server.settings import ServerConfig
 
 log = get_logger(__name__)
 

@@ -28,10 +28,10 @@ from typing import Any
 
 import msgspec
 
-from pegboard.config.schema import ServerConfig
 from pegboard.engine.boundary.client import EngineLink, EngineProcess
 from pegboard.errors import PluginFailure, culprit
 from pegboard.log import get_logger
+from pegboard_server.settings import ServerConfig
 
 log = get_logger(__name__)
 

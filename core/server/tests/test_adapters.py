@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.config.schema import EngineConfig, PluginConfig, ServerConfig, Settings
+from pegboard.config.schema import EngineConfig, PluginConfig, Settings
 from pegboard.data.request import LoRARequest
 from pegboard.errors import (
     ConfigError,
@@ -34,6 +34,7 @@ from pegboard_server.adapters import (
     resolver_names,
 )
 from pegboard_server.json_api import served_model
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 
 
@@ -463,23 +464,18 @@ def test_forms_of_lora_modules(item: Any, expected: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "item",
-    [(
-        "a"
-    ), (
-        "=/x"
-    ), (
-        "a="
-    ), (
-        "{"
-    ), (
-        '{"name": "a"}'
-    ), (
-        '{"name": "a", "path": 3}'
-    ), (
-        '{"name": "a", "path": "/x", "rank": "8"}'
-    ),
-     {"path": "x"}, "../a=/x"],
-)  # fmt: skip
+    [
+        "a",
+        "=/x",
+        "a=",
+        "{",
+        '{"name": "a"}',
+        '{"name": "a", "path": 3}',
+        '{"name": "a", "path": "/x", "rank": "8"}',
+        {"path": "x"},
+        "../a=/x",
+    ],
+)
 def test_other_forms_are_refused(item: Any) -> None:
     with pytest.raises(ConfigError, match="lora_modules: expected|is not JSON|cannot be the name"):
         read_module(item)
@@ -515,7 +511,8 @@ def installed(fake_distributions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(loras: int, *apis: str, options: Any = None, **server: Any) -> Settings:
     plugins = PluginConfig(enable=[f"api:{name}" for name in apis], options=options or {})
-    return Settings(EngineConfig(model="base", max_loras=loras), ServerConfig(**server), plugins)
+    sections = {"server": ServerConfig(**server)}
+    return Settings(EngineConfig(model="base", max_loras=loras), plugins, sections)
 
 
 @pytest.mark.usefixtures("installed")

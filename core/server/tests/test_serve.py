@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.config.schema import ServerConfig, Settings
+from pegboard.config.schema import Settings
 from pegboard.config.sources import engine_settings
 from pegboard.errors import ConfigError
 from pegboard.front import async_llm
 from pegboard.interfaces.command import Command, CommandSetup
 from pegboard.plugins.registry import Registry
 from pegboard_server import serve, watchdog
+from pegboard_server.settings import ServerConfig
 from pegboard_server.stopping import Termination
 from pegboard_testing.contract_command import CommandContract, command_setup
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -87,9 +88,8 @@ def test_a_plugin_that_hangs_before_the_engine_loads_is_told(
     )
     monkeypatch.setattr(Registry, "modules", lambda self: {__name__: "model_source:x (acme 1.0)"})
     monkeypatch.setattr(watchdog, "WatchedEngine", FakeEngineProcess)
-    settings = Settings(
-        server=ServerConfig(port=0, host="127.0.0.1", api_server_count=num_processes)
-    )
+    config = ServerConfig(port=0, host="127.0.0.1", api_server_count=num_processes)
+    settings = Settings(sections={"server": config})
     with pytest.raises(ConfigError, match="enough"):
         serve.serve(settings)
     assert (
@@ -114,7 +114,7 @@ def test_a_sigterm_that_got_lost_is_repeated() -> None:
 
 HANGS = """
 import asyncio, sys, time
-from pegboard.config.schema import ServerConfig
+from pegboard_server.settings import ServerConfig
 from pegboard_server import serve, stopping
 from pegboard_server.server import run_server
 from pegboard_testing.contract_command import command_setup

@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import (
     ConfigError,
     EngineDeadError,
@@ -30,7 +29,7 @@ from pegboard.errors import (
     PluginFailure,
     RequestError,
     UnknownModel,
-)  # fmt: skip
+)
 from pegboard.interfaces.api import CLIENT, ApiSpec
 from pegboard_server.app import build_app
 from pegboard_server.gateway import error_response
@@ -38,6 +37,7 @@ from pegboard_server.json_api import endpoint, error_body, error_event
 from pegboard_server.listener import bind_socket
 from pegboard_server.memory import LARGE_BYTES, FreedMemory
 from pegboard_server.server import run_server
+from pegboard_server.settings import ServerConfig
 from pegboard_server.streaming import EventStream
 from pegboard_testing.fake_client import FakeEngineClient
 
@@ -137,22 +137,19 @@ def test_errors_have_the_shape_of_the_api_they_belong_to():
 @pytest.mark.parametrize(
     ("header", "status"),
     [
-        (None, 401), ((
-            ""
-        ), 401), ((
-            "Bearer"
-        ), 401), ((
-            "Bearer wrong"
-        ), 401), ((
-            "Basic one"
-        ), 401), ((
-            "one"
-        ), 401), ((
-            "Bearer onetwo"
-        ), 401),
-        ("Bearer one", 200), ("bearer two", 200), ("Bearer  two ", 200), ("Bearer schlüssel", 401),
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        ("Basic one", 401),
+        ("one", 401),
+        ("Bearer onetwo", 401),
+        ("Bearer one", 200),
+        ("bearer two", 200),
+        ("Bearer  two ", 200),
+        ("Bearer schlüssel", 401),
     ],
-)  # fmt: skip
+)
 def test_api_keys(header, status):
     client = make_client(api_key=["one", "two"])
     headers = {} if header is None else {"Authorization": header.encode()}

@@ -22,7 +22,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.data.sampling_params import RequestOutputKind, SamplingParams
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSpec, Health, Prompt, RequestOptions
@@ -30,6 +29,7 @@ from pegboard_server.app import build_app
 from pegboard_server.gateway import Traffic
 from pegboard_server.logs import access_log, apply_log_config, logged
 from pegboard_server.server import run_server
+from pegboard_server.settings import ServerConfig
 from pegboard_server.tls import tls_arguments
 from pegboard_testing.fake_client import FakeEngineClient
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import PluginFailure, culprit
 from pegboard_server.engine_watch import EngineWatch
+from pegboard_server.settings import ServerConfig
 from pegboard_server.watchdog import (
     HEART_BYTES,
     Beat,

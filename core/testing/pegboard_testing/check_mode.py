@@ -34,7 +34,7 @@ from pegboard.worker.first_steps import (
 )
 
 if TYPE_CHECKING:
-    from pegboard.plugins.discovery import Entry
+    from pegboard.installed import Entry
 
 
 def checked(entry: "Entry", built: Any, setup: object) -> Any:

@@ -16,11 +16,11 @@ import inspect
 from importlib.resources import files
 from typing import Any
 
+from pegboard.installed import Entry
 from pegboard.interfaces.kernel import KernelSpec
 from pegboard.interfaces.model_family import ModelFamilySpec
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Ok, Spec
 from pegboard.plugins import discovery, options
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec, incompatibility, probe_facts
 from pegboard_doctor.doctor import BUDGET_MS, PARTS, Cost, measure
 from pegboard_doctor.source_code import members, missing, wanted

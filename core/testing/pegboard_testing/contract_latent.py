@@ -41,8 +41,15 @@ STORED = ("float32", "bfloat16", "float16", "fp8_ds_mla")
 TOLERANCE = 5e-5
 
 
-def latent_layer(heads: int = 3, rank: int = 32, nope: int = 8, rope: int = 8, value: int = 12,
-                 index: SparseIndex | None = None, **more: Any) -> AttentionLayer:  # fmt: skip
+def latent_layer(
+    heads: int = 3,
+    rank: int = 32,
+    nope: int = 8,
+    rope: int = 8,
+    value: int = 12,
+    index: SparseIndex | None = None,
+    **more: Any,
+) -> AttentionLayer:
     """Return a layer with random up-projections, as core hands it over."""
     random = torch.Generator().manual_seed(heads + rank)
     up_k, up_v = (

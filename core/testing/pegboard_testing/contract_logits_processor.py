@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.installed import Entry
 from pegboard.interfaces.logits_processor import AddedRow, LogitsProcessor, LogitsProcessorSetup
 from pegboard.interfaces.tokenizer import Vocabulary
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.options import resolve
 from pegboard_testing.contract_generic import check_entry, installed_entry

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pegboard.installed import Entry
 from pegboard.interfaces.spec import Spec
 from pegboard.plugins import discovery
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
 from pegboard_doctor.source_code import wanted
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pegboard.data.batch import Logprobs
 from pegboard.errors import ModelError, RequestError
+from pegboard.installed import Entry
 from pegboard.interfaces.attention import (
     AttentionInputs,
     AttentionLayer,
@@ -48,7 +49,7 @@ from pegboard.layers import (
     Rope,
     Rotation,
 )
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.fake_build import FakeQuantization
 

@@ -193,7 +193,7 @@ def _cases() -> list[Case]:
         Case("lines before", (ADD,), before="First line.\n\nSecond: 1 < 2.\n\n"),
         Case("unicode before", (PARIS,), before="Natürlich! 🌦️ "),
         Case("text before two calls", (PARIS, ADD), before="Two things. "),
-        Case("quotes before", (PARIS,), before="The tool \"get_weather\" isn't {bad}: "),
+        Case("quotes before", (PARIS,), before='The tool "get_weather" isn\'t {bad}: '),
         Case("text before no arguments", (NOW,), before="What time is it? "),
         Case("text before nested", (EVENT,), before="Creating it now.\n"),
         Case("text after", (PARIS,), after=" That is all."),
@@ -201,7 +201,7 @@ def _cases() -> list[Case]:
         Case("text before and after", (FIND,), before="Searching: ", after=" Done."),
         Case("text between", (PARIS, ADD), between=" and then "),
         Case("text everywhere", (PARIS, NOW, ADD), before="A. ", between=" next: ", after=" Z."),
-    ]  # fmt: skip
+    ]
     return cases
 
 

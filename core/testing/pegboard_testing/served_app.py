@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import Api, ApiSetup, ApiSpec, EngineClient
 from pegboard_server.app import build_app
 from pegboard_server.server import run_server
+from pegboard_server.settings import ServerConfig
 
 MakeApis = Callable[[ApiSetup], Sequence[tuple[str, Api, ApiSpec]]]
 """The APIs to mount: name, implementation, spec."""

@@ -14,7 +14,7 @@ import pytest
 
 from pegboard.cli.main import main
 from pegboard.config.sources import plugin_config
-from pegboard.plugins.discovery import Entry
+from pegboard.installed import Entry
 from pegboard.plugins.importing import import_spec
 from pegboard.plugins.registry import Registry
 from pegboard_testing.authoring.conformance import examine, run_tests, serve

@@ -67,10 +67,22 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, pairs: bool) -> Tensor:
     together = min(triton.next_power_of_2(heads), max(1, ELEMENTS // (2 * columns)))
     if num_tokens:
         _rope[(num_tokens, triton.cdiv(heads, together))](
-            x, cos, sin, out, heads, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0),
-            D=width, R=turned, PAIRS=pairs, HEADS=together, TURNED=columns,
+            x,
+            cos,
+            sin,
+            out,
+            heads,
+            x.stride(0),
+            x.stride(1),
+            cos.stride(0),
+            sin.stride(0),
+            D=width,
+            R=turned,
+            PAIRS=pairs,
+            HEADS=together,
+            TURNED=columns,
             COPIED=triton.next_power_of_2(copied) if copied else 0,
-        )  # fmt: skip
+        )
     return out
 
 

@@ -63,10 +63,23 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, adds: bool)
     rows = max(1, ELEMENTS // columns)
     if count:
         _rms_norm[(triton.cdiv(count, rows),)](
-            tokens, added, weight, out, count, tokens.shape[1], tokens.stride(0), tokens.stride(1),
-            added.stride(0), added.stride(1), size, eps,
-            ADDS=adds, ROWS=rows, COLUMNS=columns, num_warps=min(16, max(4, columns // 1024)),
-        )  # fmt: skip
+            tokens,
+            added,
+            weight,
+            out,
+            count,
+            tokens.shape[1],
+            tokens.stride(0),
+            tokens.stride(1),
+            added.stride(0),
+            added.stride(1),
+            size,
+            eps,
+            ADDS=adds,
+            ROWS=rows,
+            COLUMNS=columns,
+            num_warps=min(16, max(4, columns // 1024)),
+        )
     return out
 
 

@@ -67,9 +67,20 @@ def _above(
 
 @triton.jit
 def _cut(
-    logits, rows, is_row, vocab, stride, divisor, peak, low, high, limit,
-    WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    rows,
+    is_row,
+    vocab,
+    stride,
+    divisor,
+    peak,
+    low,
+    high,
+    limit,
+    WEIGHTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Return the smallest key in low … high (int64) for which `_above` is less than `limit`. It is
     less for `high`."""
     while tl.max(high - low) > 0:
@@ -88,10 +99,23 @@ def _cut(
 
 @triton.jit(do_not_specialize=["count"])
 def _sample(
-    logits, uniforms, temperature, min_p, top_k, top_p, out, count, vocab, stride,
-    DRAWS: tl.constexpr, HAS_MIN_P: tl.constexpr, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    uniforms,
+    temperature,
+    min_p,
+    top_k,
+    top_p,
+    out,
+    count,
+    vocab,
+    stride,
+    DRAWS: tl.constexpr,
+    HAS_MIN_P: tl.constexpr,
+    HAS_TOP_K: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """One program for each ROWS rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     is_row = rows < count

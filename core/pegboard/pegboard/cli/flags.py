@@ -15,7 +15,9 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from pegboard.config.schema import MOST_USED, SHORT_FLAGS, Setting, Settings, settings_of
+from pegboard.config.schema import Settings
+from pegboard.config.sections import settings_of
+from pegboard.config.setting import Setting
 from pegboard.config.sources import VLLM, config_layers, is_vllm_name, parse_number, settings_from
 from pegboard.config.vllm_names import ABSENT, ALIASES, FORMS, SHORT, Layer, refuse
 from pegboard.errors import ConfigError, UsageError, did_you_mean
@@ -32,14 +34,21 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more
         )
         self.register("type", "number", number)
+        self._sections: tuple[str, ...] = ()
 
     def format_help(self) -> str:
         """Return the help. Of the flags of settings it shows the most used ones; `--help=all` shows
         all."""
+        common = {
+            f"{section}.{setting.name}"
+            for section in self._sections
+            for setting in settings_of(section)
+            if setting.is_common
+        }
         rare = {
             action: action.help
             for action in self._actions
-            if "." in action.dest and action.dest not in MOST_USED
+            if "." in action.dest and action.dest not in common
         }
         for action in rare:
             action.help = argparse.SUPPRESS
@@ -58,6 +67,7 @@ class FlagParser(argparse.ArgumentParser):
     ) -> None:
         """Add MODEL, --config, one flag for each setting of these sections, and vLLM's names. only:
         section → its settings that get flags; a section that is not in it gets all of them."""
+        self._sections = sections
         self.epilog = (
             "These are the most used flags. --help=all shows all, --help=listgroup their groups, "
             "and --help=WORD those that match a word or belong to a group."
@@ -120,13 +130,9 @@ class FlagParser(argparse.ArgumentParser):
             flag = layer.setdefault("engine", {}).setdefault("model", arguments.model)
             if flag != arguments.model:
                 raise UsageError(f"two models: {arguments.model!r} and --model {flag!r}")
-        own = (
-            [({section: dict(values) for section, values in defaults.items()}, self.prog)]
-            if defaults
-            else []
-        )
+        own = {section: dict((defaults or {}).get(section, {})) for section in self._sections}
         return settings_from(
-            [*own, *config_layers(arguments.config), (layer, "the command line")]
+            [(own, self.prog), *config_layers(arguments.config), (layer, "the command line")]
         ), arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
@@ -196,7 +202,7 @@ def _add_setting(group: Any, setting: Setting) -> None:
     prefix = "plugins_" if setting.section == "plugins" else ""
     name = prefix + setting.name
     more = [name for name, ours in ALIASES.items() if ours == setting.name] + (
-        [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
+        [setting.flag] if setting.flag else []
     )
     text = setting.help.replace("%", "%%")
     if setting.default not in (None, [], {}) and not isinstance(setting.default, bool):

@@ -18,15 +18,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from pegboard import env
-from pegboard.config.schema import (
-    SECTIONS,
-    PluginConfig,
-    Setting,
-    Settings,
-    all_settings,
-    build,
-    check_engine,
-)
+from pegboard.config.schema import PluginConfig, Settings, check_engine
+from pegboard.config.sections import CORE, all_settings, sections
+from pegboard.config.setting import Setting, build
 from pegboard.config.vllm_names import (
     ABSENT,
     ALIASES,
@@ -91,7 +85,7 @@ def _class_path(processor: type) -> str:
 def is_vllm_name(name: str) -> bool:
     """Return whether `name` is one of vLLM's names and not also one of Pegboard's settings, which
     take precedence."""
-    is_theirs = name in ALIASES or name in FORMS or name in ABSENT
+    is_theirs = name in FORMS or name in ABSENT or ALIASES.get(name) in all_settings()
     return is_theirs and name not in all_settings()
 
 
@@ -102,35 +96,40 @@ def settings_from(layers: list[tuple[Layer, str]]) -> Settings:
     if (allow := env.plugins_allowed()) is not None:
         layers = [({"plugins": {"allow": list(allow)}}, "PEGBOARD_PLUGINS"), *layers]
     layers = [*_environment_layers(), *layers]
-    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    merged: dict[str, dict[str, Any]] = {section: {} for section in CORE}
     sources: dict[str, str] = {}
     for given, source in layers:
         layer = _translated(given, merged)
         for section, values in layer.items():
+            target = merged.setdefault(section, {})
             for name, value in values.items():
                 if section == "plugins" and name == "options":
-                    _merge_options(merged["plugins"].setdefault("options", {}), value)
+                    _merge_options(target.setdefault("options", {}), value)
                 else:
-                    merged[section][name] = value
+                    target[name] = value
                 sources[name] = source
             # check each layer separately, so that an error names the right source
-            build(SECTIONS[section], values, source)
+            build(_struct(section), values, source)
     everything = " and ".join(dict.fromkeys(sources.values())) or "defaults"
-    settings = Settings(
-        **{name: build(cls, merged[name], everything) for name, cls in SECTIONS.items()},
-        sources=sources,
-    )
+    built = {name: build(_struct(name), values, everything) for name, values in merged.items()}
+    core: dict[str, Any] = {name: built.pop(name) for name in CORE}
+    settings = Settings(**core, sections=built, sources=sources)
     check_engine(settings.engine)
     return settings
+
+
+def _struct(section: str) -> type[msgspec.Struct]:
+    """Return the struct of a section. Sections of other distributions are only imported if a source
+    names them."""
+    return CORE.get(section) or sections()[section]
 
 
 def _environment_layers() -> Iterator[tuple[Layer, str]]:
     """Yield a layer for each of vLLM's environment variables that is a setting here. Warn once
     about every other one that is set, unless it asks for what Pegboard does anyway."""
     for name, value in env.vllm_variables().items():
-        if name in ENVIRONMENT["sets"]:
-            ((setting, form),) = ENVIRONMENT["sets"][name].items()
-            home = all_settings()[setting]
+        ((setting, form),) = ENVIRONMENT["sets"].get(name, {"": ""}).items()
+        if setting and (home := all_settings().get(setting)):
             yield (
                 {home.section: {setting: coerced(home, form.format(value))}},
                 f"the environment variable {name}",
@@ -235,7 +234,7 @@ def read_config_file(path: Path) -> Layer:
     content = _parse(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected settings by name, found {type(content).__name__}")
-    layer: Layer = {section: {} for section in (*SECTIONS, VLLM)}
+    layer: Layer = {}
     for key, value in content.items():
         _place(layer, str(key).replace("-", "_"), value, path)
     return layer
@@ -243,22 +242,23 @@ def read_config_file(path: Path) -> Layer:
 
 def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
     setting = all_settings().get(key)
-    if key in SECTIONS and isinstance(value, Mapping):
-        layer[key].update({str(name).replace("-", "_"): item for name, item in value.items()})
+    if key in sections() and isinstance(value, Mapping):
+        own = {str(name).replace("-", "_"): item for name, item in value.items()}
+        layer.setdefault(key, {}).update(own)
     elif setting is not None and setting.section != "plugins":
-        layer[setting.section][key] = coerced(setting, value)
+        layer.setdefault(setting.section, {})[key] = coerced(setting, value)
     elif is_vllm_name(key):
-        layer[VLLM][key] = value
+        layer.setdefault(VLLM, {})[key] = value
     elif (
         isinstance(value, Mapping)
         and value
         and all(isinstance(item, Mapping) for item in value.values())
     ):
-        options = layer["plugins"].setdefault("options", {})
+        options = layer.setdefault("plugins", {}).setdefault("options", {})
         _merge_options(options, {f"{key}.{name}": item for name, item in value.items()})
     else:
         raise ConfigError(
-            f"{path}: unknown setting {key!r}{did_you_mean(key, [*all_settings(), *SECTIONS])}"
+            f"{path}: unknown setting {key!r}{did_you_mean(key, [*all_settings(), *sections()])}"
         )
 
 
@@ -291,8 +291,9 @@ def _parse(path: Path) -> Any:
 def describe_settings(settings: Settings) -> dict[str, Any]:
     """Return {section: {setting: value}}, and under "sources" {setting: where its value came from}.
     A value whose name looks like that of a secret is shown as ***, at any depth."""
-    sections = {name: _hide(msgspec.to_builtins(getattr(settings, name))) for name in SECTIONS}
-    return {**sections, "sources": dict(settings.sources)}
+    structs = {"engine": settings.engine, "plugins": settings.plugins, **settings.sections}
+    shown = {name: _hide(msgspec.to_builtins(struct)) for name, struct in structs.items()}
+    return {**shown, "sources": dict(settings.sources)}
 
 
 def _hide(value: Any) -> Any:

@@ -82,6 +82,8 @@ SHORT: Mapping[str, str] = {name: letters for letters, name in _FILE["short"].it
 FORMS = {name: Form(_type(rule), rule["help"], rule) for name, rule in _FILE["forms"].items()}
 ABSENT = dict(_absent(_FILE["absent"]))
 ENVIRONMENT: Mapping[str, Any] = _FILE["environment"]
+DTYPES: Mapping[str, str] = _FILE["dtypes"]
+"""vLLM's short names of types → names of torch."""
 
 
 def refuse(name: str, value: Any, said: str | None = None) -> None:
@@ -115,10 +117,11 @@ def translate(name: str, value: Any, known: Mapping[str, Any]) -> Layer:
     form = FORMS[name]
     if address := form.rule.get("option"):
         plugin, _, option = address.rpartition(".")
-        return {
-            "engine": {form.rule["sets"]: [plugin.partition(".")[2]]},
-            "plugins": {"options": {plugin: {option: value}}},
-        }
+        kind, _, named = plugin.partition(".")
+        options = {"options": {plugin: {option: value}}}
+        if setting := form.rule.get("sets"):
+            return {"engine": {setting: [named]}, "plugins": options}
+        return {"plugins": {"enable": [f"{kind}:{named}"], **options}}
     if form.type is object:
         return _listed(name, value, form.rule)
     if form.type is dict and isinstance(value, Mapping):
@@ -158,7 +161,12 @@ def warn_once(message: str) -> None:
 
 def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:
     """Return the settings and options that a mapping about one plugin stands for."""
-    plugin = value.get(rule["plugin"])
+    switch = rule.get("switch")
+    if not isinstance(is_on := value.get(switch or "", switch is None), bool):
+        raise ConfigError(f"{name}: expected true or false for {switch}, got {is_on!r}")
+    plugin = value.get(rule["plugin"], rule.get("default"))
+    if not is_on or plugin == rule.get("nothing", ""):
+        return {"plugins": {"enable": []}}
     if not isinstance(plugin, str) or not plugin:
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")
     if plugin == rule.get("chain"):
@@ -168,7 +176,9 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
             raise ConfigError(f"{name} needs {key!r}, at least 1; got {value.get(key)!r}")
     settings: Mapping[str, str] = rule.get("settings", {})
     known = [
-        key for key in (rule["plugin"], rule.get("role"), rule.get("options"), *settings) if key
+        key
+        for key in (rule["plugin"], rule.get("role"), rule.get("options"), switch, *settings)
+        if key
     ]
     options = {key: item for key, item in value.items() if key not in known}
     if "options" in rule:
@@ -179,12 +189,12 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
         options = dict(value.get(rule["options"]) or {})
     if (role := value.get(rule.get("role", ""))) not in (None, rule.get("any_role")):
         options["role"] = role
+    plugins: dict[str, Any] = {"options": {f"{rule['kind']}.{plugin}": options}} if options else {}
+    if "sets" not in rule:
+        return {"plugins": {"enable": [f"{rule['kind']}:{plugin}"], **plugins}}
     engine = {rule["sets"]: [plugin] if rule.get("in_list") else plugin}
     engine |= {ours: value[key] for key, ours in settings.items() if value.get(key) is not None}
-    return {
-        "engine": engine,
-        **({"plugins": {"options": {f"{rule['kind']}.{plugin}": options}}} if options else {}),
-    }
+    return {"engine": engine, **({"plugins": plugins} if plugins else {})}
 
 
 def _chain_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) -> Layer:

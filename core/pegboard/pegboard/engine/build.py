@@ -31,8 +31,8 @@ from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.structured_output import StructuredOutputNeed, StructuredOutputSetup
 from pegboard.log import get_logger
-from pegboard.plan.ambient import build_sinks, metrics_flags
 from pegboard.plan.engine_plan import EnginePlan, read_vocabulary
+from pegboard.plan.sinks import build_sinks, metrics_flags
 from pegboard.plan.weight_update import describe_update
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.hooks import Hooks

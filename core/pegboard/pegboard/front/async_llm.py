@@ -72,8 +72,8 @@ def start_engine(
 ) -> "tuple[EnginePlan, Registry]":
     """Resolve the plan and send it to an engine process. wants_samples: the API processes run the
     enabled metrics plugins. Raises what `plan.resolve` raises."""
-    from pegboard.plan.ambient import sink_entries
     from pegboard.plan.engine_plan import resolve
+    from pegboard.plan.sinks import sink_entries
 
     plan, registry = resolve(settings)
     measures = (
@@ -155,8 +155,8 @@ class AsyncLLM(AsyncControls):
         metrics: Sequence[Metric] | None,
         tokenizer: "Tokenizer | None" = None,
     ) -> None:
-        from pegboard.plan.ambient import build_sinks
         from pegboard.plan.engine_plan import make_tokenizer
+        from pegboard.plan.sinks import build_sinks
 
         if tokenizer is None and not plan.settings.engine.skip_tokenizer_init:
             tokenizer = make_tokenizer(registry, plan)

@@ -18,10 +18,7 @@ from pegboard.interfaces.spec import Need, Spec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinToolSpec(Spec):
     """supports: `type`, the set of tool types that the plugin serves ("web_search", "mcp", …), as a
-    request's `tools` name them. flags: `tool_servers` = the plugin is a client of tool servers. The
-    setting `tool_server` enables it and becomes its option `servers`."""
-
-    FLAGS = frozenset({"tool_servers"})
+    request's `tools` name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

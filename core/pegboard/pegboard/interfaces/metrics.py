@@ -30,10 +30,8 @@ class MetricsSpec(Spec):
     """process: where the sink is built. "engine": in E, where it is called at the end of every
     step. "api": in A, for sinks that HTTP clients query. Each API process has its own sink, and
     each of them gets every sample. flags: "requests" = the sink wants `Sample.requests`. "traces" =
-    it exports requests as spans: the setting `otlp_traces_endpoint` enables the sink and becomes
-    its option `endpoint`, and `collect_detailed_traces` becomes its option `collect`. "kv_events" =
-    it publishes `Sample.kv_events`: the setting `kv_events_config` enables the sink by its name, as
-    `publisher`, and its other keys become the sink's options."""
+    it exports requests as spans. "kv_events" = it publishes `Sample.kv_events`. Sinks with one of
+    the last two flags also run with `disable_log_stats`."""
 
     FLAGS = frozenset({"requests", "traces", "kv_events"})
 

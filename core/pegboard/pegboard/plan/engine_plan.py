@@ -32,6 +32,7 @@ from pegboard.errors import (
     blame,
     expect,
 )
+from pegboard.installed import Entry
 from pegboard.interfaces.model_source import (
     FileFilter,
     LocalFiles,
@@ -55,7 +56,6 @@ from pegboard.interfaces.weight_loader import (
     WeightLoaderSpec,
 )
 from pegboard.log import get_logger
-from pegboard.plan.ambient import with_enabled
 from pegboard.plan.families import NONE, Family, choose_family, choose_parser, need_of
 from pegboard.plan.model_config import (
     eos_token_ids,
@@ -68,7 +68,7 @@ from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length,
 from pegboard.plan.quantization import check_quantization
 from pegboard.plugins import lockfile
 from pegboard.plugins.defaults import default_model, default_name
-from pegboard.plugins.discovery import UNINSTALLED, Entry
+from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.names import missing_providers, not_found, to_install, whole_sets
 from pegboard.plugins.registry import PluginLock, Registry
 from pegboard.plugins.selection import Decision
@@ -138,7 +138,6 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         lockfile.check(registry, settings.plugins.lock)
     settings = _amend(registry, settings)
     check_engine(settings.engine)
-    registry = with_enabled(registry, settings)
     _check_installed(registry)
     _check_names(registry, settings)
     registry.check_options()

@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound
+from pegboard.installed import Entry
 from pegboard.interfaces.model_family import ModelFamilyNeed, ModelFamilySpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.log import get_logger
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Candidate, Decision, by_gate
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from pegboard.config.schema import EngineConfig, Settings, build
+from pegboard.config.schema import EngineConfig, Settings
+from pegboard.config.setting import build
 from pegboard.data.checkpoint_file import read_object, read_text
 from pegboard.data.pooling_params import PoolerConfig, Pooling, PoolingParams
 from pegboard.errors import ConfigError, ModelError, RequestError

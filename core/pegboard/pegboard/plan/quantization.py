@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from pegboard.errors import ConfigError
+from pegboard.installed import Entry
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSpec
 from pegboard.plugins.defaults import default_name
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 from pegboard import env
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import PluginBroken, PluginConflict, PluginUnsuitable
+from pegboard.installed import Entry, normalized
 from pegboard.interfaces.platform import PlatformSpec
 from pegboard.interfaces.spec import Ok, Spec, Verdict
 from pegboard.log import get_logger
 from pegboard.plugins import policy
-from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
+from pegboard.plugins.discovery import UNINSTALLED, Scan
 from pegboard.plugins.importing import import_part, import_spec, run_probe
 from pegboard.plugins.names import check_kind, not_found
 

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from pegboard.errors import PluginBroken, PluginError, PluginNotFound, PluginUnsuitable
+from pegboard.installed import Entry
 from pegboard.interfaces.spec import TIERS, Absent, Broken, Need, Spec, unmet
 from pegboard.log import get_logger
 from pegboard.plugins.catalogue import Catalogue
 from pegboard.plugins.defaults import default_platforms
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, incompatibility
 from pegboard.plugins.names import check_kind, not_found, to_install
 from pegboard.plugins.selection import Candidate, Decision, by_gate, need_text, pick

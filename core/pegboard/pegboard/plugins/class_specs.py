@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from pegboard.errors import PluginBroken, did_you_mean
+from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Spec
-from pegboard.plugins.discovery import Entry
 
 
 def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:

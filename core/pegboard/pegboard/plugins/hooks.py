@@ -13,9 +13,9 @@ import pluggy
 
 from pegboard import env
 from pegboard.errors import PluginBroken, PluginFailure, did_you_mean
+from pegboard.installed import Entry
 from pegboard.interfaces import hooks as hookspecs
 from pegboard.log import get_logger
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
 

@@ -21,10 +21,11 @@ from zlib import crc32
 
 from pegboard.env import num_cpus
 from pegboard.errors import PluginBroken, blame, did_you_mean
+from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Absent, Broken, Need, Ok, ProbeFacts, Spec, Verdict
 from pegboard.plugins.class_specs import class_spec
-from pegboard.plugins.discovery import UNINSTALLED, Entry
+from pegboard.plugins.discovery import UNINSTALLED
 
 
 def import_object(path: str) -> Any:

@@ -27,7 +27,8 @@ import msgspec
 
 from pegboard.data.checkpoint_file import read_text
 from pegboard.errors import ConfigError, ModelError
-from pegboard.plugins.discovery import UNINSTALLED, Entry, normalized
+from pegboard.installed import Entry, normalized
+from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.registry import Registry
 
 CORE = "pegboard"

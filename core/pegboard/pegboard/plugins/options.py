@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard import env
 from pegboard.errors import ConfigError, did_you_mean
+from pegboard.installed import Entry
 from pegboard.interfaces.spec import Spec
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.policy import OptionKey, names_entry, option_key
 

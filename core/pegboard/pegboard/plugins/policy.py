@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, did_you_mean
+from pegboard.installed import Entry, normalized
 from pegboard.interfaces import KINDS
 from pegboard.plugins.defaults import catalogue, default_enabled
-from pegboard.plugins.discovery import HOOKS_KIND, UNINSTALLED, Entry, Scan, normalized
+from pegboard.plugins.discovery import HOOKS_KIND, UNINSTALLED, Scan
 
 OptionKey = tuple[str, str]
 """(kind, name), where name is the short one or "distribution:name"."""

@@ -16,12 +16,13 @@ from typing import Any
 from pegboard import env
 from pegboard.config.schema import PluginConfig
 from pegboard.errors import ConfigError, PluginBroken, PluginUnsuitable, blame
+from pegboard.installed import Entry
 from pegboard.log import get_logger
 from pegboard.plugins import discovery, options, policy
 from pegboard.plugins.catalogue import Catalogue
 from pegboard.plugins.choosing import Chooser
 from pegboard.plugins.class_specs import misfit
-from pegboard.plugins.discovery import Entry, Scan
+from pegboard.plugins.discovery import Scan
 from pegboard.plugins.importing import (
     import_object,
     import_part,

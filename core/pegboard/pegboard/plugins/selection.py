@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pegboard.errors import PluginUnsuitable
+from pegboard.installed import Entry
 from pegboard.interfaces.spec import TIERS, Need, Spec
-from pegboard.plugins.discovery import Entry
 
 Gate = Literal["discovered", "allowed", "compatible", "available", "suitable", "ranked", "selected"]
 GATES: tuple[Gate, ...] = (

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pegboard.errors import ConfigError, blame, did_you_mean
+from pegboard.installed import Entry, normalized
 from pegboard.interfaces import KINDS
-from pegboard.plugins.discovery import UNINSTALLED, Entry, Scan, normalized
+from pegboard.plugins.discovery import UNINSTALLED, Scan
 from pegboard.plugins.importing import import_part
 
 NO_FILES = frozenset({"command", "platform"})

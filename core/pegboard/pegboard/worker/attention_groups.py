@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, expect
+from pegboard.installed import Entry
 from pegboard.interfaces.attention import (
     AttentionBackend,
     AttentionInputs,
@@ -22,7 +23,6 @@ from pegboard.interfaces.attention import (
 )
 from pegboard.interfaces.quantization import QuantizationMethod
 from pegboard.ops import StateRows
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
 K_RANGE = 200.0

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from pegboard.errors import ModelError, PluginBroken, PluginError
+from pegboard.installed import Entry
 from pegboard.interfaces.kernel import RECORDER, KernelNeed, KernelSpec, key_of
 from pegboard.interfaces.spec import Ok
 from pegboard.ops import REFERENCES
-from pegboard.plugins.discovery import Entry
 from pegboard.plugins.registry import Registry
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pegboard.errors import ConfigError
+from pegboard.installed import SETTINGS_GROUP, normalized
 from pegboard.plugins import defaults
-from pegboard.plugins.discovery import normalized, unserved_group
+from pegboard.plugins.discovery import unserved_group
 
 FOLDERS = ("core", "plugins", "kernels", "contrib")
 CATALOGUE = Path(defaults.__file__).with_name("catalogue.json")
@@ -38,7 +39,7 @@ def collect(repository: Path) -> Catalogue:
         project = tomllib.loads(path.read_text("utf-8")).get("project", {})
         distribution = normalized(project.get("name", ""))
         for group, points in project.get("entry-points", {}).items():
-            if not group.startswith("pegboard."):
+            if not group.startswith("pegboard.") or group == SETTINGS_GROUP:
                 continue
             if reason := unserved_group(group, distribution):
                 raise ConfigError(f"{path}: {reason}")

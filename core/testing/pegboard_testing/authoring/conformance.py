@@ -18,9 +18,10 @@ from typing import Any, Literal
 from pegboard import __version__
 from pegboard.config.sources import plugin_config
 from pegboard.errors import PluginError, UsageError
+from pegboard.installed import Entry
 from pegboard.interfaces.command import CommandSetup
 from pegboard.interfaces.spec import Spec
-from pegboard.plugins.discovery import UNINSTALLED, Entry
+from pegboard.plugins.discovery import UNINSTALLED
 from pegboard.plugins.importing import import_part, import_spec
 from pegboard.plugins.registry import Registry
 from pegboard_doctor import programs

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pegboard
 from pegboard import env
-from pegboard.config.schema import SECTIONS, Setting, settings_of
+from pegboard.config.sections import sections, settings_of
+from pegboard.config.setting import Setting
 from pegboard.config.vllm_names import SHORT
 from pegboard.errors import ConfigError
 from pegboard.interfaces import HOOKS_GROUP, KINDS, Kind, hooks
@@ -203,7 +204,7 @@ TITLES = {
 def configuration_page() -> str:
     """Return the page of all settings and environment variables."""
     parts = [GENERATED, "# Configuration", HOW]
-    for section, cls in SECTIONS.items():
+    for section, cls in sections().items():
         rows = [_setting_row(setting) for setting in settings_of(section)]
         table = "| flag | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
         parts.append(f"## {TITLES[section]}\n\n{_joined(inspect.getdoc(cls) or '')}\n\n{table}")

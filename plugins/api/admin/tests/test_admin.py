@@ -11,9 +11,9 @@ from pegboard_api_admin.options import AdminOptions
 from pegboard_api_admin.plugin import ADMIN
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup
 from pegboard_server.app import build_app
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 
 OPTIONS = AdminOptions(profile_directory=Path("/traces"))

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.interfaces.api import ApiSetup, ApiSpec
 from pegboard_server.app import build_app
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 
 

@@ -10,10 +10,10 @@ from pegboard_api_admin.plugin import WORKERS
 from pegboard_api_admin.workers import WorkersApi
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.errors import RequestError
 from pegboard.interfaces.api import ApiSetup
 from pegboard_server.app import build_app
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 
 

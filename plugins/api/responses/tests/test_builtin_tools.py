@@ -633,48 +633,18 @@ def test_the_official_client():
         ({"tools": [CODE, {**CLIENTS, "name": "python"}]}, "tools[1].name"),
         ({"tools": [CALC], "tool_choice": {"type": "code_interpreter"}}, "tool_choice"),
         ({"tools": [CALC], "tool_choice": {"type": "mcp", "server_label": "other"}}, "tool_choice"),
-        ({(
-            "input"
-        ): [{(
-            "type"
-        ): (
-            "mcp_call"
-        ), (
-            "id"
-        ): (
-            "m"
-        ), (
-            "name"
-        ): (
-            "n"
-        ), (
-            "arguments"
-        ): (
-            "{}"
-        )}]}, (
-            "input[0].server_label"
-        )),
+        (
+            {"input": [{"type": "mcp_call", "id": "m", "name": "n", "arguments": "{}"}]},
+            "input[0].server_label",
+        ),
         ({"input": [{"type": "code_interpreter_call", "id": "m", "code": 3}]}, "input[0].code"),
-        ({(
-            "input"
-        ): [{(
-            "type"
-        ): (
-            "web_search_call"
-        ), (
-            "id"
-        ): (
-            "m"
-        ), (
-            "action"
-        ): (
-            "search"
-        )}]}, (
-            "input[0].action"
-        )),
+        (
+            {"input": [{"type": "web_search_call", "id": "m", "action": "search"}]},
+            "input[0].action",
+        ),
         ({"input": [{"type": "mcp_approval_response"}]}, "input[0].type"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_the_field(fields: Any, param: str):
     with Server("x") as server:
         error = server.create(status=400, **fields)["error"]

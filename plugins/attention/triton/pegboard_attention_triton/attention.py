@@ -340,9 +340,15 @@ def paged_attention(
         k_cache = k_cache.view(torch.uint8)
         v_cache = v_cache.view(torch.uint8)
     tiles = choose_tiles(
-        num_tokens, num_rows, num_kv_heads, group, max(width, value_width), q.element_size(),
-        block_table.shape[1] * block_size, processors,
-    )  # fmt: skip
+        num_tokens,
+        num_rows,
+        num_kv_heads,
+        group,
+        max(width, value_width),
+        q.element_size(),
+        block_table.shape[1] * block_size,
+        processors,
+    )
     num_tiles = num_tokens if tiles.tokens == 1 else num_tokens // tiles.tokens + num_rows
     splits = tiles.splits
     parts = out

@@ -72,9 +72,13 @@ tokens, a prompt of one token, and a whole prompt."""
 
 
 FEATURES: list[dict[str, object]] = [
-    {}, {"window": 5}, {"soft_cap": 2.0}, {"window": 1, "soft_cap": 20.0}, {"chunk": 5},
+    {},
+    {"window": 5},
+    {"soft_cap": 2.0},
+    {"window": 1, "soft_cap": 20.0},
+    {"chunk": 5},
     {"sinks": torch.linspace(-2, 4, 6), "soft_cap": 2.0},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=str)

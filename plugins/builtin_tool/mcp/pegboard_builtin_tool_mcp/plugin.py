@@ -21,5 +21,4 @@ MCP = BuiltinToolSpec(
             }
         )
     },
-    flags=frozenset({"tool_servers"}),
 )

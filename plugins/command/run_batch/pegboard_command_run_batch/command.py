@@ -26,6 +26,7 @@ from pegboard.errors import PegboardError, UsageError
 from pegboard.interfaces.command import CommandSetup, FlagParser
 from pegboard.log import set_up_logging
 from pegboard_command_run_batch.files import check_allowed, opened_input, opened_output
+from pegboard_server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -140,9 +141,8 @@ class RunBatch:
         _check_used(settings, arguments)
         if unused := unused_settings(settings, has_port=arguments.enable_metrics):
             print(f"run-batch has no use for these settings: {unused}", file=sys.stderr)
-        settings = replace(
-            settings, server=msgspec.structs.replace(settings.server, api_server_count=1)
-        )
+        server = msgspec.structs.replace(settings.section(ServerConfig), api_server_count=1)
+        settings = replace(settings, sections={**settings.sections, "server": server})
         check_allowed(arguments.input_file, "--input-file", arguments.allow_urls)
         check_allowed(arguments.output_file, "--output-file", arguments.allow_urls)
         set_up_logging(env.log_level())
@@ -211,7 +211,7 @@ async def _run(settings: Any, source: Path, target: IO[str], arguments: Any) -> 
                 app,
                 source,
                 target,
-                key_header(settings.server.api_key),
+                key_header(settings.section(ServerConfig).api_key),
                 show_progress=not arguments.disable_tqdm,
             )
         finally:
@@ -227,7 +227,12 @@ async def _serve(app: "ASGIApp", settings: Any, client: Any, stop: asyncio.Event
         print(f"Metrics on {address}/metrics", file=sys.stderr)
 
     await run_server(
-        app, settings.server, health=client.health, on_ready=tell, stop=stop, catch_signals=False
+        app,
+        settings.section(ServerConfig),
+        health=client.health,
+        on_ready=tell,
+        stop=stop,
+        catch_signals=False,
     )
 
 

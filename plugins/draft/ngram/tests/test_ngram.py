@@ -74,9 +74,13 @@ def test_rows_have_their_own_proposals_and_limits() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, (5, 5)), ({"prompt_lookup_min": 2}, (2, 2)), ({"prompt_lookup_max": 3}, (3, 3)),
-     ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4))],
-)  # fmt: skip
+    [
+        ({}, (5, 5)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
 def test_lengths_default_to_each_other(given: dict[str, int], expected: tuple[int, int]) -> None:
     options = NGramOptions(**given)
     assert (options.shortest, options.longest) == expected

@@ -219,15 +219,14 @@ def test_the_oldest_answers_are_forgotten(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{(
-        "suffix_decoding_max_tree_depth"
-    ): 1}, {(
-        "suffix_decoding_max_cached_requests"
-    ): -1}, {(
-        "suffix_decoding_max_spec_factor"
-    ): 0},
-     {"suffix_decoding_min_token_prob": 1.5}, {"max_tree_depth": 8}],
-)  # fmt: skip
+    [
+        {("suffix_decoding_max_tree_depth"): 1},
+        {("suffix_decoding_max_cached_requests"): -1},
+        {("suffix_decoding_max_spec_factor"): 0},
+        {"suffix_decoding_min_token_prob": 1.5},
+        {"max_tree_depth": 8},
+    ],
+)
 def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         SuffixOptions.model_validate(wrong)

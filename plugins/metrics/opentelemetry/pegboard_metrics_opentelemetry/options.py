@@ -17,8 +17,8 @@ service name, …)."""
 
 
 class OpenTelemetryOptions(BaseModel):
-    """The destination of traces. The settings `otlp_traces_endpoint` and `collect_detailed_traces`
-    become `endpoint` and `collect`."""
+    """The destination of traces. vLLM's settings `otlp_traces_endpoint` and
+    `collect_detailed_traces` become `endpoint` and `collect`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

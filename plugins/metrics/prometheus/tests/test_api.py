@@ -13,13 +13,13 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from pegboard.config.schema import ServerConfig
 from pegboard.engine.metrics.catalogue import engine_metrics
 from pegboard.errors import ConfigError
 from pegboard.interfaces.api import ApiSetup, ApiSpec
 from pegboard.interfaces.metrics import MetricsSetup
 from pegboard_server.app import build_app
 from pegboard_server.http_metrics import HTTP_METRICS
+from pegboard_server.settings import ServerConfig
 from pegboard_testing.fake_client import FakeEngineClient
 from pegboard_testing.fake_limits import fake_limits
 

@@ -9,10 +9,11 @@ import pytest
 from pegboard_metrics_zmq.options import ZmqOptions
 from pegboard_metrics_zmq.sink import ZmqSink
 
-from pegboard.config.schema import EngineConfig, Settings
-from pegboard.errors import ConfigError, PegboardError, PluginNotFound
+from pegboard.config.schema import EngineConfig
+from pegboard.config.sources import engine_settings
+from pegboard.errors import ConfigError, PegboardError
 from pegboard.interfaces.metrics import MetricsSetup
-from pegboard.plan.ambient import metrics_flags, sink_entries, with_enabled
+from pegboard.plan.sinks import metrics_flags, sink_entries
 from pegboard.plugins.discovery import scan
 from pegboard.plugins.registry import Registry
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -31,7 +32,7 @@ class TestZmqSink(MetricsContract):
 
 
 def enabled(**config: Any) -> Registry:
-    return with_enabled(Registry(scan()), Settings(EngineConfig(kv_events_config=config)))
+    return Registry(scan(), engine_settings(None, {"kv_events_config": config}).plugins)
 
 
 def test_the_setting_enables_the_publisher() -> None:
@@ -54,10 +55,6 @@ def test_wrong_settings_are_refused() -> None:
         ConfigError, match="expected true or false for enable_kv_cache_events, got 'yes'"
     ):
         enabled(enable_kv_cache_events="yes")
-    with pytest.raises(
-        PluginNotFound, match="needs a metrics plugin named 'carrier' that publishes KV events"
-    ):
-        enabled(enable_kv_cache_events=True, publisher="carrier")
     with pytest.raises(PegboardError, match="topics"):
         registry = enabled(enable_kv_cache_events=True, topics="kv")
         registry.options(registry.find("metrics", "zmq"))

@@ -380,8 +380,10 @@ def test_what_the_tensors_say_anyway_is_not_needed(tmp_path: Path, more: dict[st
 
 
 def test_an_embedding(tmp_path: Path) -> None:
-    weights = {f"{PREFIX}model.embed_tokens.lora_embedding_A": torch.ones(2, 7),
-               f"{PREFIX}model.embed_tokens.lora_embedding_B": torch.ones(5, 2)}  # fmt: skip
+    weights = {
+        f"{PREFIX}model.embed_tokens.lora_embedding_A": torch.ones(2, 7),
+        f"{PREFIX}model.embed_tokens.lora_embedding_B": torch.ones(5, 2),
+    }
     write(tmp_path, CONFIG, weights)
     a, b = read_adapter(tmp_path, BASE)[1]["model.embed_tokens"]
     assert a.shape == (2, 7) and b.shape == (5, 2)
@@ -398,9 +400,11 @@ def test_the_weights_of_the_base_model_next_to_its_adapter_are_not_read(
     more tokens."""
     entry = TensorEntry("model.embed_tokens.weight", (7, 5), "float32", "f", 0, 140)
     base = replace(BASE, tensors={entry.name: entry})
-    weights = {f"{PREFIX}model.embed_tokens.lora_embedding_A": torch.ones(2, 7),
-               f"{PREFIX}model.embed_tokens.lora_embedding_B": torch.ones(5, 2),
-               f"{PREFIX}model.embed_tokens.base_layer.weight": torch.ones(rows, 5)}  # fmt: skip
+    weights = {
+        f"{PREFIX}model.embed_tokens.lora_embedding_A": torch.ones(2, 7),
+        f"{PREFIX}model.embed_tokens.lora_embedding_B": torch.ones(5, 2),
+        f"{PREFIX}model.embed_tokens.base_layer.weight": torch.ones(rows, 5),
+    }
     write(tmp_path, CONFIG, weights)
     if words is None:
         assert list(read_adapter(tmp_path, base)[1]) == ["model.embed_tokens"]
