@@ -36,6 +36,7 @@ def allowed(member: Member) -> tuple[str, ...]:
     return (
         *(f"pegboard.{name}" for name in PUBLIC),
         "pegboard_chat",
+        "pegboard_drafts",
         "pegboard_kv",
         "pegboard_weights",
         *(["pegboard_server"] if kinds & SERVER_KINDS else []),

@@ -33,12 +33,12 @@ CEILINGS = {
     "engine/kv": 710,
     "engine/metrics": 275,
     "front": 1370,
-    "interfaces": 1080,
+    "interfaces": 1085,
     "layers": 870,
     "ops": 490,
     "plan": 740,
     "plugins": 1150,
-    "worker": 1640,
+    "worker": 1570,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -14,12 +14,13 @@ from test_faults import named, request_of
 
 from pegboard.errors import PluginFailure
 from pegboard.installed import Entry
-from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
+from pegboard.interfaces.draft import Drafts, DraftSetup
 from pegboard.interfaces.kv_connector import Match
 from pegboard.interfaces.output_parser import Content, ToolCallEnd, ToolCallStart
 from pegboard.interfaces.sampler import Sampled, SampleStep
 from pegboard.interfaces.tokenizer import Vocabulary
 from pegboard_testing.check_mode import checked
+from pegboard_testing.fake_draft import draft_step
 from pegboard_testing.fake_limits import fake_limits
 
 
@@ -51,7 +52,7 @@ def test_a_server_runs_in_the_check_mode(faults: Faults, monkeypatch: pytest.Mon
 
 LOGITS = torch.zeros(2, 10)
 STEP = SampleStep(np.array([0, 1]), np.array([0, 1, 2]))
-DRAFT_STEP = DraftStep(np.array([0]), [np.array([1])], np.array([2]))
+DRAFT_STEP = draft_step([0], [[1]], [2])
 NAN = torch.tensor([[0.0, 1.0], [float("nan"), 1.0]])
 
 

@@ -106,6 +106,7 @@ class RepeatDraft:
     def __init__(self) -> None:
         self.num_calls = 0
         self.rows: set[int] = set()
+        self.step: DraftStep | None = None
 
     def add(self, row: int, *more: object) -> None:
         self.rows.add(row)
@@ -115,6 +116,7 @@ class RepeatDraft:
 
     def propose(self, step: DraftStep) -> Any:
         self.num_calls += 1
+        self.step = step
         proposals = []
         for history, room in zip(step.history, step.max_drafts.tolist(), strict=True):
             tokens = history.tolist()
@@ -160,7 +162,7 @@ def prompt_step(number: int, prompt: list[int], removed: np.ndarray) -> Batch:
     )
 
 
-def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
+def make_runner(max_drafts: int, max_draft_rows: int = 3) -> ModelRunner:
     spec = KVCacheSpec(tensors=(KVTensor("v", (1,), "float32"),))
     plan = KVPlan((KVGroup((0,), spec, BLOCK),), 200, 4 * BLOCK, BLOCK)
     views = allocate(plan, lambda size: torch.zeros(size, dtype=torch.uint8))
@@ -178,7 +180,7 @@ def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
                 max_num_batched_tokens=64,
                 max_model_len=60,
                 max_drafts=max_drafts,
-                adaptive_drafts=adaptive,
+                max_draft_rows=max_draft_rows,
             ),
             draft=RepeatDraft() if max_drafts else None,
         )
@@ -191,13 +193,13 @@ def make_runner(max_drafts: int, adaptive: bool = False) -> ModelRunner:
         st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=3
     ),
     max_drafts=st.sampled_from([0, 0, 1, 3]),
-    adaptive=st.booleans(),
+    max_draft_rows=st.integers(1, 3),
     data=st.data(),
 )
 def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
-    prompts: list[list[int]], max_drafts: int, adaptive: bool, data: st.DataObject
+    prompts: list[list[int]], max_drafts: int, max_draft_rows: int, data: st.DataObject
 ) -> None:
-    runner = make_runner(max_drafts, adaptive)
+    runner = make_runner(max_drafts, max_draft_rows)
     outputs: list[list[int]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
     drafts: list[list[int]] = [[] for _ in prompts]
@@ -238,6 +240,12 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
             row for row, wanted in zip(rows, samples, strict=True) if wanted
         ]
         assert (result.draft_token_ids is not None) == bool(max_drafts and len(result.rows))
+        if result.draft_token_ids is not None:
+            asked = runner.ending.draft.step  # type: ignore[attr-defined]
+            wanted = [number for number, sample in zip(num_drafts, samples, strict=True) if sample]
+            assert asked.num_verified.tolist() == wanted
+            assert asked.num_new.tolist() == np.diff(result.token_ids.offsets).tolist()
+            assert len(result.rows) <= max_draft_rows or not len(result.draft_token_ids.flat)
         for place, row in enumerate(result.rows.tolist()):
             accepted = result.token_ids.row(place).tolist()
             computed[row] += counts[row] - num_drafts[row] + len(accepted) - 1

@@ -16,7 +16,8 @@ import pytest
 
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
-from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
+from pegboard.interfaces.draft import DraftProposer, DraftSetup
+from pegboard_testing.fake_draft import draft_step
 from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_limits import fake_limits
 
@@ -32,9 +33,9 @@ class DraftContract:
         raise AssertionError("override DraftContract.proposer")
 
     def made(self) -> DraftProposer:
-        return self.proposer(
-            DraftSetup(fake_limits(max_num_seqs=NUM_ROWS, vocab_size=VOCAB_SIZE, max_drafts=5))
-        )
+        """A proposer that makes as many proposals as it can."""
+        limits = fake_limits(max_num_seqs=NUM_ROWS, vocab_size=VOCAB_SIZE, max_drafts=5)
+        return self.proposer(DraftSetup(limits, is_adaptive=False))
 
     @pytest.mark.parametrize("seed", range(16))
     def test_proposals_fit_their_rows(self, seed: int) -> None:
@@ -70,8 +71,7 @@ class DraftContract:
         self, proposer: DraftProposer, texts: dict[int, list[int]], limits: list[int]
     ) -> list[list[int]]:
         """Return the proposals, after checks of their types, numbers and values."""
-        history = [np.array(text, np.int32) for text in texts.values()]
-        step = DraftStep(np.array(list(texts), np.int32), history, np.array(limits, np.int32))
+        step = draft_step(list(texts), list(texts.values()), limits)
         found = proposer.propose(step).token_ids
         assert len(found) == len(texts), (
             f"{len(texts)} rows may draft, and there are proposals for {len(found)}"
@@ -87,7 +87,7 @@ class DraftContract:
         kept = [ids.tolist() for ids in found]
         for ids in found:
             ids[:] = 0
-        assert [text.tolist() for text in history] == list(texts.values()), (
+        assert [text.tolist() for text in step.history] == list(texts.values()), (
             "the proposals share memory with the history"
         )
         return kept

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
+
+
+def draft_step(
+    rows: Sequence[int], history: Sequence[Sequence[int]], max_drafts: Sequence[int]
+) -> DraftStep:
+    """Return a step that has verified no drafts."""
+    return DraftStep(
+        rows=np.array(rows, np.int32),
+        history=[np.array(text, np.int32) for text in history],
+        max_drafts=np.array(max_drafts, np.int32),
+        num_verified=np.zeros(len(rows), np.int32),
+        num_new=np.ones(len(rows), np.int32),
+    )
 
 
 class FakeDraft:

@@ -346,7 +346,7 @@ class FakeGPUPlatform:
         self.all_copies = FakeCopies()
 
     def start(self, local_rank: int) -> Device:
-        return Device(DEVICE, 1)
+        return Device(DEVICE, 1, fixed_tokens=64.0)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         gpu = _gpu()

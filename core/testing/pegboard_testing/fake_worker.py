@@ -109,7 +109,7 @@ class FakeWorker:
         allowed = self._allowed(masks()) if batch.needs_masks and masks is not None else {}
         output = self._read_all(batch, given, allowed)
         if self.draft is not None:
-            output.draft_token_ids = self._propose(output)
+            output.draft_token_ids = self._propose(batch, output)
         output.transfers = {name: connector.end() for name, connector in self.connectors.items()}
         output.times = StepTimes(forward_s=time.perf_counter() - started)
         self.num_steps += 1
@@ -338,11 +338,17 @@ class FakeWorker:
         row.token_ids.extend(sampled)
         row.proposals = []
 
-    def _propose(self, output: StepOutput) -> CSR:
+    def _propose(self, batch: Batch, output: StepOutput) -> CSR:
         assert self.draft is not None
         rows = [self.rows[number] for number in output.rows.tolist()]
         history = [np.array(row.token_ids, np.int32) for row in rows if row is not None]
-        step = DraftStep(output.rows, history, np.full(len(rows), self.max_drafts, np.int32))
+        step = DraftStep(
+            rows=output.rows,
+            history=history,
+            max_drafts=np.full(len(rows), self.max_drafts, np.int32),
+            num_verified=batch.num_draft_tokens[batch.samples],
+            num_new=np.diff(output.token_ids.offsets),
+        )
         proposals = [ids.tolist() for ids in self.draft.propose(step).token_ids]
         for row, ids in zip(rows, proposals, strict=True):
             assert row is not None

@@ -31,7 +31,7 @@ class Limits:
     chunks at the same time; max_long_partial_prefills of them may be longer than the threshold.
     target_itl_s: the longest time, in seconds, that a step with decodes should take; prefill chunks
     are made small enough; 0 = no bound. max_drafts: maximum number of draft tokens per row and
-    step. adaptive_drafts: fewer are verified where they are seldom right. max_draft_rows: no drafts
+    step. max_draft_rows: no drafts
     in steps with more rows. max_loras: number of adapters that can be loaded at the same time; 0 =
     LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least max_loras.
     kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none.
@@ -54,7 +54,6 @@ class Limits:
     enable_prefix_caching: bool = True
     hash_algo: str = "sha256"
     max_drafts: int = 0
-    adaptive_drafts: bool = True
     max_draft_rows: int = NO_LIMIT
     max_loras: int = 0
     max_cpu_loras: int = 0

@@ -220,7 +220,6 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         enable_prefix_caching=config.enable_prefix_caching,
         hash_algo=config.prefix_caching_hash_algo,
         max_drafts=config.spec_tokens,
-        adaptive_drafts=config.spec_adaptive,
         max_draft_rows=config.spec_max_rows or NO_LIMIT,
         max_loras=config.max_loras,
         max_cpu_loras=config.max_cpu_loras or config.max_loras,

@@ -26,18 +26,26 @@ class DraftNeed(Need):
 
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
+    """is_adaptive: a proposer that is seldom right should propose less. fixed_tokens: see
+    `Device.fixed_tokens`."""
+
     limits: "Limits"
+    is_adaptive: bool = True
+    fixed_tokens: float = 1.0
 
 
 @dataclass(slots=True)
 class DraftStep:
-    """rows: [B], the rows that may draft. history: one host array of token ids per row. max_drafts:
-    [B], the limit of each row. The worker asks for fewer where drafts are seldom right, and
-    compares a proposal with the next token before it asks for more."""
+    """rows: [B], the rows that may draft: those that have a new token. history: one host array of
+    token ids per row. max_drafts: [B], the limit of each row. num_verified: [B], how many drafts
+    the step has verified. num_new: [B], how many tokens it has added to the history: the drafts
+    that were right, and one more."""
 
     rows: "np.ndarray"
     history: "list[np.ndarray]"
     max_drafts: "np.ndarray"
+    num_verified: "np.ndarray"
+    num_new: "np.ndarray"
 
 
 @dataclass(slots=True)

@@ -37,10 +37,12 @@ class PlatformSetup:
 @dataclass(frozen=True, slots=True)
 class Device:
     """name: torch device string of this rank, "cpu" or "cuda:0". num_threads: compute threads of
-    this process."""
+    this process. fixed_tokens: the part of a step's time that does not depend on its tokens, as the
+    number of tokens that would take as long."""
 
     name: str
     num_threads: int
+    fixed_tokens: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

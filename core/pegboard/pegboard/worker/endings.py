@@ -16,7 +16,6 @@ from pegboard.errors import expect
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
-from pegboard.worker.draft_lengths import DraftLengths
 from pegboard.worker.pooler import Pooler
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
@@ -151,13 +150,11 @@ class SampleAndDraft(SampleOnHost):
     ) -> None:
         super().__init__(sampler, stages, inputs, copies)
         self.draft = draft
-        self.lengths = DraftLengths(limits, fixed_tokens=1 if copies is None else 64)
-        self.max_model_len = limits.max_model_len
+        self.limits = limits
 
     def add(self, new: NewRequest) -> None:
         super().add(new)
         self.draft.add(new.row, new.token_ids)
-        self.lengths.add(new.row)
 
     def remove(self, rows: np.ndarray) -> None:
         super().remove(rows)
@@ -167,26 +164,25 @@ class SampleAndDraft(SampleOnHost):
         wait = super().end(step)
         started = time.perf_counter()
         if len(step.inputs.sample_rows):
-            step.output.draft_token_ids = self.propose(step.inputs)
+            step.output.draft_token_ids = self.propose(step.inputs, step.output.token_ids)
         self.draft_s = time.perf_counter() - started
         return wait
 
-    def sampled(self, inputs: StepInputs, tokens: np.ndarray, counts: np.ndarray) -> None:
-        self.lengths.observe(inputs.sample_rows.tolist(), inputs.offsets, tokens, counts)
-        super().sampled(inputs, tokens, counts)
-
-    def propose(self, inputs: StepInputs) -> CSR:
+    def propose(self, inputs: StepInputs, sampled: CSR) -> CSR:
         """Ask the draft plugin for the next step's proposals, and keep them."""
         state = self.inputs.state
         rows = inputs.sample_rows
-        numbers = rows.tolist()
-        room = self.max_model_len - state.num_tokens[rows] - 1
-        history = [state.token_ids[row, : state.num_tokens[row]] for row in rows]
-        step = DraftStep(rows, history, np.clip(room, 0, self.lengths.ask(numbers)))
+        most = self.limits.max_drafts if len(rows) <= self.limits.max_draft_rows else 0
+        step = DraftStep(
+            rows=rows,
+            history=[state.token_ids[row, : state.num_tokens[row]] for row in rows],
+            max_drafts=np.clip(self.limits.max_model_len - state.num_tokens[rows] - 1, 0, most),
+            num_verified=np.diff(inputs.offsets) - 1,
+            num_new=np.diff(sampled.offsets),
+        )
         drafts = expect(self.draft.propose(step), Drafts, self.draft, "propose")
-        proposals = self.lengths.cut(numbers, drafts.token_ids)
-        state.drafts.update(zip(numbers, proposals, strict=True))
-        return CSR.of(proposals)
+        state.drafts.update(zip(rows.tolist(), drafts.token_ids, strict=True))
+        return CSR.of(drafts.token_ids)
 
 
 class SampleOnDevice(SampleOnHost):

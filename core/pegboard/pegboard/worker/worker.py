@@ -306,7 +306,8 @@ class Worker:
             return None
         need = DraftNeed(platform=self.platform_name, max_drafts=self.config.spec_tokens)
         entry = self.registry.choose("draft", need, explicit=self.config.spec_method).require()
-        return self.registry.build(entry, DraftSetup(self.limits))
+        setup = DraftSetup(self.limits, self.config.spec_adaptive, self.device.fixed_tokens)
+        return self.registry.build(entry, setup)
 
     def _connectors(self, kv_plan: KVPlan, views: Any) -> dict[str, KVConnectorWorker]:
         """Return the worker halves of the configured KV connectors. A connector's spec names this

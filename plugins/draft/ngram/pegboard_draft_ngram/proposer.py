@@ -7,6 +7,7 @@ import numpy as np
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard_draft_ngram.index import NGramIndex
 from pegboard_draft_ngram.options import NGramOptions
+from pegboard_drafts.lengths import DraftLengths
 
 NONE = np.zeros(0, np.int32)
 
@@ -18,10 +19,12 @@ class NGramProposer:
 
     def __init__(self, options: NGramOptions, setup: DraftSetup) -> None:
         self._options = options
+        self._lengths = DraftLengths(setup)
         self._indexes: dict[int, NGramIndex] = {}
 
     def add(self, row: int, token_ids: np.ndarray) -> None:
         """See `DraftProposer.add`."""
+        self._lengths.add(row)
         self._indexes[row] = NGramIndex(token_ids, self._options.shortest, self._options.longest)
 
     def remove(self, rows: np.ndarray) -> None:
@@ -33,10 +36,10 @@ class NGramProposer:
         """See `DraftProposer.propose`."""
         proposals = []
         for row, history, most in zip(
-            step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True
+            step.rows.tolist(), step.history, self._lengths.wanted(step), strict=True
         ):
             index = self._indexes[row]
             index.append(history, index.num_tokens)
             found = index.find(history) if most else None
             proposals.append(NONE if found is None else history[found : found + most].copy())
-        return Drafts(proposals)
+        return Drafts(self._lengths.cut(step, proposals))

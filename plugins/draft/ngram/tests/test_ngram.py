@@ -12,9 +12,10 @@ from pegboard_draft_ngram.options import NGramOptions
 from pegboard_draft_ngram.proposer import NGramProposer
 from pydantic import ValidationError
 
-from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
+from pegboard.interfaces.draft import DraftProposer, DraftSetup
 from pegboard_testing.contract_draft import DraftContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_draft import draft_step
 from pegboard_testing.fake_limits import fake_limits
 
 
@@ -53,13 +54,13 @@ def test_the_index_finds_the_first_occurrence_of_the_longest_ngram(data: st.Data
 
 
 def test_rows_have_their_own_proposals_and_limits() -> None:
-    proposer = NGramProposer(NGramOptions(prompt_lookup_max=2), DraftSetup(fake_limits()))
+    proposer = NGramProposer(
+        NGramOptions(prompt_lookup_max=2), DraftSetup(fake_limits(), is_adaptive=False)
+    )
     histories = [np.array(ids, np.int32) for ids in ([1, 2, 3, 4, 1, 2], [1, 2, 3], [7, 7, 7, 7])]
     for row, history in enumerate(histories):
         proposer.add(row, history)
-    step = DraftStep(
-        np.array([2, 0, 1]), [histories[2], histories[0], histories[1]], np.array([3, 2, 5])
-    )
+    step = draft_step([2, 0, 1], [histories[2], histories[0], histories[1]], [3, 2, 5])
     proposals = proposer.propose(step).token_ids
     assert [ids.tolist() for ids in proposals] == [[7, 7], [3, 4], []]
     proposals[1][:] = 9
@@ -67,9 +68,7 @@ def test_rows_have_their_own_proposals_and_limits() -> None:
 
     proposer.remove(np.array([0, 5]))
     proposer.add(0, histories[1])
-    assert not len(
-        proposer.propose(DraftStep(np.array([0]), [histories[1]], np.array([4]))).token_ids[0]
-    )
+    assert not len(proposer.propose(draft_step([0], [histories[1]], [4])).token_ids[0])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard_draft_suffix.continuation import Continuation, continuation
 from pegboard_draft_suffix.options import SuffixOptions
 from pegboard_draft_suffix.text import END, Text
+from pegboard_drafts.lengths import DraftLengths
 
 TOKEN_BYTES = 220
 """What a kept token takes with its place in the index, if no run of tokens occurs twice."""
@@ -69,11 +70,13 @@ class SuffixProposer:
         self._depth = options.suffix_decoding_max_tree_depth
         most_tokens = (options.suffix_decoding_max_cached_mib << 20) // TOKEN_BYTES
         self._answers = Answers(options.suffix_decoding_max_cached_requests, most_tokens)
+        self._lengths = DraftLengths(setup)
         self._texts: dict[int, Text] = {}
         self._starts: dict[int, int] = {}
 
     def add(self, row: int, token_ids: np.ndarray) -> None:
         """See `DraftProposer.add`."""
+        self._lengths.add(row)
         self._texts[row] = text = Text()
         text.append(token_ids.tolist())
         self._starts[row] = text.end
@@ -91,7 +94,7 @@ class SuffixProposer:
         proposals = []
         self._answers.work()
         for row, history, most in zip(
-            step.rows.tolist(), step.history, step.max_drafts.tolist(), strict=True
+            step.rows.tolist(), step.history, self._lengths.wanted(step), strict=True
         ):
             text = self._texts[row]
             text.append(history[text.end :].tolist())
@@ -101,7 +104,7 @@ class SuffixProposer:
             proposals.append(
                 np.array((shared if shared.score > best.score else best).token_ids, np.int32)
             )
-        return Drafts(proposals)
+        return Drafts(self._lengths.cut(step, proposals))
 
     def _continuation(self, text: Text, tail: array[int], most: int) -> Continuation:
         options = self._options

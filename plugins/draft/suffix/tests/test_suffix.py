@@ -14,9 +14,10 @@ from pegboard_draft_suffix.proposer import Answers, SuffixProposer
 from pegboard_draft_suffix.text import ANCHOR, END, Text
 from pydantic import ValidationError
 
-from pegboard.interfaces.draft import DraftProposer, DraftSetup, DraftStep
+from pegboard.interfaces.draft import DraftProposer, DraftSetup
 from pegboard_testing.contract_draft import DraftContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.fake_draft import draft_step
 from pegboard_testing.fake_limits import fake_limits
 
 TOKENS = st.integers(0, 2) | st.sampled_from([0, 70_000, 2**31 - 1])
@@ -140,10 +141,10 @@ def test_a_row_proposes_what_finished_requests_answered() -> None:
     """The answer counts, and the end of its prompt, so that the same question finds it. The rest of
     the prompt does not."""
     options = SuffixOptions(suffix_decoding_max_tree_depth=4)
-    proposer = SuffixProposer(options, DraftSetup(fake_limits()))
+    proposer = SuffixProposer(options, DraftSetup(fake_limits(), is_adaptive=False))
     question = np.array([91, 92, 93, 5, 6, 7, 8], np.int32)
     proposer.add(0, question)
-    step = DraftStep(np.array([0]), [np.append(question, [1, 2, 3, 4])], np.array([8]))
+    step = draft_step([0], [np.append(question, [1, 2, 3, 4])], [8])
     assert not proposer.propose(step).token_ids[0].tolist()
     proposer.remove(np.array([0]))
 
@@ -155,7 +156,7 @@ def test_a_row_proposes_what_finished_requests_answered() -> None:
 
 
 def test_a_row_prefers_the_text_that_agrees_longer() -> None:
-    proposer = SuffixProposer(SuffixOptions(), DraftSetup(fake_limits()))
+    proposer = SuffixProposer(SuffixOptions(), DraftSetup(fake_limits(), is_adaptive=False))
     proposer.add(0, np.array([9], np.int32))
     propose(proposer, 0, [9, 1, 2, 3, 4, 5], 0)
     proposer.remove(np.array([0]))
@@ -169,8 +170,7 @@ def test_a_row_prefers_the_text_that_agrees_longer() -> None:
 
 
 def propose(proposer: SuffixProposer, row: int, history: list[int], most: int) -> list[int]:
-    step = DraftStep(np.array([row]), [np.array(history, np.int32)], np.array([most]))
-    (ids,) = proposer.propose(step).token_ids
+    (ids,) = proposer.propose(draft_step([row], [history], [most])).token_ids
     return ids.tolist()
 
 

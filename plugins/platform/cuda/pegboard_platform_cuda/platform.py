@@ -18,6 +18,8 @@ from pegboard_platform_cuda.graphs import GraphReplay
 
 FAMILY = "cuda"
 LARGE_DEVICE = 70 * 2**30
+FIXED_TOKENS = 64.0
+"""An estimate: decoding reads all weights, whatever the number of tokens."""
 """Bytes of memory from which larger steps are the default."""
 
 
@@ -74,7 +76,7 @@ class CUDAPlatform:
         self.device = f"{FAMILY}:{local_rank}"
         torch.cuda.set_device(local_rank)
         torch.set_num_threads(self.num_threads)
-        return Device(self.device, self.num_threads)
+        return Device(self.device, self.num_threads, FIXED_TOKENS)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         """`used` is what torch's allocator holds. Before a new peak is measured, it gives back what

@@ -7,40 +7,45 @@ import random
 import numpy as np
 import pytest
 
-from pegboard.worker.draft_lengths import DraftLengths
+from pegboard.interfaces.draft import DraftSetup, DraftStep
+from pegboard_drafts.lengths import DraftLengths
+from pegboard_testing.fake_draft import draft_step
 from pegboard_testing.fake_limits import fake_limits
 
 MAX_DRAFTS = 6
 
 
-def lengths(**values: object) -> DraftLengths:
-    return DraftLengths(
-        fake_limits(max_num_seqs=32, max_drafts=MAX_DRAFTS, **values), fixed_tokens=1
-    )
+def lengths(*, is_adaptive: bool = True) -> DraftLengths:
+    limits = fake_limits(max_num_seqs=32, max_drafts=MAX_DRAFTS)
+    return DraftLengths(DraftSetup(limits, is_adaptive))
+
+
+def first(num_rows: int) -> DraftStep:
+    """A step of rows with one token each, all of which may have all drafts."""
+    return draft_step(range(num_rows), [[0]] * num_rows, [MAX_DRAFTS] * num_rows)
 
 
 def play(made: DraftLengths, rates: list[float], steps: int, seed: int = 1) -> list[int]:
     """Run steps in which each draft token of row i is right with probability rates[i]. Returns how
     many each row verified."""
     chance = random.Random(seed)
-    rows = list(range(len(rates)))
+    usual = [[7 if rate > 0.5 else 8] for rate in rates]
+    step = draft_step(range(len(rates)), usual, [MAX_DRAFTS] * len(rates))
     verified = [0] * len(rates)
     for _ in range(steps):
-        proposals = [np.full(count, 7, np.int32) for count in made.ask(rows)]
-        kept = made.cut(rows, proposals)
-        tokens = []
-        counts = []
+        proposals = [np.full(count, 7, np.int32) for count in made.wanted(step)]
+        kept = made.cut(step, proposals)
+        step = first(len(rates))
         for row, proposal in enumerate(kept):
             right = [chance.random() < rates[row] for _ in range(len(proposal) + 1)]
             accepted = next(
                 (place for place, is_right in enumerate(right[: len(proposal)]) if not is_right),
                 len(proposal),
             )
-            tokens.append([7 if right[0] else 8])
-            counts.append(accepted + 1)
+            step.history[row] = np.array([7 if right[0] else 8])
+            step.num_verified[row] = len(proposal)
+            step.num_new[row] = accepted + 1
             verified[row] += len(proposal)
-        offsets = np.cumsum([0, *(len(proposal) + 1 for proposal in kept)])
-        made.observe(rows, offsets, np.array(tokens), np.array(counts))
     return verified
 
 
@@ -79,22 +84,21 @@ def test_one_row_alone_does_not_slow_down_a_batch() -> None:
 
 def test_a_new_request_begins_with_what_is_usual() -> None:
     made = lengths()
-    assert made.ask([0]) == [1]
+    assert made.wanted(first(1)) == [1]
     play(made, [0.0], 100)
     made.add(0)
-    assert [len(proposal) for proposal in made.cut([0], [np.array([3])])] == [0]
+    assert [len(proposal) for proposal in made.cut(first(1), [np.array([3])])] == [0]
     play(made, [1.0], 300)
     made.add(0)
-    assert made.ask([0])[0] > 3
+    assert made.wanted(first(1))[0] > 3
 
 
-def test_a_fixed_length_and_a_limit_of_rows() -> None:
-    fixed = lengths(adaptive_drafts=False, max_draft_rows=2)
-    assert play(fixed, [0.0, 0.0], 10) == [10 * MAX_DRAFTS] * 2
-    assert play(fixed, [1.0, 1.0, 1.0], 10) == [0, 0, 0]
-    adaptive = lengths(max_draft_rows=2)
-    play(adaptive, [1.0, 1.0], 20)
-    assert (
-        play(adaptive, [1.0, 1.0, 1.0], 10) == [0, 0, 0]
-        and min(play(adaptive, [1.0, 1.0], 1)) == MAX_DRAFTS
-    )
+def test_a_fixed_length() -> None:
+    assert play(lengths(is_adaptive=False), [0.0, 0.0], 10) == [10 * MAX_DRAFTS] * 2
+
+
+def test_the_limit_of_a_row_holds() -> None:
+    made = lengths()
+    play(made, [1.0], 40)
+    assert made.wanted(draft_step([0], [[7]], [0])) == [0]
+    assert made.wanted(draft_step([0], [[7]], [2])) == [2]

@@ -7,18 +7,17 @@ that number is C · B / (F + B), where F is the time of a step that does not dep
 tokens, and C the time of a draft token, in decoded tokens: the larger the batch, the better drafts
 must be.
 
-A row that verifies nothing still gets one proposal, which the host compares with the next token. So
-its estimate rises as soon as the text repeats itself, and until then its steps are plain decoding.
+A row that verifies nothing still gets one proposal, which is compared with the next token. So its
+estimate rises as soon as the text repeats itself, and until then its steps are plain decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log
 
 import numpy as np
 
-from pegboard.config.limits import Limits
+from pegboard.interfaces.draft import DraftSetup, DraftStep
 
 FIRST_RATE = 0.5
 WEIGHT = 0.3
@@ -37,11 +36,13 @@ HIGHEST_RATE = 0.995
 
 
 class DraftLengths:
-    """The estimates of all rows. fixed_tokens: F above."""
+    """The estimates of all rows. A proposer asks `wanted` how many drafts to propose, and returns
+    those that `cut` keeps. With `spec_adaptive` off, both allow all."""
 
-    def __init__(self, limits: Limits, fixed_tokens: float) -> None:
-        self._limits = limits
-        self._fixed_tokens = fixed_tokens
+    def __init__(self, setup: DraftSetup) -> None:
+        limits = setup.limits
+        self._is_adaptive = setup.is_adaptive
+        self._fixed_tokens = setup.fixed_tokens
         self._rates = [FIRST_RATE] * limits.max_num_seqs
         self._usual = FIRST_RATE
         self._next: list[int | None] = [None] * limits.max_num_seqs
@@ -52,49 +53,55 @@ class DraftLengths:
         self._rates[row] = self._usual
         self._next[row] = None
 
-    def ask(self, rows: Sequence[int]) -> list[int]:
-        """Return how many drafts to propose for each row."""
-        limits = self._limits
-        if len(rows) > limits.max_draft_rows:
-            return [0] * len(rows)
-        if not limits.adaptive_drafts:
-            return [limits.max_drafts] * len(rows)
-        worth = log(self._worth(rows))
-        return [max(1, min(limits.max_drafts, int(worth / log(self._rates[row])))) for row in rows]
+    def wanted(self, step: DraftStep) -> list[int]:
+        """Learn what became of the last drafts, and return how many to propose for each row."""
+        most: list[int] = step.max_drafts.tolist()
+        if not self._is_adaptive or not most:
+            return most
+        self._observe(step)
+        worth = log(self._worth(len(most)))
+        rows = step.rows.tolist()
+        return [
+            min(limit, max(1, int(worth / log(self._rates[row]))))
+            for row, limit in zip(rows, most, strict=True)
+        ]
 
-    def _worth(self, rows: Sequence[int]) -> float:
-        return DRAFT_COST * len(rows) / (self._fixed_tokens + len(rows))
+    def _worth(self, num_rows: int) -> float:
+        return DRAFT_COST * num_rows / (self._fixed_tokens + num_rows)
 
-    def cut(self, rows: Sequence[int], proposals: list[np.ndarray]) -> list[np.ndarray]:
+    def cut(self, step: DraftStep, proposals: list[np.ndarray]) -> list[np.ndarray]:
         """Return the part of each row's proposals that is worth verifying."""
-        if not self._limits.adaptive_drafts:
+        if not self._is_adaptive:
             return proposals
-        worth = self._worth(rows)
+        num_rows = len(step.rows)
+        worth = self._worth(num_rows)
         gain = 0.0
         kept = []
-        for row, proposal in zip(rows, proposals, strict=True):
+        for row, proposal in zip(step.rows.tolist(), proposals, strict=True):
             self._next[row] = int(proposal[0]) if len(proposal) else None
             rate = self._rates[row]
             count = len(proposal) if rate >= worth else 0
             gain += rate * (1 - rate**count) / (1 - rate) - worth * count
             kept.append(proposal[:count])
-        if len(rows) > 1 and gain < min(MIXED_COST * len(rows), MOST_MIXED_COST):
+        if num_rows > 1 and gain < min(MIXED_COST * num_rows, MOST_MIXED_COST):
             return [proposal[:0] for proposal in proposals]
         return kept
 
-    def observe(
-        self, rows: Sequence[int], offsets: np.ndarray, tokens: np.ndarray, counts: np.ndarray
-    ) -> None:
-        """Update the estimates. offsets, tokens, counts: what the sampler got and returned (see
-        `SampleStep` and `Sampled`)."""
-        drafts = (np.diff(offsets) - 1).tolist()
-        first = tokens[:, 0].tolist()
-        for row, tried, token, count in zip(rows, drafts, first, counts.tolist(), strict=True):
+    def _observe(self, step: DraftStep) -> None:
+        """Update the estimates."""
+        found = zip(
+            step.rows.tolist(),
+            step.history,
+            step.num_verified.tolist(),
+            step.num_new.tolist(),
+            strict=True,
+        )
+        for row, history, tried, count in found:
             right = count - 1
             wrong = count <= tried
             if not tried and (shown := self._next[row]) is not None:
-                right = int(token == shown)
-                wrong = token != shown
+                right = int(history[-1] == shown)
+                wrong = not right
             rate = 1 - (1 - self._rates[row]) * (1 - WEIGHT) ** right
             self._rates[row] = min(
                 max(rate * (1 - WEIGHT) if wrong else rate, LOWEST_RATE), HIGHEST_RATE

@@ -1,0 +1,1 @@
+"""What plugins of the kind `draft` share."""
