@@ -38,6 +38,7 @@ def allowed(member: Member) -> tuple[str, ...]:
         "pegboard_chat",
         "pegboard_drafts",
         "pegboard_kv",
+        "pegboard_models",
         "pegboard_weights",
         *(["pegboard_server"] if kinds & SERVER_KINDS else []),
     )

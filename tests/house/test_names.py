@@ -20,12 +20,7 @@ WORDS = {
 }
 """Plugin names that mean something else in core → their meaning there. `test_choices_are_data`
 finds code that chooses a plugin by such a name."""
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    (
-        "layers/rope.py",
-        "llama",
-    ): "`llama3` is the name of a rope scaling formula in Hugging Face configs",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(file, word) pairs that stay → the reason."""
 
 DEVICES = re.compile(

@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfi
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
 from pegboard.errors import ModelError
-from pegboard.layers.rope import Rope, rope_frequencies
+from pegboard_models.rope import rope_frequencies, scaled_rope
 from pegboard_testing.fake_build import fake_build
 
 DIM = 16
@@ -157,7 +157,7 @@ def test_rules_with_several_positions_for_a_token_of_text(kind: str) -> None:
     cos, sin = rope(
         torch.zeros(1, 1, 1), positions.expand(1, 1, -1).expand(len(own["mrope_section"]), 1, -1)
     )
-    mine = Rope(
+    mine = scaled_rope(
         fake_build(), DIM, max_positions=LENGTH, base=BASE, scaling={"rope_type": kind, **own}
     )
     mine.bind()

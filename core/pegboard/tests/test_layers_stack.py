@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Activation, LayerStack, Norm, Rope
+from pegboard.layers import Activation, LayerStack, Norm
 from pegboard.ops import rope
+from pegboard_models.rope import scaled_rope
 from pegboard_testing.fake_build import fake_build, load_layers
 
 
@@ -48,7 +49,7 @@ def test_rope_turns_each_pair_by_its_angle(
 ) -> None:
     """Each pair (x_i, x_j) is rotated by position · base^(−2i/d). Channels after the rotary ones do
     not change."""
-    layer = Rope(
+    layer = scaled_rope(
         fake_build(rope_style="pairs" if pairs else "halves"), 2 * half, max_positions=64, base=base
     )
     layer.bind()
@@ -70,7 +71,7 @@ def test_rope_turns_each_pair_by_its_angle(
 @given(first=st.integers(0, 40), second=st.integers(0, 40), shift=st.integers(0, 20))
 @settings(max_examples=30, deadline=None)
 def test_rope_scores_depend_on_the_distance_alone(first: int, second: int, shift: int) -> None:
-    layer = Rope(fake_build(), 8, max_positions=64)
+    layer = scaled_rope(fake_build(), 8, max_positions=64)
     layer.bind()
     random = torch.Generator().manual_seed(first)
     q = torch.randn(1, 1, 8, generator=random)
@@ -86,13 +87,13 @@ def test_rope_scores_depend_on_the_distance_alone(first: int, second: int, shift
 
 
 def test_rope_style_follows_the_checkpoint() -> None:
-    assert Rope(fake_build(rope_style="pairs"), 4, max_positions=8).pairs
-    assert not Rope(fake_build(), 4, max_positions=8).pairs
+    assert scaled_rope(fake_build(rope_style="pairs"), 4, max_positions=8).pairs
+    assert not scaled_rope(fake_build(), 4, max_positions=8).pairs
 
 
 def test_an_unknown_scaling_is_refused() -> None:
     with pytest.raises(ModelError, match="'warp'"):
-        Rope(fake_build(), 4, max_positions=8, scaling={"rope_type": "warp"})
+        scaled_rope(fake_build(), 4, max_positions=8, scaling={"rope_type": "warp"})
 
 
 def test_activation() -> None:

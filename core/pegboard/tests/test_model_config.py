@@ -14,7 +14,6 @@ from pegboard.config.schema import check_engine
 from pegboard.config.sources import engine_settings
 from pegboard.data.checkpoint_file import read_object
 from pegboard.errors import ConfigError, ModelError
-from pegboard.layers.rope import Rope
 from pegboard.plan.model_config import (
     eos_token_ids,
     max_model_len,
@@ -22,6 +21,7 @@ from pegboard.plan.model_config import (
     rope_parameters,
     stretched,
 )
+from pegboard_models.rope import scaled_rope
 from pegboard_testing.fake_build import fake_build
 
 
@@ -97,7 +97,7 @@ def test_rotary_settings_per_type_of_layer_are_overridden_as_a_whole() -> None:
 )
 def test_rotary_settings_that_cannot_be_computed(scaling: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="rope|rotary"):
-        Rope(fake_build(), 8, max_positions=64, scaling=scaling)
+        scaled_rope(fake_build(), 8, max_positions=64, scaling=scaling)
 
 
 NAMES = (
@@ -160,7 +160,7 @@ def test_odd_rotary_settings_are_computed_or_refused(
     try:
         base, scaling = rope_parameters({**outer, place: {"rope_type": kind, **values}})
         stretched(scaling, 64)
-        rope = Rope(fake_build(), 8, max_positions=64, base=base, scaling=scaling)
+        rope = scaled_rope(fake_build(), 8, max_positions=64, base=base, scaling=scaling)
     except ModelError:
         return
     assert rope.frequencies.isfinite().all()
@@ -186,7 +186,7 @@ def test_rotary_settings_of_another_type_are_named(config: dict[str, Any], told:
 
 def test_an_odd_number_of_rotary_channels() -> None:
     with pytest.raises(ModelError, match="pairs of channels"):
-        Rope(fake_build(), 7, max_positions=64)
+        scaled_rope(fake_build(), 7, max_positions=64)
 
 
 @pytest.mark.parametrize(

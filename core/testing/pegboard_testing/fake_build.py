@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pegboard.config.schema import PluginConfig
+from pegboard.interfaces.kernel import KernelSpec, key_of
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, wanted_parts
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer
 from pegboard.ops import REFERENCES, AdapterRows
 from pegboard.ops.experts import one_by_one
+from pegboard.plugins.registry import Registry
 
 
 def adapter_rows(slots: Sequence[int], num_slots: int) -> AdapterRows:
@@ -121,10 +125,22 @@ class FakeLoader:
             yield WeightPiece(piece.name, "float32", tuple(data.shape), data)
 
 
+@cache
+def references() -> Mapping[str, Callable[..., Any]]:
+    """Return the reference of every op: core's, and those that installed plugins declare."""
+    registry = Registry.discover(PluginConfig())
+    declared = {}
+    for entry in registry.entries("kernel"):
+        spec = registry.spec(entry)
+        if isinstance(spec, KernelSpec) and spec.declares:
+            declared[key_of(entry.name, spec)] = registry.load(entry)
+    return {**REFERENCES, **declared}
+
+
 def fake_build(**more: Any) -> Build:
     """Return a Build on the CPU in float32. more: fields of Build."""
     method = FakeQuantization()
-    fields = {"quantization": method, "plain": method, "kernels": REFERENCES, **more}
+    fields = {"quantization": method, "plain": method, "kernels": references(), **more}
     return Build(dtype="float32", device="cpu", **fields)
 
 

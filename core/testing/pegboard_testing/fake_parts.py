@@ -66,7 +66,7 @@ class TinyModel(nn.Module):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__()
         self.embed_tokens = Embedding(build.at("embed"), VOCAB, HIDDEN)
-        self.rope = Rope(build, HEAD_DIM, max_positions=64)
+        self.rope = Rope(build, 10000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM), 64)
         self.layers = LayerStack(
             build.at("layers"), LAYERS, lambda at, index: TinyLayer(at, index, self.rope)
         )

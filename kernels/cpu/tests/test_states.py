@@ -14,6 +14,7 @@ from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
 from pegboard import ops
+from pegboard_models import state_ops
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -53,7 +54,7 @@ class Step:
         """The op's result and the states after it are those of the reference, and no other memory
         changes."""
         before = self.memory.clone()
-        expected = getattr(ops, name)(*inputs, self.state, self.rows, *after)
+        expected = getattr(state_ops, name)(*inputs, self.state, self.rows, *after)
         states_after = self.memory.clone()
         self.memory.copy_(before)
         found = getattr(states, name)(*inputs, self.state, self.rows, *after)
@@ -174,7 +175,7 @@ def test_gated_norm(tokens: int, parts: int, size: int, kind: str, gates_first: 
     weight = None if not kind else torch.randn(size if kind == "shared" else parts * size)
     found = states.gated_norm(x, gate, weight, 1e-5, size, gates_first)
     torch.testing.assert_close(
-        found, ops.gated_norm(x, gate, weight, 1e-5, size, gates_first), atol=1e-5, rtol=1e-5
+        found, state_ops.gated_norm(x, gate, weight, 1e-5, size, gates_first), atol=1e-5, rtol=1e-5
     )
 
 

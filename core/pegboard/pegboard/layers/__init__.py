@@ -19,7 +19,7 @@ from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import LayerNorm, Norm
 from pegboard.layers.rope import Rope, Rotation
 from pegboard.layers.stack import LayerStack
-from pegboard.layers.states import Parameters, ShortConv, StateLayer
+from pegboard.layers.states import Parameters, StateLayer
 from pegboard.ops.experts import RouterRule
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "Rope",
     "Rotation",
     "RouterRule",
-    "ShortConv",
     "StateLayer",
     "read",
     "size_of",

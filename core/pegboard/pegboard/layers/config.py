@@ -7,6 +7,10 @@ from typing import Any, TypeVar, get_origin
 
 from pegboard.errors import ModelError
 
+# model plugins import these from here
+from pegboard.plan.model_config import rope_parameters as rope_parameters
+from pegboard.plan.model_config import stretched as stretched
+
 _TYPES: Mapping[type, str] = {
     int: "a whole number",
     float: "a number",

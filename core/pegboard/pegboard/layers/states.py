@@ -1,5 +1,4 @@
-"""Layers with one state per request: what a model declares for them, and the short convolution that
-most of them begin with."""
+"""Layers with one state per request: what a model declares for them."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers.build import Build, Layer, PlainTensor
-from pegboard.ops.states import StateRows
 
 
 class StateLayer(Layer):
-    """() → (states by name, each [blocks, *shape]; where the rows of this step have theirs). The
-    ops of `ops.states` take both.
+    """() → (states by name, each [blocks, *shape]; where the rows of this step have theirs). Ops
+    such as those of `pegboard_models.state_ops` take both.
 
     layer_index: names the layer's states, as an attention layer's index names its cache; no other
     layer may have it. tensors: the state of one request, those of wider types first.
@@ -60,28 +58,3 @@ class Parameters(Layer):
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[f"{self.build.path}.{name}"].data
-
-
-class ShortConv(Parameters):
-    """(x [T, C], state [blocks, C, K - 1], rows) → [T, C]: see `ops.causal_conv`. The checkpoint
-    has its weight as [C, 1, K]."""
-
-    def __init__(
-        self, build: Build, channels: int, width: int, *, bias: bool, activates: bool
-    ) -> None:
-        super().__init__(
-            build, {"weight": (channels, 1, width), **({"bias": (channels,)} if bias else {})}
-        )
-        self.activates = activates
-
-    def bind(self) -> None:
-        conv = self.build.kernels["causal_conv"]
-        activates = self.activates
-        weight = self["weight"].squeeze(1)
-        bias = self["bias"] if "bias" in self.shapes else None
-
-        def forward(x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
-            out: Tensor = conv(x, weight, bias, state, rows, activates)
-            return out
-
-        self.forward = forward

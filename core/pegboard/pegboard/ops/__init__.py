@@ -20,14 +20,7 @@ from pegboard.ops.lora import AdapterRows, expert_adapter_rows, lora_add
 from pegboard.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from pegboard.ops.rope import rope
 from pegboard.ops.sampling import sample_tokens
-from pegboard.ops.states import (
-    StateRows,
-    causal_conv,
-    chunked_scan,
-    gated_delta_rule,
-    gated_norm,
-    selective_scan,
-)
+from pegboard.ops.states import StateRows
 
 OPS: dict[str, Callable[..., Any]] = {
     op.__name__: op
@@ -46,11 +39,6 @@ OPS: dict[str, Callable[..., Any]] = {
         lora_add,
         expert_adapter_rows,
         sample_tokens,
-        causal_conv,
-        selective_scan,
-        chunked_scan,
-        gated_delta_rule,
-        gated_norm,
     )
 }
 """Name of every op → its reference."""

@@ -171,7 +171,7 @@ def stretched(scaling: Mapping[str, Any], limit: int) -> int:
     length."""
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = float(scaling.get("factor") or 1.0)
-    if kind in ("yarn", "deepseek_yarn"):
+    if str(kind).endswith("yarn"):
         return max(
             1,
             int(float(scaling.get("original_max_position_embeddings") or limit / factor) * factor),

@@ -21,8 +21,8 @@ from pegboard.layers import (
     Rope,
     Rotation,
 )
-from pegboard.layers.rope import rope_parameters
 from pegboard_model_deepseek.shape import Shape
+from pegboard_models.rope import rope_parameters, scaled_rope
 
 LATENT_EPS = 1e-6
 """The epsilon of the norms within attention. Configs do not contain it."""
@@ -48,7 +48,7 @@ class LatentDecoder(nn.Module):
         self.rope: Rope | None = None
         if self.rotates:
             base, scaling = rope_parameters(config)
-            self.rope = Rope(
+            self.rope = scaled_rope(
                 inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
             )
 

@@ -40,6 +40,7 @@ from pegboard_model_dense.parts import (
     make_norm,
 )
 from pegboard_model_dense.traits import ExpertTraits, LayerTraits, RopeTraits, Traits
+from pegboard_models.rope import scaled_rope
 
 PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -179,7 +180,9 @@ class Decoder(nn.Module):
 def make_rope(build: Build, rule: RopeTraits, max_positions: int) -> Rope:
     style = "pairs" if rule.pairs else build.rope_style
     own = replace(build, rope_style=style)
-    return Rope(own, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling)
+    return scaled_rope(
+        own, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling
+    )
 
 
 class NormBefore(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pegboard.errors import ModelError
 from pegboard.layers import RouterRule, read, size_of
-from pegboard.layers.rope import rope_parameters
+from pegboard_models.rope import rope_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.layers import read, size_of
-from pegboard.layers.rope import rope_parameters
+from pegboard_models.rope import rope_parameters
 
 TYPES = ("full_attention", "sliding_attention")
 BASES = {

@@ -32,6 +32,7 @@ from pegboard.layers import (
 )
 from pegboard_model_gemma3n.config import TYPES, Shape, rope_of
 from pegboard_model_gemma3n.streams import AltUp, Projections
+from pegboard_models.rope import scaled_rope
 
 
 class Gemma3nModel(nn.Module):
@@ -96,7 +97,7 @@ class Gemma3nModel(nn.Module):
 
 def make_rope(build: Build, shape: Shape, config: Mapping[str, Any], kind: str) -> Rope:
     base, scaling = rope_of(config, kind)
-    return Rope(
+    return scaled_rope(
         build, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
     )
 

@@ -32,7 +32,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard.layers.rope import rope_parameters
+from pegboard_models.rope import rope_parameters, scaled_rope
 
 
 class Shape:
@@ -92,7 +92,7 @@ class LlamaModel(nn.Module):
         base, scaling = rope_parameters(config)
         inner = build.at("model")
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope = Rope(
+        self.rope = scaled_rope(
             inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
         )
         self.layers = LayerStack(

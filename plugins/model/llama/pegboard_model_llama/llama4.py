@@ -35,9 +35,9 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard.layers.rope import rope_parameters
 from pegboard_model_llama.experts import number_of_experts
 from pegboard_model_llama.llama import FeedForward, Shape
+from pegboard_models.rope import rope_parameters, scaled_rope
 
 
 class Llama4Shape(Shape):
@@ -99,7 +99,7 @@ class Llama4Model(nn.Module):
         inner = build.at("model")
         self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
         in_pairs = replace(inner, rope_style="pairs")
-        self.rope = Rope(
+        self.rope = scaled_rope(
             in_pairs, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
         )
         if shape.normalizes and self.rope.magnitude != 1.0:

@@ -27,7 +27,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard.layers.rope import rope_parameters
+from pegboard_models.rope import rope_parameters, scaled_rope
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ class StateDecoder(nn.Module):
                 name: value for name, value in scaling.items() if name != "partial_rotary_factor"
             }
             positions = read(config, "max_position_embeddings", int) or 2048
-            self.rope = Rope(inner, rotary_dim, max_positions=positions, base=base, scaling=scaling)
+            self.rope = scaled_rope(
+                inner, rotary_dim, max_positions=positions, base=base, scaling=scaling
+            )
         self.layers = LayerStack(inner.at(names.layers), size_of(config, "num_hidden_layers"), make)
         self.norm = norm(inner.at(names.norm), hidden, eps)
         tied = read(config, "tie_word_embeddings", bool)

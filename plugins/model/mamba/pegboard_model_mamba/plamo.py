@@ -18,7 +18,6 @@ from pegboard.layers import (
     Parameters,
     Rope,
     Rotation,
-    ShortConv,
     StateLayer,
     read,
     size_of,
@@ -26,6 +25,7 @@ from pegboard.layers import (
 from pegboard_model_mamba.decoder import FeedForward, Names, StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import OffsetNorm, in_groups
+from pegboard_models.short_conv import ShortConv
 
 NORMS = {
     "pre_mixer_norm": 1.0,

@@ -23,13 +23,13 @@ from pegboard.layers import (
     Rope,
     Rotation,
     RouterRule,
-    ShortConv,
     StateLayer,
     read,
     size_of,
 )
 from pegboard_model_mamba.decoder import Block, FeedForward, StateDecoder, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
+from pegboard_models.short_conv import ShortConv
 
 
 class Qwen3NextModel(StateDecoder):

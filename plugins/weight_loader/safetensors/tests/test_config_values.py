@@ -12,7 +12,7 @@ from pegboard_weight_loader_safetensors.config_values import check_config
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
-from pegboard.layers.rope import Rope, rope_parameters
+from pegboard_models.rope import rope_parameters, scaled_rope
 from pegboard_testing.fake_build import fake_build
 
 GOOD: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_hostile_values_are_refused_or_harmless(name: str, value: Any) -> None:
     try:
         check(config)
         base, scaling = rope_parameters(config)
-        Rope(fake_build(), 4, max_positions=64, base=base, scaling=scaling)
+        scaled_rope(fake_build(), 4, max_positions=64, base=base, scaling=scaling)
     except ModelError:
         return
     assert (

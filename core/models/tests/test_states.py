@@ -17,9 +17,11 @@ from torch.nn.functional import normalize, silu, softplus
 from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionInputs, KVTensor
-from pegboard.layers import Parameters, ShortConv, StateLayer
-from pegboard.ops.states import CHUNK
+from pegboard.layers import Parameters, StateLayer
 from pegboard.worker.attention_groups import StateGroup
+from pegboard_models import state_ops
+from pegboard_models.short_conv import ShortConv
+from pegboard_models.state_ops import CHUNK
 from pegboard_testing.fake_build import fake_build, load_layers
 
 BLOCKS = 5
@@ -60,11 +62,11 @@ def inputs_of(num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def conv(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    return ops.causal_conv(own["x"], own["weight"], own["bias"], state, rows, True)
+    return state_ops.causal_conv(own["x"], own["weight"], own["bias"], state, rows, True)
 
 
 def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
-    return ops.selective_scan(
+    return state_ops.selective_scan(
         own["x"],
         own["steps"],
         own["a_log"],
@@ -79,7 +81,7 @@ def scan(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
 def delta(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     bias = own["head_bias"]
     a_log = own["head_a_log"]
-    return ops.gated_delta_rule(
+    return state_ops.gated_delta_rule(
         own["b"], own["c"], own["heads"], own["head_steps"], bias, a_log, own["beta"], state, rows
     )
 
@@ -87,7 +89,7 @@ def delta(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
 def delta_of_channels(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     bias = own["channel_bias"]
     a_log = own["head_a_log"]
-    return ops.gated_delta_rule(
+    return state_ops.gated_delta_rule(
         own["b"],
         own["c"],
         own["heads"],
@@ -102,7 +104,7 @@ def delta_of_channels(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows
 
 def chunks(own: dict[str, Tensor], state: Tensor, rows: ops.StateRows) -> Tensor:
     steps = own["head_steps"], own["head_bias"], LIMITS
-    return ops.chunked_scan(
+    return state_ops.chunked_scan(
         own["heads"], *steps, own["head_a_log"], own["b"], own["c"], own["head_skip"], state, rows
     )
 
@@ -233,7 +235,7 @@ def test_gated_norm_normalizes_parts(gates_first: bool) -> None:
     gate = torch.randn(3, 8)
     weight = torch.randn(4)
     for own in (weight, torch.cat((weight, weight))):
-        found = ops.gated_norm(x, gate, own, 1e-5, 4, gates_first)
+        found = state_ops.gated_norm(x, gate, own, 1e-5, 4, gates_first)
         for part in (slice(0, 4), slice(4, 8)):
             factor = silu(gate[:, part])
             expected = x[:, part] * factor if gates_first else x[:, part]
@@ -241,7 +243,9 @@ def test_gated_norm_normalizes_parts(gates_first: bool) -> None:
             torch.testing.assert_close(
                 found[:, part], expected if gates_first else expected * factor
             )
-    torch.testing.assert_close(ops.gated_norm(x, gate, None, 0.0, 8, gates_first), x * silu(gate))
+    torch.testing.assert_close(
+        state_ops.gated_norm(x, gate, None, 0.0, 8, gates_first), x * silu(gate)
+    )
 
 
 def test_a_state_layer_gets_its_memory_and_the_steps_rows() -> None:

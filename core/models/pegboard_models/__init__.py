@@ -1,0 +1,1 @@
+"""What model plugins share. Import from the submodules."""

@@ -1,0 +1,33 @@
+"""The short convolution that most layers with states begin with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pegboard.layers import Build, Parameters
+from pegboard.ops import StateRows
+
+
+class ShortConv(Parameters):
+    """(x [T, C], state [blocks, C, K - 1], rows) → [T, C]: see `state_ops.causal_conv`. The
+    checkpoint has its weight as [C, 1, K]."""
+
+    def __init__(
+        self, build: Build, channels: int, width: int, *, bias: bool, activates: bool
+    ) -> None:
+        super().__init__(
+            build, {"weight": (channels, 1, width), **({"bias": (channels,)} if bias else {})}
+        )
+        self.activates = activates
+
+    def bind(self) -> None:
+        conv = self.build.kernels["causal_conv"]
+        activates = self.activates
+        weight = self["weight"].squeeze(1)
+        bias = self["bias"] if "bias" in self.shapes else None
+
+        def forward(x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+            out: Tensor = conv(x, weight, bias, state, rows, activates)
+            return out
+
+        self.forward = forward

@@ -1,0 +1,239 @@
+"""The ops of layers with a state per request: short convolutions and state-space models. Kernel
+plugins may make them faster.
+
+A step has B rows with T tokens in total. Every op reads the state of each row, computes the row's
+tokens, and writes the state after them, so that a prompt can be computed in any pieces. Rows of one
+token (decodes) are computed together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, silu, softplus
+
+from pegboard.ops import StateRows
+
+CHUNK = 64
+"""Tokens that `chunked_scan` computes with one matrix product."""
+
+DELTA_CHUNK = 16
+"""Tokens that `gated_delta_rule` computes together. With a decay per channel, the memory grows with
+the square of this."""
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, activates: bool
+) -> Tensor:
+    """Convolve each channel with its last K inputs: x [T, C], weight [C, K], bias [C] or None → [T,
+    C].
+
+    state: [blocks, C, K - 1], the last inputs of each row. activates: the result goes through SiLU.
+    """
+    out = torch.empty_like(x)
+    tokens, blocks, is_new = rows.single
+    if len(blocks):
+        past = state[blocks].masked_fill(is_new[:, None, None], 0)
+        window = torch.cat((past.to(x.dtype), x[tokens].unsqueeze(-1)), -1)
+        out[tokens] = (window * weight).sum(-1)
+        state[blocks] = window[..., 1:].to(state.dtype)
+    for first, end, block, new in rows.longer():
+        past = torch.zeros_like(state[block]) if new else state[block]
+        window = torch.cat((past.to(x.dtype), x[first:end].T), -1)
+        out[first:end] = conv1d(window.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))[0].T
+        state[block] = window[:, end - first :]
+    if bias is not None:
+        out += bias
+    return silu(out) if activates else out
+
+
+def selective_scan(
+    x: Tensor,
+    steps: Tensor,
+    a_log: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """The scan of Mamba (Gu & Dao 2023, algorithm 2): h ← exp(dt a) h + dt b x, y = h c + skip x,
+    where dt = softplus(steps) and a = -exp(a_log). → y [T, D], type of x.
+
+    x, steps: [T, D]. a_log: float32 [D, N]. b, c: [T, N], of every token. skip: float32 [D]. state:
+    h, float32 [blocks, D, N].
+    """
+    wide = x.float()
+    dt = softplus(steps.float())
+    a = -a_log.exp()
+    b = b.float()
+    c = c.float()
+    out = wide * skip.float()
+    tokens, blocks, is_new = rows.single
+    if len(blocks):
+        own = state[blocks].masked_fill(is_new[:, None, None], 0)
+        step = dt[tokens].unsqueeze(-1)
+        own = own * torch.exp(step * a) + step * b[tokens].unsqueeze(1) * wide[tokens].unsqueeze(-1)
+        out[tokens] += (own * c[tokens].unsqueeze(1)).sum(-1)
+        state[blocks] = own
+    for first, end, block, new in rows.longer():
+        own = torch.zeros_like(state[block]) if new else state[block]
+        for token in range(first, end):
+            own = (
+                own * torch.exp(dt[token, :, None] * a)
+                + (dt[token] * wide[token])[:, None] * b[token]
+            )
+            out[token] += own @ c[token]
+        state[block] = own
+    return out.to(x.dtype)
+
+
+def chunked_scan(
+    x: Tensor,
+    steps: Tensor,
+    bias: Tensor,
+    limits: tuple[float, float],
+    a_log: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """The scan of Mamba-2 (Dao & Gu 2024, section 6): h ← exp(dt a) h + dt x bᵀ, y = h c + skip x,
+    where dt = softplus(steps + bias) within the limits and a = -exp(a_log). → y [T, H, P], type of
+    x.
+
+    x: [T, H, P]. steps: [T, H]. bias, a_log, skip: float32 [H]. b, c: [T, G, N]; H is a multiple of
+    G, and the heads of a group share them. state: h, float32 [blocks, H, P, N].
+    """
+    dt = softplus(steps.float() + bias).clamp(*limits)
+    a = -a_log.exp()
+    repeats = x.shape[1] // b.shape[1]
+    wide = x.float()
+    b = b.float().repeat_interleave(repeats, 1)
+    c = c.float().repeat_interleave(repeats, 1)
+    out = wide * skip.float().unsqueeze(-1)
+    tokens, blocks, is_new = rows.single
+    if len(blocks):
+        own = state[blocks].masked_fill(is_new[:, None, None, None], 0)
+        step = dt[tokens]
+        own = own * torch.exp(step * a)[..., None, None]
+        own = own + (step.unsqueeze(-1) * wide[tokens]).unsqueeze(-1) * b[tokens].unsqueeze(2)
+        out[tokens] += (own @ c[tokens].unsqueeze(-1)).squeeze(-1)
+        state[blocks] = own
+    for first, end, block, new in rows.longer():
+        own = torch.zeros_like(state[block]) if new else state[block]
+        for start in range(first, end, CHUNK):
+            part = slice(start, min(start + CHUNK, end))
+            found, own = _chunk(wide[part], dt[part], a, b[part], c[part], own)
+            out[part] += found
+        state[block] = own
+    return out.to(x.dtype)
+
+
+def _chunk(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (y [L, H, P] without skip, the state after it) of L tokens: each reads the tokens
+    before it, through one matrix of decays per head, and the state before the chunk."""
+    decay = (dt * a).cumsum(0).T  # [H, L], the logarithm of what is left of the state
+    between = (decay.unsqueeze(2) - decay.unsqueeze(1)).tril().exp().tril()
+    scores = torch.einsum("ihn,jhn->hij", c, b) * between * dt.T.unsqueeze(1)
+    y = torch.einsum("hij,jhp->ihp", scores, x) + torch.einsum(
+        "ihn,hpn,hi->ihp", c, state, decay.exp()
+    )
+    left = (decay[:, -1:] - decay).exp() * dt.T
+    return y, state * decay[:, -1, None, None].exp() + torch.einsum("hj,jhp,jhn->hpn", left, x, b)
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    bias: Tensor,
+    a_log: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """Linear attention that replaces what a key had stored: S ← S exp(g), S ← S + b (v - S k) kᵀ, y
+    = S q. → y [T, H, P], type of v. q and k are divided by their lengths, q also by √K, b =
+    sigmoid(beta), g = -exp(a_log) softplus(steps + bias).
+
+    Yang et al. 2024, "Gated delta networks": steps [T, H], bias [H]. Kimi Team 2025, "Kimi Linear":
+    steps [T, H, K], bias [H, K], a decay per channel. q, k: [T, G, K]; H is a multiple of G. v: [T,
+    H, P]. a_log: float32 [H]. beta: [T, H]. state: S, float32 [blocks, H, P, K].
+    """
+    repeats = v.shape[1] // k.shape[1]
+    q, k = (_unit(x.float()).repeat_interleave(repeats, 1) for x in (q, k))
+    q = q * q.shape[-1] ** -0.5
+    wide = v.float()
+    beta = beta.float().sigmoid().unsqueeze(-1)
+    decay = softplus(steps.float() + bias).view(*v.shape[:2], -1) * -a_log.exp().unsqueeze(-1)
+    out = torch.empty_like(wide)
+    tokens, blocks, is_new = rows.single
+    if len(blocks):
+        own = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[
+            tokens
+        ].exp().unsqueeze(2)
+        found = (own @ k[tokens].unsqueeze(-1)).squeeze(-1)
+        own = own + (beta[tokens] * (wide[tokens] - found)).unsqueeze(-1) * k[tokens].unsqueeze(2)
+        out[tokens] = (own @ q[tokens].unsqueeze(-1)).squeeze(-1)
+        state[blocks] = own
+    for first, end, block, new in rows.longer():
+        own = torch.zeros_like(state[block]) if new else state[block]
+        for start in range(first, end, DELTA_CHUNK):
+            part = slice(start, min(start + DELTA_CHUNK, end))
+            out[part], own = _delta_chunk(
+                q[part], k[part], wide[part], decay[part], beta[part], own
+            )
+        state[block] = own
+    return out.to(v.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta_chunk(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (y [L, H, P], the state after it) of L tokens. What each token adds, u kᵀ, depends on
+    what those before it added: (I + A) u = b (v - S k), where A is strictly lower triangular (Yang
+    et al. 2024, section 3.3). decay: logarithms [L, H, 1 or K]."""
+    decay = decay.cumsum(0)
+    is_past = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril()[..., None, None]
+    # [L, L, H, K]
+    between = (decay.unsqueeze(1) - decay.unsqueeze(0)).masked_fill(~is_past, -torch.inf).exp() * k
+    added = torch.einsum("ihk,ijhk->hij", beta * k, between).tril(-1)
+    scores = torch.einsum("ihk,ijhk->hij", q, between)
+    left = decay.exp()
+    wanted = beta * (v - torch.einsum("ihk,hpk->ihp", k * left, state))
+    u = torch.linalg.solve_triangular(
+        added, wanted.transpose(0, 1), upper=False, unitriangular=True
+    )
+    y = torch.einsum("ihk,hpk->ihp", q * left, state) + (scores @ u).transpose(0, 1)
+    last = (decay[-1] - decay).exp() * k
+    return y, state * left[-1].unsqueeze(1) + torch.einsum("hjp,jhk->hpk", u, last)
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, size: int, gates_first: bool
+) -> Tensor:
+    """x silu(gate), normalized by the root mean square of every `size` channels: x, gate [T, n] →
+    [T, n], type of x.
+
+    weight: factors of the normalized channels, [n], or [size] if all parts have the same; None = do
+    not normalize. gates_first: normalize after the gate (Mamba-2); otherwise before it (Falcon-H1,
+    gated delta networks).
+    """
+    wide = x.float()
+    gate = silu(gate.float())
+    if weight is None:
+        return (wide * gate).to(x.dtype)
+    parts = (wide * gate if gates_first else wide).unflatten(-1, (-1, size))
+    parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
+    normalized = (parts * weight.float().view(-1, size)).flatten(1)
+    return (normalized if gates_first else normalized * gate).to(x.dtype)
