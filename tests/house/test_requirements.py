@@ -36,6 +36,7 @@ NEEDS_EXTRA = {
         "pegboard_testing.contract_latent",
         "pegboard_testing.contract_logits_processor",
         "pegboard_testing.contract_platform",
+        "pegboard_testing.contract_pooler",
         "pegboard_testing.contract_quantization",
         "pegboard_testing.contract_sample_tokens",
         "pegboard_testing.contract_sampler",

@@ -32,11 +32,11 @@ CEILINGS = {
     "engine/grammar": 470,
     "engine/kv": 710,
     "engine/metrics": 275,
-    "front": 1370,
-    "interfaces": 1085,
+    "front": 1360,
+    "interfaces": 1110,
     "layers": 770,
     "ops": 370,
-    "plan": 740,
+    "plan": 680,
     "plugins": 1150,
     "worker": 1570,
 }
@@ -53,7 +53,6 @@ MAX_METHODS = 25
 LARGE_CLASSES = {"Worker"}
 """The classes of core/pegboard/pegboard that still have more methods."""
 FILES_WITH_STUBS = {
-    "core/pegboard/pegboard/front/llm_pooling.py",
     "core/testing/pegboard_testing/contract_command.py",  # what the author of a test must say
     "plugins/model/dense/pegboard_model_dense/decoder.py",
 }

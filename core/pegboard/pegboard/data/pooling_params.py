@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -11,25 +12,24 @@ from pegboard.errors import RequestError
 Task = Literal["embed", "classify"]
 
 
-class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The setting `pooler_config`. It wins over what the files next to the model say.
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine makes of prompts, as a pooler plugin has planned it.
 
-    pooling_type: the final hidden state that becomes the vector: of the LAST token, of the first
-    one (CLS), or the MEAN of all. use_activation: the default of requests that do not set it.
+    pooler: qualified name of the plugin. labels: the names of the classes. whole_prompts: a prompt
+    must be computed in one step. max_length: the most tokens that the model was trained for, if its
+    files say so. use_activation: the default of requests. dimensions: how many first values of a
+    vector may be kept: one of these numbers, or any number up to this one; None = all of them.
+    method: the plugin's own values.
     """
 
-    pooling_type: Literal["LAST", "CLS", "MEAN"] | None = None
-    use_activation: bool | None = None
-
-
-class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine makes of prompts. activation: what is applied to the vector, unless a request
-    has use_activation=False."""
-
+    pooler: str = ""
     task: Task = "embed"
-    pooling_type: Literal["LAST", "CLS", "MEAN"] = "LAST"
-    activation: Literal["normalize", "softmax", "sigmoid", "none"] = "normalize"
+    labels: tuple[str, ...] = ()
+    whole_prompts: bool = False
+    max_length: int | None = None
     use_activation: bool = True
+    dimensions: tuple[int, ...] | int | None = None
+    method: Mapping[str, str] = {}
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -10,14 +10,27 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from pegboard.config.schema import Settings
-from pegboard.data.output import MetricValue, RequestOutput
+from pegboard.data.output import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    MetricValue,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from pegboard.data.pooling_params import PoolingParams, Task
 from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pegboard.errors import EngineDeadError, RequestError
@@ -30,16 +43,17 @@ from pegboard.front.beam_search import (
 )
 from pegboard.front.controls import SyncControls
 from pegboard.front.llm_engine import LLMEngine
-from pegboard.front.llm_pooling import PoolingMethods, as_list, per_prompt
+from pegboard.front.llm_pooling import results_of, score_of_classes, scored, text_pairs
 from pegboard.front.prompts import PromptInput, as_prompt
 from pegboard.interfaces.api import Prompt
 from pegboard.interfaces.tokenizer import Chat, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 UseTqdm = bool | Callable[..., Any]
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 
-class LLM(SyncControls, PoolingMethods):
+class LLM(SyncControls):
     """One model, loaded in this process, for batches of prompts.
 
     settings: fields of `EngineConfig` by name, and `plugin_options={"kind.name": {field: value}}`.
@@ -110,15 +124,15 @@ class LLM(SyncControls, PoolingMethods):
         ):
             if isinstance(params, SamplingParams):
                 params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
-            requests.append(build(prompt, params, self.next_id(), priority=value or 0, lora=lora))
+            requests.append(build(prompt, params, self._next_id(), priority=value or 0, lora=lora))
         for adapter in {lora for lora in loras if lora is not None and not lora.load_inplace}:
             self.llm_engine.add_lora(adapter)
-        return self.run_all(requests, all_prompts, use_tqdm)
+        return self._run_all(requests, all_prompts, use_tqdm)
 
-    def next_id(self) -> str:
+    def _next_id(self) -> str:
         return str(next(self._request_ids))
 
-    def run_all(
+    def _run_all(
         self, requests: Sequence[EngineRequest], prompts: Sequence[Prompt], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         try:
@@ -220,6 +234,114 @@ class LLM(SyncControls, PoolingMethods):
             results.append(BeamSearchOutput(best))
         return results
 
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Loras = None,
+        pooling_task: Task | None = None,
+    ) -> list[PoolingRequestOutput[list[float]]]:
+        """Return what the model makes of prompts, in their order, as numbers. The model must pool:
+        an encoder, or a decoder with runner="pooling". pooling_params, lora_request: one for all
+        prompts, or one per prompt. pooling_task: "embed" or "classify"; None = what the model does.
+        Raises RequestError if a prompt is wrong, before anything runs, if the model does something
+        else, and if a vector is not finite."""
+        if self.is_sleeping():
+            raise RequestError("the engine sleeps; call wake_up first")
+        all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
+        given = PoolingParams() if pooling_params is None else pooling_params
+        all_params = per_prompt("pooling_params", given, len(all_prompts))
+        loras = per_prompt("lora_request", lora_request, len(all_prompts))
+        build = self.llm_engine.builder.build_pooling
+        requests = []
+        for prompt, params, lora in zip(all_prompts, all_params, loras, strict=True):
+            if isinstance(params, PoolingParams) and params.task is None:
+                params = msgspec.structs.replace(params, task=pooling_task)
+            requests.append(build(prompt, params, self._next_id(), lora=lora))
+        outputs = self._run_all(requests, all_prompts, use_tqdm)
+        for place, output in enumerate(outputs):
+            if not output.embedding:
+                raise RequestError(
+                    f"prompt {place} ended with {output.outputs[0].finish_reason!r}, without a "
+                    "vector; the log has the reason",
+                    parameter="prompts",
+                )
+        return [
+            PoolingRequestOutput(
+                output.request_id,
+                array("f", output.embedding or b"").tolist(),
+                output.prompt_token_ids,
+                output.num_cached_tokens,
+            )
+            for output in outputs
+        ]
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Loras = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of prompts, in their order. See `encode`."""
+        found = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="embed",
+        )
+        return results_of(found, EmbeddingRequestOutput, EmbeddingOutput)
+
+    def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Loras = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of the model's classes for prompts, in their order. See
+        `encode`."""
+        found = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="classify",
+        )
+        return results_of(found, ClassificationRequestOutput, ClassificationOutput)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Return how well texts belong together: data_1 is one text for all of data_2, or has as
+        many.
+
+        A model with one class reads both texts at once (cross-encoder), and its value is the score.
+        With a model that makes vectors, the score is the cosine of their angle.
+        """
+        pairs = text_pairs(data_1, data_2)
+        more: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request}
+        pooling = self.llm_engine.plan.pooling
+        if pooling is not None and pooling.task == "embed":
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            found = self.embed(texts, pooling_params=pooling_params, **more)
+            made = dict(zip(texts, found, strict=True))
+            return [scored(made[first], made[second]) for first, second in pairs]
+        prompts = [Prompt(text=first, second_text=second) for first, second in pairs]
+        outputs = self.encode(prompts, pooling_params, pooling_task="classify", **more)
+        return [score_of_classes(output) for output in outputs]
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
         return self.llm_engine.builder.get_tokenizer()
@@ -233,6 +355,30 @@ class LLM(SyncControls, PoolingMethods):
         `pegboard.data.output`. The names are vLLM's. Raises ConfigError unless the LLM was made
         with disable_log_stats=False."""
         return self.llm_engine.get_metrics()
+
+
+def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    """Return one prompt or several as a list. One list of token ids is one prompt."""
+    is_many = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+    if not is_many or (prompts and all(isinstance(item, int) for item in prompts)):  # type: ignore[union-attr]
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:
+    """Return a value for each prompt: the items of `value` if it is a sequence of that length, else
+    `value` itself."""
+    if not isinstance(value, Sequence):
+        return [value] * num_prompts
+    if len(value) != num_prompts:
+        raise RequestError(
+            (
+                f"{name} has {len(value)} entries for {num_prompts} prompts: give one for all, or "
+                "one each"
+            ),
+            parameter=name,
+        )
+    return list(value)
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

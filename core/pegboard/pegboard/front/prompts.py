@@ -220,7 +220,7 @@ class RequestBuilder:
             priority=priority,
             cache_salt=prompt.cache_salt,
             lora=lora,
-            pooling=merged_pooling(params, pooling, self.plan.checkpoint.config),
+            pooling=merged_pooling(params, pooling),
         )
 
     @cached_property

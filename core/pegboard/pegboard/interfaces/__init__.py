@@ -151,6 +151,14 @@ KINDS: dict[str, Kind] = {
             provisional=True,
         ),
         _kind(
+            "pooler",
+            "PoolerSpec",
+            "one",
+            "AW",
+            "makes vectors or classes of prompts",
+            provisional=True,
+        ),
+        _kind(
             "builtin_tool",
             "BuiltinToolSpec",
             "set",

@@ -64,7 +64,7 @@ from pegboard.plan.model_config import (
     overriding,
     vocab_size,
 )
-from pegboard.plan.pooling import check_budget, choose_pooling, sentence_length, task_of
+from pegboard.plan.pooling import check_budget, choose_pooling, task_of
 from pegboard.plan.quantization import check_quantization
 from pegboard.plugins import lockfile
 from pegboard.plugins.defaults import default_model, default_name
@@ -152,9 +152,8 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
     with overriding(engine.hf_overrides):
         checkpoint = with_overrides(checkpoint, engine.hf_overrides)
         generation = _generation_config(settings, checkpoint)
-        settings, pooling = choose_pooling(
-            settings, _choose_model(registry, settings, checkpoint), checkpoint
-        )
+        flags = _choose_model(registry, settings, checkpoint)
+        settings, pooling = choose_pooling(registry, settings, flags, checkpoint)
         family = choose_family(registry, need_of(checkpoint))
         tool_parser = choose_parser(registry, "tool_parser", engine.tool_call_parser, family)
         reasoning_parser = choose_parser(
@@ -163,7 +162,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
         num_tokens = vocab_size(checkpoint)
         longest = max_model_len(checkpoint.config, engine.max_model_len)
         if pooling is not None and engine.max_model_len in (None, *AUTO_LEN):
-            longest = min(longest, sentence_length(checkpoint) or longest)
+            longest = min(longest, pooling.max_length or longest)
         check_budget(settings.engine, longest)
         plan = EnginePlan(
             settings=settings,
@@ -180,7 +179,7 @@ def resolve(settings: Settings) -> tuple[EnginePlan, Registry]:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             pooling=pooling,
-            task=task_of(pooling, checkpoint.config),
+            task=task_of(pooling),
         )
     return plan, registry
 
@@ -390,6 +389,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "executor": [engine.distributed_executor_backend],
         "scheduling_policy": [engine.scheduling_policy],
         "sampler": [engine.sampler],
+        "pooler": [engine.pooler],
         "attention": [engine.attention_backend],
         "draft": [engine.spec_method],
         "logits_processor": engine.logits_processors or (),

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from pegboard.config.limits import Limits
 from pegboard.data.batch import BAD_LOGITS, CSR, NewRequest, StepOutput, TokenMasks
+from pegboard.data.pooling_params import PoolingParams
 from pegboard.errors import expect
 from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
+from pegboard.interfaces.pooler import Pooler, PoolStep
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
-from pegboard.worker.pooler import Pooler
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -52,16 +53,27 @@ class Ending:
 
 
 class Pool(Ending):
+    """Makes vectors of prompts."""
+
     def __init__(self, pooler: Pooler, stages: Stages) -> None:
         self.pooler = pooler
         self.stages = stages
+        self.params: dict[int, PoolingParams] = {}
 
     def add(self, new: NewRequest) -> None:
-        self.pooler.add(new)
+        self.params[new.row] = new.pooling or PoolingParams()
 
     def end(self, step: Step) -> Callable[[], StepOutput]:
-        if len(step.inputs.sample_rows):
-            step.output.embeddings = self.pooler.pool(step.hidden, step.inputs, self.stages.logits)
+        inputs = step.inputs
+        if rows := inputs.sample_rows.tolist():
+            asked = PoolStep(
+                starts=inputs.query_start_loc[: len(rows) + 1],
+                last=inputs.logits_index,
+                params=[self.params[row] for row in rows],
+                classify=self.stages.logits,
+            )
+            made = self.pooler.pool(step.hidden[: inputs.num_tokens], asked)
+            step.output.embeddings = expect(made, list, self.pooler, "pool")
         return lambda: step.output
 
 

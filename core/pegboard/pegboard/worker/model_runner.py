@@ -25,7 +25,8 @@ from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.attention import AttentionBackend, KVPlan
 from pegboard.interfaces.draft import DraftProposer
 from pegboard.interfaces.kv_connector import KVConnectorWorker
-from pegboard.interfaces.platform import Copies, Replay
+from pegboard.interfaces.platform import Copies, Replay, Trait
+from pegboard.interfaces.pooler import Pooler
 from pegboard.interfaces.sampler import Sampler
 from pegboard.worker.attention_groups import StateGroup
 from pegboard.worker.endings import (
@@ -38,7 +39,6 @@ from pegboard.worker.endings import (
     Step,
 )
 from pegboard.worker.memory import copy_blocks
-from pegboard.worker.pooler import Pooler
 from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import TRAITS, Stages
@@ -61,6 +61,7 @@ class RunnerParts:
     draft: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     pooler: Pooler | None = None
+    traits: tuple[Trait, ...] = TRAITS
 
 
 class ModelRunner:
@@ -83,9 +84,8 @@ class ModelRunner:
             max_loras=limits.max_loras,
         )
         self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
-        traits = TRAITS if parts.pooler is None else parts.pooler.traits
         self.stages = Stages(
-            parts.model, self.inputs, (False, True) if limits.max_loras else (False,), traits
+            parts.model, self.inputs, (False, True) if limits.max_loras else (False,), parts.traits
         )
         self.prompts = PromptRows(parts.device)
         self.scores = PromptScores(

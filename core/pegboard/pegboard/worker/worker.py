@@ -20,7 +20,8 @@ from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALL
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
-from pegboard.interfaces.platform import Device, PlatformSetup, Replay
+from pegboard.interfaces.platform import Device, PlatformSetup, Replay, Trait
+from pegboard.interfaces.pooler import Pooler, PoolerSetup
 from pegboard.interfaces.quantization import QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
@@ -53,7 +54,7 @@ from pegboard.worker.model_loader import (
     repack_cache,
 )
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
-from pegboard.worker.pooler import Pooler
+from pegboard.worker.stages import TRAITS
 from pegboard.worker.weight_memory import WeightMemory
 
 if TYPE_CHECKING:
@@ -63,6 +64,14 @@ log = get_logger(__name__)
 
 STATE_EVERY = 512
 """Tokens between two states that the prefix cache keeps, if mamba_block_size is not set."""
+
+
+STAGES_OF: Mapping[str | None, tuple[Trait, ...]] = {
+    None: TRAITS,
+    "embed": ("forward",),
+    "classify": ("forward", "logits"),
+}
+"""Task of a pooling model → the stages that its steps use. None = it generates text."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +287,8 @@ class Worker:
             device=self.device.name,
             limits=self.limits,
             copies=self.platform.copies(),
-            pooler=None if self.plan.pooling is None else Pooler(self.plan.pooling),
+            pooler=self._pooler(),
+            traits=STAGES_OF[self.plan.pooling.task if self.plan.pooling else None],
         )
 
     def _sampler(self) -> Sampler:
@@ -300,6 +310,12 @@ class Worker:
             copies=self.platform.copies(),
         )
         return self.registry.build(self.sampler_entry, setup)
+
+    def _pooler(self) -> Pooler | None:
+        if (pooling := self.plan.pooling) is None:
+            return None
+        entry = self.registry.choose("pooler", Need(), explicit=pooling.pooler).require()
+        return self.registry.build(entry, PoolerSetup(pooling))
 
     def _draft(self) -> DraftProposer | None:
         if self.config.spec_method is None:

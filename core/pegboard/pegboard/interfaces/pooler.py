@@ -1,0 +1,61 @@
+"""Kind `pooler` (provisional): makes vectors of prompts, or values of classes. It plans where the
+model is resolved, and computes in W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pegboard.interfaces.spec import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from pegboard.data.pooling_params import Pooling, PoolingParams
+    from pegboard.interfaces.weight_loader import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerSpec(Spec):
+    """plan: "module:fn" with `fn(PoolerFacts) -> Pooling`. It must not import torch. Raises
+    ModelError for files that ask for something else, ConfigError for a wrong `pooler_config`."""
+
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerFacts:
+    """flags: of the model's spec. config: the setting `pooler_config`, which wins over what the
+    checkpoint's files say."""
+
+    flags: frozenset[str]
+    checkpoint: "Checkpoint"
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerSetup:
+    """pooling: what the plugin has planned."""
+
+    pooling: "Pooling"
+
+
+@dataclass(slots=True)
+class PoolStep:
+    """The prompts that end in a step, S of them. starts: int32 [S + 1], on the host: with
+    `Pooling.whole_prompts`, prompt i has the tokens from starts[i] to starts[i + 1]. last: the
+    place of each prompt's last token, [S]; None = the tokens are the last ones of the prompts.
+    params: of each prompt. classify: pooled states [S, size] → values of the classes [S, C]."""
+
+    starts: "np.ndarray"
+    last: "Tensor | None"
+    params: "Sequence[PoolingParams]"
+    classify: "Callable[[Tensor], Tensor]"
+
+
+class Pooler(Protocol):
+    def pool(self, hidden: "Tensor", step: PoolStep) -> "list[np.ndarray]":
+        """Return one float32 vector for each prompt. hidden: [T, size], the final states of the
+        step's tokens. Hot."""

@@ -1,0 +1,87 @@
+"""Contract tests of the kind `pooler`. A plugin's test file:
+
+class TestMyPooler(PoolerContract):
+    pooling = Pooling(task="embed", method={"how": "max"})
+
+    def pooler(self, setup: PoolerSetup) -> Pooler:
+        return MyPooler(options, setup)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.data.pooling_params import Pooling, PoolingParams
+from pegboard.interfaces.pooler import Pooler, PoolerSetup, PoolStep
+
+SIZE = 6
+NUM_CLASSES = 3
+
+
+def pool_step(lengths: Sequence[int], params: Sequence[PoolingParams] | None = None) -> PoolStep:
+    """Return a step in which prompts of these lengths are computed as a whole. The value of a class
+    is the sum of every third channel."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return PoolStep(
+        starts=starts,
+        last=torch.from_numpy(starts[1:].astype(np.int64) - 1),
+        params=[PoolingParams() for _ in lengths] if params is None else params,
+        classify=lambda pooled: pooled.unflatten(-1, (-1, NUM_CLASSES)).sum(1),
+    )
+
+
+class PoolerContract:
+    """Every pooler passes these. Override `pooling` and `pooler`."""
+
+    pooling: Pooling
+
+    def pooler(self, setup: PoolerSetup) -> Pooler:
+        """Return a new pooler."""
+        raise AssertionError("override PoolerContract.pooler")
+
+    def vectors(
+        self, hidden: Tensor, lengths: Sequence[int], params: Sequence[PoolingParams] | None = None
+    ) -> list[np.ndarray]:
+        found = self.pooler(PoolerSetup(self.pooling)).pool(hidden, pool_step(lengths, params))
+        assert isinstance(found, list) and len(found) == len(lengths), (
+            f"{len(lengths)} prompts end in the step, and there are {len(found)} vectors"
+        )
+        for vector in found:
+            assert vector.dtype == np.float32 and vector.ndim == 1, (
+                f"a vector is {vector.dtype} {vector.shape}, expected float32 of one dimension"
+            )
+        return found
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_a_prompt_has_the_same_vector_alone_and_in_a_batch(self, dtype: torch.dtype) -> None:
+        lengths = [3, 1, 5, 1]
+        hidden = torch.randn(sum(lengths), SIZE, generator=torch.Generator().manual_seed(0))
+        hidden = hidden.to(dtype)
+        before = hidden.clone()
+        together = self.vectors(hidden, lengths)
+        assert torch.equal(hidden, before), "the hidden states are changed"
+        for part, length, vector in zip(hidden.split(lengths), lengths, together, strict=True):
+            (alone,) = self.vectors(part, [length])
+            np.testing.assert_allclose(vector, alone, rtol=1e-5, atol=1e-6)
+
+    def test_the_vectors_are_copies(self) -> None:
+        hidden = torch.ones(2, SIZE)
+        for vector in self.vectors(hidden, [1, 1]):
+            vector[:] = 7
+        assert torch.equal(hidden, torch.ones(2, SIZE))
+
+    def test_each_request_has_its_parameters(self) -> None:
+        hidden = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(1)).repeat(2, 1)
+        params = [PoolingParams(use_activation=flag) for flag in (True, True, False, False)]
+        found = self.vectors(hidden, [1, 1, 1, 1], params)
+        alone = self.vectors(hidden[:1], [1], params[2:3])
+        np.testing.assert_allclose(found[2], alone[0], rtol=1e-5, atol=1e-6)
+        if self.pooling.dimensions is not None:
+            short = self.vectors(hidden[:1], [1], [PoolingParams(dimensions=2)])
+            assert len(short[0]) == 2

@@ -1,0 +1,1 @@
+"""Pooler plugin `sentence`: vectors or classes of prompts, as sentence-transformers declares."""
