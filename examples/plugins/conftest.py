@@ -28,7 +28,7 @@ def installed(fakes: FakeDistributions) -> discovery.Scan:
     for path in PROJECTS:
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         fakes.add(project["name"], project["entry-points"], version=project["version"])
-    return discovery.scan_path(None)
+    return discovery.scan_path(sys.path)
 
 
 @pytest.hookimpl(wrapper=True)
