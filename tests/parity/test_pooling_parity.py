@@ -17,8 +17,11 @@ from pegboard_api_pooling.api import PoolingApi
 from pegboard_api_pooling.plugin import POOLING
 
 from pegboard import LLM, AsyncLLM, PoolingParams, SamplingParams
-from pegboard.errors import ConfigError, ModelError, RequestError
+from pegboard import installed as installed_plugins
+from pegboard.errors import ConfigError, ModelError, PegboardError, RequestError
 from pegboard.interfaces.api import ApiSetup
+from pegboard.plugins import discovery
+from pegboard_testing.fake_distributions import FakeDistributions
 from pegboard_testing.served_app import make_app
 
 ARCHITECTURES = {
@@ -203,3 +206,56 @@ def test_over_http(write: Callable[..., Any]) -> None:
     assert answer.status_code == 200, answer.text
     for prompt, each in zip(prompts, answer.json()["data"], strict=True):
         assert (torch.tensor(each["embedding"]) - expected(reference, prompt)).abs().max() < 1e-4
+
+
+POOLER = """
+from pegboard.data.pooling_params import Pooling
+from pegboard.interfaces.pooler import PoolerSpec
+
+SPEC = PoolerSpec(api="1.0", implementation="acme_pooler:Pooler", plan="acme_pooler:plan")
+
+
+def plan(facts):
+    return 3 if facts.config.get("fault") == "plan" else Pooling(method=dict(facts.config))
+
+
+class Pooler:
+    def __init__(self, options, setup):
+        self.fault = setup.pooling.method.get("fault")
+
+    def pool(self, hidden, step):
+        if self.fault == "raise":
+            raise ZeroDivisionError("no luck")
+        return "nonsense" if self.fault == "type" else [row.numpy() for row in hidden[step.last]]
+"""
+
+
+@pytest.mark.parametrize("fault", ["", "plan", "raise", "type"])
+def test_another_pooler_is_used_and_named_when_it_fails(
+    fault: str,
+    write: Callable[..., Any],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = {"pooler": {"acme": "acme_pooler:SPEC"}}
+    FakeDistributions(tmp_path).add("acme-pooler", point, {"acme_pooler": POOLER})
+    monkeypatch.syspath_prepend(tmp_path)
+    reference = write("llama")
+    settings = {**LIMITS, "pooler": "acme", "pooler_config": {"fault": fault}}
+    for cache in (discovery.scan, installed_plugins.installed):
+        cache.cache_clear()
+    try:
+        if fault:  # the first steps of an engine find it, before a request does
+            told = "acme_pooler:plan" if fault == "plan" else r"pooler:acme \(acme-pooler 1.0\)"
+            with pytest.raises(PegboardError, match=told):
+                open_llm(reference.directory, **settings)
+            return
+        llm = open_llm(reference.directory, **settings)
+        prompt = prompts_of((7,))[0]
+        found = torch.tensor(llm.embed([prompt], use_tqdm=False)[0].outputs.embedding)
+        wanted = expected(reference, prompt, normalized=False)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    finally:
+        for cache in (discovery.scan, installed_plugins.installed):
+            cache.cache_clear()

@@ -427,9 +427,10 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_the_table_has_every_kind() -> None:
-    """Kinds whose code runs in a server, and hooks. Model families are data, commands are not
-    servers."""
-    assert {kind for kind, _ in ROWS} == set(KINDS) - {"model_family", "command"} | {"hooks"}
+    """Kinds whose code runs in a server that generates text, and hooks. Model families are data,
+    and commands are not servers. Poolers: tests/parity/test_pooling_parity.py."""
+    left_out = {"model_family", "command", "pooler"}
+    assert {kind for kind, _ in ROWS} == set(KINDS) - left_out | {"hooks"}
 
 
 def test_an_executor_that_reports_a_dead_worker_ends_an_idle_engine(faults: Faults) -> None:  # noqa: F811
