@@ -11,6 +11,7 @@ from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParam
 from pegboard.engine.grammar.grammars import constraint_of
 from pegboard.errors import RequestError
 from pegboard.interfaces.attention import Full, Window
+from pegboard_testing.fake_connectors import FakeKV
 from pegboard_testing.fake_engine import EOS, FakeEngine
 from pegboard_testing.fake_structured_output import FakeStructuredOutput
 
@@ -72,9 +73,7 @@ def test_a_grammar_that_does_not_compile_fails_its_request_only() -> None:
 
 def test_a_grammar_has_a_time_limit() -> None:
     gate = threading.Event()
-    engine = FakeEngine(
-        structured_output=FakeStructuredOutput(64, [EOS], gate=gate), grammar_timeout_s=0.0
-    )
+    engine = FakeEngine(structured_output=FakeStructuredOutput(64, [EOS], gate=gate, timeout_s=0.0))
     engine.add("slow", range(5), grammar("3:0:7"))
     result = engine.run()["slow", 0]
     gate.set()
@@ -125,11 +124,11 @@ def test_parameters_become_one_constraint(params: dict[str, Any], kind: str, tex
 @pytest.mark.parametrize("retains", [[Full()], [Full(), Window(6)]])
 def test_a_prefix_travels_from_one_engine_to_another(load: Any, retains: list[Any]) -> None:
     store: dict[Any, Any] = {}
-    first = FakeEngine(retains, kv_load=load, kv_store=store)
+    first = FakeEngine(retains, kv=FakeKV(load, store))
     before = first.generate(range(21), greedy(6))
     assert before.deltas[-1].kv_transfer_params is not None and store
     first.check_idle()
-    second = FakeEngine(retains, kv_load=load, kv_store=store, kv_hesitate=2)
+    second = FakeEngine(retains, kv=FakeKV(load, store, hesitate=2))
     after = second.generate(range(21), greedy(6))
     assert after.token_ids == before.token_ids
     if retains == [Full()]:  # the window had dropped the other blocks before they were saved
@@ -140,10 +139,10 @@ def test_a_prefix_travels_from_one_engine_to_another(load: Any, retains: list[An
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 def test_blocks_of_another_model_are_not_loaded(load: Any) -> None:
     store: dict[Any, Any] = {}
-    FakeEngine(kv_load=load, kv_store=store, kv_identity="a").generate(range(21), greedy(6))
-    other = FakeEngine(kv_load=load, kv_store=store, kv_identity="b")
+    FakeEngine(kv=FakeKV(load, store), identity="a").generate(range(21), greedy(6))
+    other = FakeEngine(kv=FakeKV(load, store), identity="b")
     assert other.generate(range(21), greedy(6)).deltas[0].num_cached_tokens == 0
-    same = FakeEngine(kv_load=load, kv_store=store, kv_identity="a")
+    same = FakeEngine(kv=FakeKV(load, store), identity="a")
     assert same.generate(range(21), greedy(6)).deltas[0].num_cached_tokens == 20
 
 
@@ -151,10 +150,8 @@ def test_blocks_of_another_model_are_not_loaded(load: Any) -> None:
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_failed_load(load: Any, policy: Any) -> None:
     store: dict[Any, Any] = {}
-    before = FakeEngine(kv_load=load, kv_store=store).generate(range(21), greedy(6))
-    engine = FakeEngine(
-        kv_load=load, kv_store=store, kv_fails=lambda key: 9, kv_load_failure_policy=policy
-    )
+    before = FakeEngine(kv=FakeKV(load, store)).generate(range(21), greedy(6))
+    engine = FakeEngine(kv=FakeKV(load, store, fails=lambda key: 9), kv_load_failure_policy=policy)
     after = engine.generate(range(21), greedy(6))
     if policy == "recompute":
         num_loaded = 0 if load == "in_step" else 9
@@ -176,8 +173,8 @@ def test_a_failed_load(load: Any, policy: Any) -> None:
 
 def test_a_loading_request_is_passed_and_may_be_aborted() -> None:
     store: dict[Any, Any] = {}
-    FakeEngine(kv_load="between_steps", kv_store=store).generate(range(21), greedy(6))
-    engine = FakeEngine(kv_load="between_steps", kv_store=store)
+    FakeEngine(kv=FakeKV("between_steps", store)).generate(range(21), greedy(6))
+    engine = FakeEngine(kv=FakeKV("between_steps", store))
     engine.add("loading", range(21), greedy(6))
     engine.add("other", range(30, 40), greedy(1))
     engine.step()
@@ -199,10 +196,10 @@ def test_a_window_prefix_travels_without_the_blocks_before_the_window(
     computed from the start."""
     store: dict[Any, Any] = {}
     retains = [Full(), Window(6)]
-    first = FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), greedy(12))
+    first = FakeEngine(retains, kv=FakeKV(load, store)).generate(range(21), greedy(12))
     follow_up = [*range(21), *first.token_ids, 5]
     expected = FakeEngine(retains).generate(follow_up, greedy(6)).token_ids
-    engine = FakeEngine(retains, kv_load=load, kv_store=store, kv_fails=lambda key: bad)
+    engine = FakeEngine(retains, kv=FakeKV(load, store, fails=lambda key: bad))
     result = engine.generate(follow_up, greedy(6))
     assert engine.connector is not None and engine.connector.num_loads == 1
     assert result.deltas[0].num_cached_tokens == (32 if bad is None else 0)
@@ -212,11 +209,11 @@ def test_a_window_prefix_travels_without_the_blocks_before_the_window(
 
 def test_no_request_forks_from_a_prompt_whose_load_may_still_fail() -> None:
     store: dict[Any, Any] = {}
-    FakeEngine(kv_load="in_step", kv_store=store).generate(range(21), greedy(2))
+    FakeEngine(kv=FakeKV("in_step", store)).generate(range(21), greedy(2))
     params = SamplingParams(n=3, seed=5, max_tokens=6)
     alone = FakeEngine()
     alone.add("a", range(21), params)
-    engine = FakeEngine(kv_load="in_step", kv_store=store, kv_fails=lambda key: 3, max_in_flight=3)
+    engine = FakeEngine(kv=FakeKV("in_step", store, fails=lambda key: 3), max_in_flight=3)
     engine.add("a", range(21), params)
     expected = alone.run()
     results = engine.run()

@@ -59,12 +59,14 @@ class Clock:
         return self.now_s
 
 
-def measured_engine(show_hidden: str | None = None, **more: Any) -> tuple[FakeEngine, Records]:
+def measured_engine(
+    show_hidden: str | None = None, parts: dict[str, Any] | None = None, **more: Any
+) -> tuple[FakeEngine, Records]:
     sink = Records()
     measured = {"plugin_names": NAMES, "wants_records": True, "show_hidden": show_hidden}
-    return FakeEngine(
-        metrics=[sink], **{"block_size": 4, "clock": Clock(), "measured": measured, **more}
-    ), sink
+    parts = {"clock": Clock(), **(parts or {})}
+    settings = {"block_size": 4, "measured": measured, **more}
+    return FakeEngine(metrics=[sink], parts=parts, **settings), sink
 
 
 requests = st.lists(
@@ -243,7 +245,7 @@ def test_plugins_cost_time() -> None:
 
 def test_adapters_in_use(tmp_path: Path) -> None:
     sink = Records()
-    engine = FakeEngine(metrics=[sink], max_loras=1, clock=Clock())
+    engine = FakeEngine(metrics=[sink], max_loras=1, parts={"clock": Clock()})
     for number, name in enumerate(("sql", "poems"), 1):
         lora = LoRARequest(name, number, str(tmp_path))
         engine.add(
@@ -281,7 +283,7 @@ def test_a_sink_that_comes_late_learns_the_state() -> None:
 
 
 def test_the_sleep_state_is_shown_while_no_step_runs() -> None:
-    engine, sink = measured_engine(can_sleep=True)
+    engine, sink = measured_engine(parts={"can_sleep": True})
     names = ("awake", "weights_offloaded", "discard_all")
     for level, states in ((0, [0, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])):
         engine.ask(Sleep(level=level))

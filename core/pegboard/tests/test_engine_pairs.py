@@ -4,6 +4,7 @@ requests, full pools. The fake engine checks its invariants after every step."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from pegboard.interfaces.scheduling_policy import (
     StepBudget,
     StepLoad,
 )
+from pegboard_testing.fake_connectors import FakeKV
+from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_engine import FakeEngine, expected_tokens
 from pegboard_testing.fake_limits import fake_limits
 from pegboard_testing.fake_policy import FakePolicy
@@ -73,14 +76,12 @@ def test_an_abort_in_any_step_of_a_load_that_fails_or_not(
     load: Any, retains: list[Retain], max_in_flight: int
 ) -> None:
     store: dict[Any, Any] = {}
-    FakeEngine(retains, kv_load=load, kv_store=store).generate(range(21), GREEDY)
+    FakeEngine(retains, kv=FakeKV(load, store)).generate(range(21), GREEDY)
     for step in range(6):
         for first_bad in (None, 0, 9, 16):
             engine = FakeEngine(
                 retains,
-                kv_load=load,
-                kv_store=store,
-                kv_fails=lambda key, bad=first_bad: bad,
+                kv=FakeKV(load, store, fails=lambda key, bad=first_bad: bad),
                 max_in_flight=max_in_flight,
             )
             run(
@@ -93,12 +94,10 @@ def test_an_abort_in_any_step_of_a_load_that_fails_or_not(
 @pytest.mark.parametrize("load", ["in_step", "between_steps"])
 def test_a_request_of_the_same_name_follows_an_aborted_one_whose_load_is_open(load: Any) -> None:
     store: dict[Any, Any] = {}
-    FakeEngine(kv_load=load, kv_store=store).generate(range(21), GREEDY)
+    FakeEngine(kv=FakeKV(load, store)).generate(range(21), GREEDY)
     for step in range(5):
         for first_bad in (None, 9):
-            engine = FakeEngine(
-                kv_load=load, kv_store=store, kv_fails=lambda key, bad=first_bad: bad
-            )
+            engine = FakeEngine(kv=FakeKV(load, store, fails=lambda key, bad=first_bad: bad))
             engine.add("a", range(21), GREEDY)
             for _ in range(step):
                 engine.step()
@@ -117,13 +116,13 @@ def test_a_request_that_cannot_go_on_takes_what_was_loaded_for_others(
     store: dict[Any, Any] = {}
     prompts = [range(start, start + 21) for start in (0, 10, 20)]
     for prompt in prompts:
-        FakeEngine(kv_load="between_steps", kv_store=store).generate(prompt, GREEDY)
+        FakeEngine(kv=FakeKV("between_steps", store)).generate(prompt, GREEDY)
     settings: dict[str, Any] = {
         "enable_prefix_caching": False,
         "by_priority": True,
         "spare_blocks": spare_blocks,
     }
-    engine = FakeEngine(kv_load="between_steps", kv_store=store, max_model_len=32, **settings)
+    engine = FakeEngine(kv=FakeKV("between_steps", store), max_model_len=32, **settings)
     run_short(engine, [request(f"r{i}", prompts[i], priority=priorities[i]) for i in range(3)])
 
 
@@ -225,8 +224,7 @@ def test_a_prefix_that_finds_no_blocks_now_is_loaded_later() -> None:
     up."""
     store: dict[tuple[int, int, bytes], Any] = {}
     settings: dict[str, Any] = {
-        "kv_load": "between_steps",
-        "kv_store": store,
+        "kv": FakeKV("between_steps", store),
         "max_model_len": 32,
         "spare_blocks": 0,
     }
@@ -264,7 +262,7 @@ def test_a_connector_is_told_of_the_blocks_of_every_completion(
     load: Any, spare_blocks: int
 ) -> None:
     """The fake one refuses to release blocks that it was not told of."""
-    engine = FakeEngine(kv_load=load, spare_blocks=spare_blocks)
+    engine = FakeEngine(kv=FakeKV(load), spare_blocks=spare_blocks)
     run(
         engine,
         [
@@ -406,7 +404,10 @@ def test_events_name_blocks_that_anybody_can_compute(
     name only."""
     recorder = Recorder()
     engine = FakeEngine(
-        block_size=block_size, metrics=[recorder], kv_events=True, max_num_batched_tokens=8
+        block_size=block_size,
+        metrics=[recorder],
+        parts={"reports_kv_events": True},
+        max_num_batched_tokens=8,
     )
     for number, (salt, length) in enumerate(prompts):
         engine.add(f"r{number}", range(length), GREEDY, cache_salt=salt)
@@ -441,7 +442,7 @@ def test_drafts_fit_what_the_rows_leave_of_the_budget(
         max_num_batched_tokens=max_num_seqs + more_tokens,
         max_in_flight=max_in_flight,
         max_drafts=3,
-        draft_accuracy=0.6,
+        draft=partial(FakeDraft, accuracy=0.6),
     )
     run(
         engine,
@@ -509,7 +510,7 @@ def test_any_running_request_may_be_the_victim(
     engine = FakeEngine(
         retains,
         spare_blocks=spare_blocks,
-        policy=Turning(places),
+        parts={"policy": Turning(places)},
         max_in_flight=max_in_flight,
         max_model_len=32,
     )
@@ -547,7 +548,7 @@ def test_the_budget_of_each_step_is_kept(
 ) -> None:
     """Whatever a policy returns. The invariants compare every batch with its budget."""
     engine = FakeEngine(
-        policy=Moody(budgets),
+        parts={"policy": Moody(budgets)},
         spare_blocks=spare_blocks,
         max_in_flight=max_in_flight,
         max_num_seqs=6,
@@ -578,7 +579,11 @@ def test_no_running_request_misses_a_step_because_an_earlier_one_left(
 ) -> None:
     policy = Earliest()
     engine = FakeEngine(
-        retains, spare_blocks=spare_blocks, policy=policy, max_in_flight=1, max_model_len=32
+        retains,
+        spare_blocks=spare_blocks,
+        parts={"policy": policy},
+        max_in_flight=1,
+        max_model_len=32,
     )
     for i in range(5):
         engine.add(f"r{i}", range(i, i + 6), SamplingParams(temperature=0.0, max_tokens=18))

@@ -3,6 +3,8 @@ end everything has been released."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -13,6 +15,8 @@ from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.data.sampling_params import SamplingParams, StructuredOutputsParams
 from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, State, Window
+from pegboard_testing.fake_connectors import FakeKV
+from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_engine import EOS, FakeEngine, expected_tokens, scored_prompt
 from pegboard_testing.fake_structured_output import FakeGrammar, FakeStructuredOutput
 
@@ -66,11 +70,11 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.booleans()) or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,
-        "draft_accuracy": draw(st.sampled_from([0.3, 0.8, 1.0])),
+        "draft": partial(FakeDraft, accuracy=draw(st.sampled_from([0.3, 0.8, 1.0]))),
         "max_loras": draw(st.sampled_from([1, 2])),
         "max_cpu_loras": draw(st.sampled_from([2, 3])),
         "by_priority": draw(st.booleans()),
-        "kv_load": kv_load,
+        "kv": kv_load and FakeKV(kv_load),
         "long_prefill_token_threshold": draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 3, 9])),
         "max_num_partial_prefills": draw(st.integers(1, 3)),
     }
@@ -209,12 +213,11 @@ def _build(arguments: dict[str, Any], failing_loads: set[int], store: dict[Any, 
         seen.append(key)
         return 3 if len(seen) in failing_loads else None
 
+    kv = arguments["kv"] and replace(arguments["kv"], store=store, fails=fails)
     engine = FakeEngine(
-        **arguments,
+        **{**arguments, "kv": kv},
         vocab_size=VOCAB,
         structured_output=FakeStructuredOutput(VOCAB, [EOS]),
-        kv_store=store,
-        kv_fails=fails,
     )
     engine.worker.bad_adapters.add(BAD_ADAPTER.lora_path)
     return engine
@@ -226,7 +229,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(scenario: Any) -> None:
     arguments, arrivals, aborts, failing_loads = scenario
     store: dict[Any, Any] = {}
     # the second engine finds the KV that the first one stored
-    for _ in range(2 if arguments["kv_load"] else 1):
+    for _ in range(2 if arguments["kv"] else 1):
         engine = _build(arguments, failing_loads, store)
         _run(engine, arrivals, aborts)
         _check_results(engine, arrivals, aborts)
@@ -250,8 +253,8 @@ def test_nothing_forks_from_a_prefix_that_is_still_being_loaded() -> None:
         "enable_prefix_caching": True,
         "max_drafts": 3,
         "enable_chunked_prefill": True,
-        "draft_accuracy": 0.3,
-        "kv_load": "in_step",
+        "draft": partial(FakeDraft, accuracy=0.3),
+        "kv": FakeKV("in_step"),
     }
     store: dict[Any, Any] = {}
     for _ in range(2):

@@ -20,6 +20,7 @@ from pegboard.engine.actions import (
     action_of,
 )
 from pegboard.errors import RequestError
+from pegboard_testing.fake_connectors import FakeKV
 from pegboard_testing.fake_engine import FakeEngine
 
 
@@ -60,7 +61,10 @@ def test_every_request_gets_its_answer_or_is_aborted(
     kv_load: Any,
 ) -> None:
     engine = FakeEngine(
-        max_in_flight=max_in_flight, max_drafts=max_drafts, kv_load=kv_load, can_sleep=True
+        max_in_flight=max_in_flight,
+        max_drafts=max_drafts,
+        kv=kv_load and FakeKV(kv_load),
+        parts={"can_sleep": True},
     )
     prompts = {f"before {i}": range(i, i + 9) for i in range(6)} | {
         f"late {i}": range(i + 3, i + 12) for i in range(2)
@@ -111,7 +115,7 @@ def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted() -> None:
 
 
 def test_the_memory_comes_back_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(can_sleep=True)
+    engine = FakeEngine(parts={"can_sleep": True})
     calls = []
     monkeypatch.setattr(engine.worker, "call", lambda method, *args: calls.append((method, *args)))
     until(engine, "sleep", level=2)
@@ -161,7 +165,7 @@ def test_the_end_of_a_pause_is_told_to_who_waits_for_its_beginning() -> None:
 
 def test_an_idle_engine_has_work_until_an_action_is_done() -> None:
     """Otherwise nobody would call `step`."""
-    engine = FakeEngine(kv_load="between_steps")
+    engine = FakeEngine(kv=FakeKV("between_steps"))
     engine.generate(range(20), greedy())
     action = engine.engine.control(Pause(mode="keep"))
     while not action.done():
@@ -171,7 +175,7 @@ def test_an_idle_engine_has_work_until_an_action_is_done() -> None:
 
 
 def test_workers_that_cannot_sleep_leave_the_engine_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(can_sleep=True)
+    engine = FakeEngine(parts={"can_sleep": True})
 
     def refuse(method: str, *args: object) -> None:
         raise OSError("no room")

@@ -3,6 +3,7 @@ tests look at the batches that a fake executor gets."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pegboard.engine.batch_builder import Entry, StepPlan
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard.interfaces.scheduling_policy import StepBudget
+from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_engine import FakeEngine, scored_prompt
 from pegboard_testing.fake_limits import fake_limits
 
@@ -328,7 +330,7 @@ def test_one_completion_can_be_aborted_alone() -> None:
 
 def test_right_drafts_save_steps_and_change_nothing() -> None:
     plain = FakeEngine()
-    fast = FakeEngine(max_drafts=3, draft_accuracy=1.0)
+    fast = FakeEngine(max_drafts=3, draft=partial(FakeDraft, accuracy=1.0))
     assert (
         plain.generate(range(5), greedy(30)).token_ids
         == fast.generate(range(5), greedy(30)).token_ids
@@ -338,7 +340,7 @@ def test_right_drafts_save_steps_and_change_nothing() -> None:
 
 def test_wrong_drafts_are_taken_back() -> None:
     plain = FakeEngine()
-    wrong = FakeEngine(max_drafts=3, draft_accuracy=0.0)
+    wrong = FakeEngine(max_drafts=3, draft=partial(FakeDraft, accuracy=0.0))
     assert (
         plain.generate(range(5), greedy(30)).token_ids
         == wrong.generate(range(5), greedy(30)).token_ids
@@ -347,7 +349,7 @@ def test_wrong_drafts_are_taken_back() -> None:
 
 
 def test_drafts_never_reach_beyond_the_last_token_that_may_come() -> None:
-    engine = FakeEngine(max_drafts=3, draft_accuracy=1.0, max_model_len=20)
+    engine = FakeEngine(max_drafts=3, draft=partial(FakeDraft, accuracy=1.0), max_model_len=20)
     engine.add("a", range(5), greedy(7))
     engine.add("b", range(5, 12), greedy(None))
     results = engine.run()

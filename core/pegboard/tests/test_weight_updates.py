@@ -22,6 +22,7 @@ from pegboard.engine.actions import (
     WakeUp,
 )
 from pegboard.errors import EngineDeadError, ModelError, RequestError
+from pegboard_testing.fake_connectors import FakeKV
 from pegboard_testing.fake_engine import FakeEngine
 from pegboard_testing.fake_worker import weights_of
 
@@ -58,7 +59,9 @@ def update(engine: FakeEngine, name: str, **arguments: Any) -> None:
 def test_tokens_come_from_the_weights_of_their_time(
     mode: str, is_paused: bool, steps: int, max_in_flight: int, max_drafts: int, kv_load: Any
 ) -> None:
-    engine = FakeEngine(max_in_flight=max_in_flight, max_drafts=max_drafts, kv_load=kv_load)
+    engine = FakeEngine(
+        max_in_flight=max_in_flight, max_drafts=max_drafts, kv=kv_load and FakeKV(kv_load)
+    )
     prompts = {f"before {i}": list(range(i, i + 13)) for i in range(4)}
     for name, prompt in prompts.items():
         engine.add(name, prompt, greedy())
@@ -116,8 +119,8 @@ def test_blocks_have_other_names_per_weights(kv_load: Any) -> None:
             after["external_prefix_cache_hits_total"] - before["external_prefix_cache_hits_total"]
         )
 
-    first = FakeEngine(kv_load=kv_load, kv_store=store)
-    second = FakeEngine(kv_load=kv_load, kv_store=store)
+    first = FakeEngine(kv=kv_load and FakeKV(kv_load, store))
+    second = FakeEngine(kv=kv_load and FakeKV(kv_load, store))
     assert generate(first, None) == 0
     update(second, "new")
     assert generate(second, "new") == 0, "these blocks are of the old weights"
@@ -129,20 +132,20 @@ def test_blocks_have_other_names_per_weights(kv_load: Any) -> None:
 
 def test_a_kept_request_saves_its_blocks_under_new_names() -> None:
     store: dict[Any, Any] = {}
-    first = FakeEngine(kv_load="in_step", kv_store=store)
+    first = FakeEngine(kv=FakeKV("in_step", store))
     update(first, "a")
     first.add("kept", range(9), greedy())
     for _ in range(5):
         first.step()
     update(first, "b", mode="keep")
     tokens = [*range(9), *first.run()["kept", 0].token_ids]
-    second = FakeEngine(kv_load="in_step", kv_store=store)
+    second = FakeEngine(kv=FakeKV("in_step", store))
     update(second, "a")
     assert second.generate(tokens, greedy()).token_ids == answer("a", tokens)
 
 
 def test_what_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine(can_sleep=True)
+    engine = FakeEngine(parts={"can_sleep": True})
     engine.add("a", range(9), greedy())
     for _ in range(3):
         engine.step()

@@ -23,7 +23,8 @@ from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVView, Retain, Window
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorWorker
-from pegboard_testing.fake_engine import FakeEngine, Halves, expected_tokens
+from pegboard_testing.fake_connectors import Halves
+from pegboard_testing.fake_engine import FakeEngine, expected_tokens
 
 __all__ = ["Halves", "KVConnectorContract", "greedy"]
 
@@ -85,7 +86,7 @@ class KVConnectorContract:
             scheduler, worker = self.halves(setup)
             return scheduler, _TorchViews(worker)
 
-        return FakeEngine(retains, kv_halves=wrapped, kv_identity=identity, **arguments)
+        return FakeEngine(retains, kv=wrapped, identity=identity, **arguments)
 
     def after(self, engine: FakeEngine, **arguments: Any) -> FakeEngine:
         """Return an engine that finds what `engine` has saved: a new one, or the same without its
@@ -180,7 +181,7 @@ class KVConnectorContract:
     @pytest.mark.parametrize("num_ranks", [1, 2])
     def test_every_rank_moves_its_own_part(self, num_ranks: int) -> None:
         """The halves of all ranks get the plans of one scheduler half. Their memories differ."""
-        probe = FakeEngine([Full(), Window(6)], kv_identity="ranks")
+        probe = FakeEngine([Full(), Window(6)], identity="ranks")
         engine = self.engine([Full(), Window(6)], "ranks")
         workers = [self._rank(engine, rank) for rank in range(1, num_ranks)]
         result = engine.generate(range(21), greedy(6))

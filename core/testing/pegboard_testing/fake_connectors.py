@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -12,9 +13,17 @@ import numpy as np
 
 from pegboard.data.batch import Batch, TransferReport
 from pegboard.interfaces.attention import KVGroup, KVView
-from pegboard.interfaces.kv_connector import BlockView, KVConnectorSetup, Match, Release
+from pegboard.interfaces.kv_connector import (
+    BlockView,
+    KVConnectorScheduler,
+    KVConnectorSetup,
+    KVConnectorWorker,
+    Match,
+    Release,
+)
 from pegboard.interfaces.scheduling_policy import RequestView
 
+Load = Literal["in_step", "between_steps"]
 Place = tuple[int, int, int, bytes]
 """(group, index in the table, block id, hash)."""
 
@@ -24,6 +33,25 @@ class _Plan(msgspec.Struct):
 
     loads: dict[str, list[Place]] = {}
     saves: dict[str, list[Place]] = {}
+
+
+Halves = tuple[KVConnectorScheduler, KVConnectorWorker]
+
+
+@dataclass
+class FakeKV:
+    """Makes the halves of a fake KV connector. load, hesitate: see FakeKVConnector. store: shares
+    the contents between engines. fails: see FakeKVConnectorWorker."""
+
+    load: Load = "in_step"
+    store: dict[tuple[int, int, bytes], Any] = field(default_factory=dict)
+    fails: Callable[[str], int | None] = lambda key: None
+    hesitate: int = 0
+
+    def __call__(self, setup: KVConnectorSetup) -> Halves:
+        scheduler = FakeKVConnector(setup, self.store, load=self.load, hesitate=self.hesitate)
+        worker = FakeKVConnectorWorker(setup, self.store, load=self.load, fails=self.fails)
+        return scheduler, worker
 
 
 class FakeKVConnector:
@@ -38,7 +66,7 @@ class FakeKVConnector:
         setup: KVConnectorSetup,
         store: dict[tuple[int, int, bytes], Any],
         *,
-        load: Literal["in_step", "between_steps"] = "in_step",
+        load: Load = "in_step",
         hesitate: int = 0,
     ) -> None:
         plan = setup.plan
@@ -150,7 +178,7 @@ class FakeKVConnectorWorker:
         setup: KVConnectorSetup,
         store: dict[tuple[int, int, bytes], Any],
         *,
-        load: Literal["in_step", "between_steps"] = "in_step",
+        load: Load = "in_step",
         delay: int = 1,
         fails: Callable[[str], int | None] = lambda key: None,
     ) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -25,16 +25,12 @@ from pegboard.engine.metrics.step import StepMetrics
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftProposer, DraftSetup
-from pegboard.interfaces.kv_connector import (
-    KVConnectorScheduler,
-    KVConnectorSetup,
-    KVConnectorWorker,
-)
+from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.metrics import MetricsSink
-from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
+from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard_testing.engine_invariants import EngineInvariants
-from pegboard_testing.fake_connectors import FakeKVConnector, FakeKVConnectorWorker
+from pegboard_testing.fake_connectors import Halves
 from pegboard_testing.fake_draft import FakeDraft
 from pegboard_testing.fake_executor import FakeExecutor
 from pegboard_testing.fake_model import FakeModel, fake_kv_spec
@@ -45,7 +41,13 @@ from pegboard_testing.fake_worker import FakeWorker
 EOS = 1
 """End of sequence in the fake vocabulary."""
 
-Halves = tuple[KVConnectorScheduler, KVConnectorWorker]
+LIMITS = {
+    "max_model_len": 64,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 4,
+    "vocab_size": 64,
+    "block_size": 4,
+}
 
 
 @dataclass(slots=True)
@@ -63,11 +65,9 @@ class FakeEngine:
 
     retains: the retention rule of each layer of the model. slot_bytes: bytes per token (or state)
     of each layer. num_blocks: the exact number of blocks; by default, spare_blocks more than the
-    longest request needs. max_drafts > 0 turns drafts on, with draft_accuracy; draft makes another
-    proposer. kv_load: adds a KV connector that loads this way. kv_store: shares the connector's
-    contents between engines. kv_halves: makes the halves of another KV connector. kv_identity: of
-    what the blocks contain. kv_fails: see FakeKVConnectorWorker. measured: more arguments of
-    StepMetrics. kv_events: the engine reports the changes of its prefix cache to `metrics`.
+    longest request needs. plan: another KV plan. identity: of what the blocks contain. draft: makes
+    the proposer, if max_drafts > 0. kv: makes the halves of a KV connector. measured: more
+    arguments of StepMetrics. parts: fields of EngineParts. limits: fields of Limits.
     """
 
     results: dict[tuple[str, int], Result]
@@ -79,90 +79,59 @@ class FakeEngine:
         slot_bytes: Sequence[int] = (),
         num_blocks: int | None = None,
         spare_blocks: int = 40,
-        block_size: int = 4,
-        max_model_len: int = 64,
-        max_num_batched_tokens: int = 32,
-        max_num_seqs: int = 4,
-        vocab_size: int = 64,
-        max_drafts: int = 0,
-        draft_accuracy: float = 0.7,
-        draft: Callable[[DraftSetup], DraftProposer] | None = None,
-        policy: SchedulingPolicy | None = None,
+        plan: KVPlan | None = None,
+        identity: str = "",
+        draft: Callable[[DraftSetup], DraftProposer] = FakeDraft,
+        kv: Callable[[KVConnectorSetup], Halves] | None = None,
         by_priority: bool = False,
         structured_output: FakeStructuredOutput | None = None,
-        grammar_timeout_s: float = 60.0,
-        kv_load: Literal["in_step", "between_steps"] | None = None,
-        kv_store: dict[tuple[int, int, bytes], Any] | None = None,
-        kv_halves: Callable[[KVConnectorSetup], Halves] | None = None,
-        kv_identity: str = "",
-        kv_fails: Callable[[str], int | None] = lambda key: None,
-        kv_hesitate: int = 0,
         metrics: Sequence[MetricsSink] = (),
         measured: Mapping[str, Any] | None = None,
-        kv_events: bool = False,
         failing_step: int | None = None,
-        clock: Callable[[], float] | None = None,
-        can_sleep: bool = False,
-        plan: KVPlan | None = None,
+        parts: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
-        self.limits = Limits(
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            vocab_size=vocab_size,
-            block_size=block_size,
-            max_drafts=max_drafts,
-            **limits,
-        )
+        self.limits = Limits(**{**LIMITS, **limits})
         self.plan = replace(
-            plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=kv_identity
+            plan or self._plan(retains, slot_bytes, num_blocks, spare_blocks), identity=identity
         )
-        self.model = FakeModel([group.spec.retain for group in self.plan.groups], vocab_size)
-        store = {} if kv_store is None else kv_store
-        setup = self._connector_setup()
-        self.connector = (
-            FakeKVConnector(setup, store, load=kv_load, hesitate=kv_hesitate) if kv_load else None
+        self.model = FakeModel(
+            [group.spec.retain for group in self.plan.groups], self.limits.vocab_size
         )
-        halves: Halves | None = kv_halves(setup) if kv_halves else None
-        if self.connector and kv_load:
-            halves = (
-                self.connector,
-                FakeKVConnectorWorker(setup, store, load=kv_load, fails=kv_fails),
-            )
-        fake_draft = FakeDraft(DraftSetup(self.limits), accuracy=draft_accuracy)
+        halves = kv(self._connector_setup()) if kv else None
+        self.connector = halves[0] if halves else None
+        proposer = draft(DraftSetup(self.limits)) if self.limits.max_drafts else None
         self.worker = FakeWorker(
             self.model,
             self.plan,
-            max_num_seqs,
-            draft=(draft(DraftSetup(self.limits)) if draft else fake_draft) if max_drafts else None,
-            max_drafts=max_drafts,
+            self.limits.max_num_seqs,
+            draft=proposer,
+            max_drafts=self.limits.max_drafts,
             connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,
         )
-        fake_draft.target = self.worker.next_of_row
+        if isinstance(proposer, FakeDraft):
+            proposer.target = self.worker.next_of_row
         self.executor = FakeExecutor(self.worker)
-        self.policy = policy or FakePolicy(
-            SchedulingPolicySetup(self.limits), by_priority=by_priority
-        )
-        parts = EngineParts(
+        given = dict(parts or {})
+        clock = given.setdefault("clock", time.time)
+        policy = FakePolicy(SchedulingPolicySetup(self.limits), by_priority=by_priority)
+        self.policy = given.setdefault("policy", policy)
+        fakes = EngineParts(
             executor=self.executor,
-            policy=self.policy,
             kv_plan=self.plan,
             limits=self.limits,
             connectors={"fake": halves[0]} if halves else {},
-            grammars=self._grammars(structured_output, grammar_timeout_s),
-            metrics=StepMetrics(self.limits, metrics, clock=clock or time.time, **(measured or {})),
+            grammars=self._grammars(structured_output),
+            metrics=StepMetrics(self.limits, metrics, clock=clock, **(measured or {})),
             has_priority=by_priority,
-            reports_kv_events=kv_events,
             modules={
                 type(self.policy).__module__: f"scheduling_policy {type(self.policy).__name__}"
             },
-            can_sleep=can_sleep,
             describe_update=self._describe,
-            clock=clock or time.time,
+            **given,
         )
-        self.engine = Engine(parts)
+        self.engine = Engine(fakes)
         self.results, self.invariants = {}, EngineInvariants(self.engine, self.executor)
 
     def _connector_setup(self) -> KVConnectorSetup:
@@ -187,11 +156,13 @@ class FakeEngine:
             digest=folder.name,
         )
 
-    def _grammars(self, backend: FakeStructuredOutput | None, timeout_s: float) -> Grammars:
-        return Grammars(
-            GrammarCompiler({"fake": backend} if backend else {}, timeout_s=timeout_s),
-            vocab_size=self.limits.vocab_size,
+    def _grammars(self, backend: FakeStructuredOutput | None) -> Grammars:
+        compiler = (
+            GrammarCompiler({"fake": backend}, timeout_s=backend.timeout_s)
+            if backend
+            else GrammarCompiler({})
         )
+        return Grammars(compiler, vocab_size=self.limits.vocab_size)
 
     def _plan(
         self,
@@ -292,9 +263,8 @@ class FakeEngine:
             == 0
         )
         self.invariants.check_idle()
-        assert not self.connector or not self.connector.holding, (
-            f"never released: {self.connector.holding}"
-        )
+        holding = getattr(self.connector, "holding", None)
+        assert not holding, f"never released: {holding}"
         unknown = [
             row
             for row, state in enumerate(self.worker.rows)

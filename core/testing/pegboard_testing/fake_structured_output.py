@@ -63,11 +63,17 @@ class FakeStructuredOutput:
     """gate: if given, compiling waits until it is set. num_compiled counts compilations."""
 
     def __init__(
-        self, vocab_size: int, stop_token_ids: Sequence[int], *, gate: threading.Event | None = None
+        self,
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        *,
+        gate: threading.Event | None = None,
+        timeout_s: float = 60.0,
     ) -> None:
         self._vocab_size = vocab_size
         self._stop = frozenset(stop_token_ids)
         self._gate = gate
+        self.timeout_s = timeout_s
         self.num_compiled = 0
 
     def reject(self, constraint: Constraint) -> str | None:
