@@ -1,12 +1,12 @@
-"""The specs of the ops that models with states declare."""
+"""The specs of the ops that models declare."""
 
 from pegboard.interfaces.kernel import KernelSpec
 
 
-def _op(name: str) -> KernelSpec:
+def _op(name: str, module: str = "state_ops") -> KernelSpec:
     return KernelSpec(
         api="1.0",
-        implementation=f"pegboard_models.state_ops:{name}",
+        implementation=f"pegboard_models.{module}:{name}",
         declares=True,
         tier="reference",
         supports={"dtype": {"float32", "bfloat16", "float16"}},
@@ -18,3 +18,4 @@ SELECTIVE_SCAN = _op("selective_scan")
 CHUNKED_SCAN = _op("chunked_scan")
 GATED_DELTA_RULE = _op("gated_delta_rule")
 GATED_NORM = _op("gated_norm")
+SPARSE_MIXER = _op("sparse_mixer", "sparse_mixer")

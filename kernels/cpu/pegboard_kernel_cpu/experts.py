@@ -19,15 +19,29 @@ from pegboard_kernel_cpu.structures import (
     SumExperts,
 )
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
+from pegboard_models.sparse_mixer import SparseMixer
 
-SCORES = ("softmax", "sigmoid", "sparsemixer")
-"""In the order of the enumeration in csrc/experts.c."""
+SCORES = ("softmax", "sigmoid", "sparse_mixer")
+"""In the order of the enumeration in csrc/experts.c. The last one is an op of its own."""
 
 
 def route(
     logits: Tensor, rule: RouterRule, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """logits [T, E] → weights [T, k], experts int32 [T, k]."""
+    return _route(logits, rule, rule.score, correction)
+
+
+def sparse_mixer(
+    logits: Tensor, rule: SparseMixer, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """logits [T, E] → weights [T, k], experts int32 [T, k]."""
+    return _route(logits, rule, rule.op, None, 2 * rule.jitter)
+
+
+def _route(
+    logits: Tensor, rule: RouterRule, score: str, correction: Tensor | None, spread: float = 0.0
+) -> tuple[Tensor, Tensor]:
     rows = rows_of(logits)
     weights = new(rows, rule.top_k)
     ids = new(rows, rule.top_k, torch.int32)
@@ -38,10 +52,10 @@ def route(
         num_groups=rule.num_groups,
         top_groups=rule.top_groups,
         group_best=rule.group_best,
-        score=SCORES.index(rule.score),
+        score=SCORES.index(score),
         renormalize=rule.renormalize,
         scale=rule.scale,
-        spread=2 * rule.jitter,
+        spread=spread,
     )
     submit(
         rows,

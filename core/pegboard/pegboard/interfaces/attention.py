@@ -229,23 +229,6 @@ class AttentionLayer:
         return Full() if self.window is None else Window(self.window)
 
 
-LATENT_TILE = 128
-"""Channels of a latent that share a scale in the type fp8_ds_mla."""
-
-
-def latent_tensor(layer: AttentionLayer, dtype: str) -> KVTensor:
-    """Return what latent attention stores for a token: (c, r) in the type `dtype`. With fp8_ds_mla
-    it is vLLM's layout for DeepSeek: C codes of float8_e4m3fn, a float32 scale for each 128 of them
-    (their largest magnitude / 448), and r in bfloat16.
-    """
-    rank = layer.value_dim or 0
-    if dtype != "fp8_ds_mla":
-        return KVTensor("latent", (layer.head_dim,), dtype)
-    return KVTensor(
-        "latent", (rank + 4 * -(-rank // LATENT_TILE) + 2 * (layer.head_dim - rank),), "uint8"
-    )
-
-
 KVView = Mapping[str, Any]
 """Named tensors that are views of one layer's raw block memory, each [num_blocks, block_size,
 *KVTensor.shape]."""

@@ -258,7 +258,7 @@ class Experts(Layer):
 
         self.forward = compute
         if rule is not None:
-            route = kernels["route"]
+            route = kernels[rule.op]
 
             def forward(
                 x: Tensor, logits: Tensor, shared: Tensor | None = None, gate: Tensor | None = None

@@ -19,24 +19,22 @@ from torch import Tensor
 class RouterRule:
     """How the logits of a router become experts and their weights.
 
-    top_k: experts of a token. score: what a logit becomes, over all experts or by itself. With
-    "sparsemixer", experts are chosen one after the other, and the weight of each is its softmax
-    among those that are left and near it. renormalize: divide the weights of a token by their sum.
-    (Softmax over the chosen experts only, as in gpt-oss and Granite, is the same.) scale: factor of
-    the weights. num_groups, top_groups: the experts form groups of equal size; only those of the
-    best groups can be chosen. A group is as good as the sum of its `group_best` best experts
-    (DeepSeek-V2: 1, DeepSeek-V3: 2). jitter: of sparsemixer, which takes no correction,
-    renormalizing or groups: a logit l is near the best one b if b - l ≤ 2 · jitter · max(|l|, b).
+    top_k: experts of a token. score: what a logit becomes, over all experts or by itself.
+    renormalize: divide the weights of a token by their sum. (Softmax over the chosen experts only,
+    as in gpt-oss and Granite, is the same.) scale: factor of the weights. num_groups, top_groups:
+    the experts form groups of equal size; only those of the best groups can be chosen. A group is
+    as good as the sum of its `group_best` best experts (DeepSeek-V2: 1, DeepSeek-V3: 2). op: what
+    chooses: `route`, or an op of the same signature that a plugin declares.
     """
 
     top_k: int
-    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    score: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = False
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
-    jitter: float = 0.0
+    op: str = "route"
 
 
 def route(
@@ -48,8 +46,6 @@ def route(
     correction: [E], added to the scores when experts are chosen, but not to their weights
     (DeepSeek-V3).
     """
-    if rule.score == "sparsemixer":
-        return _mix_sparsely(logits.float(), rule)
     scores = logits.float().softmax(-1) if rule.score == "softmax" else logits.float().sigmoid()
     choice = scores if correction is None else scores + correction.float()
     if rule.num_groups > 1:
@@ -64,20 +60,6 @@ def route(
     if rule.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * rule.scale, ids.int()
-
-
-def _mix_sparsely(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
-    """Choose experts as SparseMixer does outside training (Liu et al. 2024, arXiv 2409.12136)."""
-    left = logits
-    weights = []
-    ids = []
-    for _ in range(rule.top_k):
-        best, chosen = left.max(-1, keepdim=True)
-        is_far = (best - logits) / logits.abs().maximum(best) > 2 * rule.jitter
-        weights.append(left.masked_fill(is_far, float("-inf")).softmax(-1).gather(1, chosen))
-        ids.append(chosen)
-        left = left.scatter(1, chosen, float("-inf"))
-    return torch.cat(weights, 1) * rule.scale, torch.cat(ids, 1).int()
 
 
 def sort_by_expert(

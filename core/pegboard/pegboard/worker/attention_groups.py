@@ -72,12 +72,6 @@ class AttentionGroups:
         self.layers = layers
         self.need = need
         self.setup = setup
-        if need.kv_dtype == "fp8_ds_mla" and any(layer.latent is None for layer in layers.values()):
-            reason = (
-                "it is a layout for latent attention (MLA), which this model does not have in all "
-                "layers; try fp8"
-            )
-            raise ConfigError(f"kv_cache_dtype 'fp8_ds_mla' cannot be used: {reason}")
         own = {
             i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None
             for i, layer in layers.items()

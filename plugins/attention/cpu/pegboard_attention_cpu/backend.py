@@ -16,9 +16,8 @@ from pegboard.interfaces.attention import (
     KVCacheSpec,
     KVTensor,
     KVView,
-    latent_tensor,
 )
-from pegboard_attention_cpu.latent import LatentLayer
+from pegboard_attention_cpu.latent import LatentLayer, latent_tensor
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan, make_plan
 from pegboard_attention_cpu.sparse import Chooser, index_tensors
 

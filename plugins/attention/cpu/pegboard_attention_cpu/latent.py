@@ -11,13 +11,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pegboard.interfaces.attention import LATENT_TILE, AttentionLayer, Full
+from pegboard.interfaces.attention import AttentionLayer, Full, KVTensor
 from pegboard_attention_cpu.plan import Bucket, Chunk, Plan
 from pegboard_attention_cpu.sparse import Chooser, Gather, Write
 
 FLOAT8 = torch.float8_e4m3fn
+LATENT_TILE = 128
+"""Channels of a latent that share a scale in the type fp8_ds_mla."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
+
+
+def latent_tensor(layer: AttentionLayer, dtype: str) -> KVTensor:
+    """Return what latent attention stores for a token: (c, r) in the type `dtype`. With fp8_ds_mla
+    it is vLLM's layout for DeepSeek: C codes of float8_e4m3fn, a float32 scale for each 128 of them
+    (their largest magnitude / 448), and r in bfloat16.
+    """
+    rank = layer.value_dim or 0
+    if dtype != "fp8_ds_mla":
+        return KVTensor("latent", (layer.head_dim,), dtype)
+    return KVTensor(
+        "latent", (rank + 4 * -(-rank // LATENT_TILE) + 2 * (layer.head_dim - rank),), "uint8"
+    )
 
 
 def pack(latent: Tensor, rope: Tensor) -> Tensor:

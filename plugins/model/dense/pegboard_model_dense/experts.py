@@ -32,6 +32,7 @@ from pegboard_model_dense.traits import (
     renamed,
     types_of_layers,
 )
+from pegboard_models.sparse_mixer import SparseMixer
 
 
 def with_experts(
@@ -261,7 +262,7 @@ class PhiMoe(Decoder):
         own = ExpertTraits(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
-            rule=RouterRule(2, "sparsemixer", jitter=0.01 if jitter is None else jitter),
+            rule=SparseMixer(2, jitter=0.01 if jitter is None else jitter),
             router="block_sparse_moe.gate",
             modules="block_sparse_moe.experts",
             names=("w1", "w3", "w2"),
