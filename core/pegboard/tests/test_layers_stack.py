@@ -30,7 +30,7 @@ def test_norm_alone_and_with_a_residual() -> None:
 
     torch.testing.assert_close(norm(x), formula(x))
     total = x + residual
-    hidden, kept = norm(x, residual)
+    hidden, kept = norm.add(x, residual)
     torch.testing.assert_close(hidden, formula(total))
     torch.testing.assert_close(kept, total)
     assert kept.data_ptr() == residual.data_ptr(), "the residual is overwritten with the sum"
@@ -125,15 +125,23 @@ class Step(nn.Module):
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 def test_a_stack_calls_its_layers_in_order(num_layers: int) -> None:
-    stack = LayerStack(
-        fake_build().at("layers"), num_layers, lambda build, index: Step(build.path, index)
+    norm = Norm(fake_build().at("norm"), 1, 1.0)
+    load_layers([norm], {"norm.weight": torch.tensor([3.0])})
+    plain, normalized = (
+        LayerStack(
+            fake_build().at("layers"),
+            num_layers,
+            lambda build, index: Step(build.path, index),
+            last,
+        )
+        for last in (None, norm)
     )
-    found = stack(torch.ones(1, 1), 0.5)
     hidden = torch.ones(1, 1)
     residual = None
     for index in range(num_layers):
         hidden, residual = Step("", index)(hidden, residual, 0.5)
-    assert torch.equal(torch.stack(found), torch.stack((hidden, residual)))
-    assert [layer.path for layer in stack.layers] == [
+    assert torch.equal(plain(torch.ones(1, 1), 0.5), hidden)
+    assert torch.equal(normalized(torch.ones(1, 1), 0.5), norm(hidden + residual))
+    assert [layer.path for layer in plain.layers] == [
         f"layers.{index}" for index in range(num_layers)
     ]

@@ -68,17 +68,18 @@ class TinyModel(nn.Module):
         self.embed_tokens = Embedding(build.at("embed"), VOCAB, HIDDEN)
         self.rope = Rope(build, 10000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM), 64)
         self.layers = LayerStack(
-            build.at("layers"), LAYERS, lambda at, index: TinyLayer(at, index, self.rope)
+            build.at("layers"),
+            LAYERS,
+            lambda at, index: TinyLayer(at, index, self.rope),
+            Norm(build.at("norm"), HIDDEN, 1e-5),
         )
-        self.norm = Norm(build.at("norm"), HIDDEN, 1e-5)
         self.head = Head(build.at("head"), VOCAB, HIDDEN)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return self.embed_tokens(input_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden, residual = self.layers(hidden, self.rope(positions))
-        return self.norm(hidden, residual)[0]
+        return self.layers(hidden, self.rope(positions))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
@@ -97,12 +98,8 @@ class TinyLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.norm(hidden)
-        else:
-            hidden, residual = self.norm(hidden, residual)
-        hidden, residual = self.after(self.attention(*self.qkv(hidden), rotation), residual)
+        hidden, residual = self.norm.add(hidden, residual)
+        hidden, residual = self.after.add(self.attention(*self.qkv(hidden), rotation), residual)
         return self.activation(self.up(hidden)), residual
 
 

@@ -12,8 +12,8 @@ from pegboard.layers.build import Build, Layer, PlainTensor
 
 
 class Norm(Layer):
-    """(x) → normalized x. (x, residual) → (normalized sum, sum), where `residual` is overwritten
-    with the sum.
+    """(x) → normalized x. `add`: (x, residual) → (normalized sum, sum), where `residual` is
+    overwritten with the sum. A residual of None is zero.
 
     It divides by the root mean square of the last dimension. A per-head norm is therefore a Norm of
     size head_dim on [T, H, D].
@@ -38,14 +38,16 @@ class Norm(Layer):
         rms_norm = self.build.kernels["rms_norm"]
         add_rms_norm = self.build.kernels["add_rms_norm"]
 
-        def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            return (
-                rms_norm(x, weight, eps)
-                if residual is None
-                else add_rms_norm(x, residual, weight, eps)
-            )
+        def forward(x: Tensor) -> Tensor:
+            return rms_norm(x, weight, eps)
+
+        def add(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+            if residual is None:
+                return rms_norm(x, weight, eps), x
+            return add_rms_norm(x, residual, weight, eps)
 
         self.forward = forward
+        self.add = add
 
 
 class LayerNorm(Norm):
@@ -81,11 +83,13 @@ class LayerNorm(Norm):
         layer_norm = self.build.kernels["layer_norm"]
         add_layer_norm = self.build.kernels["add_layer_norm"]
 
-        def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-            return (
-                layer_norm(x, weight, bias, eps)
-                if residual is None
-                else add_layer_norm(x, residual, weight, bias, eps)
-            )
+        def forward(x: Tensor) -> Tensor:
+            return layer_norm(x, weight, bias, eps)
+
+        def add(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+            if residual is None:
+                return layer_norm(x, weight, bias, eps), x
+            return add_layer_norm(x, residual, weight, bias, eps)
 
         self.forward = forward
+        self.add = add

@@ -55,8 +55,12 @@ class LatentDecoder(nn.Module):
         def make(build: Build, index: int) -> nn.Module:
             return self.layer(build, index, shape, config)
 
-        self.layers = LayerStack(inner.at("layers"), shape.num_layers, make)
-        self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
+        self.layers = LayerStack(
+            inner.at("layers"),
+            shape.num_layers,
+            make,
+            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
+        )
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
@@ -78,9 +82,7 @@ class LatentDecoder(nn.Module):
         return self.embed_tokens(input_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden, residual = self.layers(hidden, None if self.rope is None else self.rope(positions))
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
+        return self.layers(hidden, None if self.rope is None else self.rope(positions))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
@@ -110,12 +112,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.input_layernorm(hidden)
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
-        hidden, residual = self.post_attention_layernorm(
+        hidden, residual = self.input_layernorm.add(hidden, residual)
+        hidden, residual = self.post_attention_layernorm.add(
             scaled(self.self_attn.forward(hidden, rotation), self.scale), residual
         )
         return scaled(self.mlp.forward(hidden), self.scale), residual

@@ -86,15 +86,11 @@ class ShortcutLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.before[0](hidden)
-        else:
-            hidden, residual = self.before[0](hidden, residual)
-        hidden, residual = self.between[0](self.first.forward(hidden, rotation), residual)
+        hidden, residual = self.before[0].add(hidden, residual)
+        hidden, residual = self.between[0].add(self.first.forward(hidden, rotation), residual)
         shortcut = self.experts.forward(hidden)
-        hidden, residual = self.before[1](self.mlps[0].forward(hidden), residual)
-        hidden, residual = self.between[1](self.second.forward(hidden, rotation), residual)
+        hidden, residual = self.before[1].add(self.mlps[0].forward(hidden), residual)
+        hidden, residual = self.between[1].add(self.second.forward(hidden, rotation), residual)
         return self.mlps[1].forward(hidden) + shortcut, residual
 
 

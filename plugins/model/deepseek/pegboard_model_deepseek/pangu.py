@@ -69,11 +69,7 @@ class SandwichLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.before(hidden)
-        else:
-            hidden, residual = self.before(hidden, residual)
+        hidden, residual = self.before.add(hidden, residual)
         hidden = self.after(self.self_attn.forward(hidden, rotation))
-        hidden, residual = self.mlp_before(hidden, residual)
+        hidden, residual = self.mlp_before.add(hidden, residual)
         return self.mlp_after(self.mlp.forward(hidden)), residual

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.layers import Build, RouterRule, read, size_of
-from pegboard_model_dense.decoder import Decoder, ExpertsBlock, FeedForward, Step, added
+from pegboard_model_dense.decoder import Decoder, ExpertsBlock, FeedForward, Step
 from pegboard_model_dense.experts import number_of_experts, with_experts
 from pegboard_model_dense.parts import make_norm
 from pegboard_model_dense.traits import ExpertTraits, Names, Traits, common
@@ -66,7 +66,7 @@ class HybridLayer(nn.Module):
         )
 
     def forward(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        hidden, residual = added(self.before_attention, hidden, residual)
+        hidden, residual = self.before_attention.add(hidden, residual)
         for_experts = self.before_experts(residual)  # before the next norm overwrites it
-        hidden, residual = added(self.before_mlp, self.attention(hidden, step), residual)
+        hidden, residual = self.before_mlp.add(self.attention(hidden, step), residual)
         return self.experts.forward(for_experts, self.feed_forward.forward(hidden)), residual

@@ -89,15 +89,15 @@ class Decoder(nn.Module):
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
+        is_folded = traits.norm.startswith("rms") and not traits.head_bias
+        factor = traits.logits_scale if is_folded else 1.0
         self.layers = LayerStack(
             build.at(names.layers),
             len(traits.layers),
             lambda b, i: self.make_layer(b, i, traits, taps),
+            make_norm(build.at(names.norm), traits.hidden_size, traits, stream, factor),
         )
-        is_folded = traits.norm.startswith("rms") and not traits.head_bias
-        factor = traits.logits_scale if is_folded else 1.0
         self.passes = traits.passes
-        self.norm = make_norm(build.at(names.norm), traits.hidden_size, traits, stream, factor)
         make_head = NormalizedHead if traits.normalized_head else Head
         tied = self.embedding if traits.is_tied else None
         self.head = make_head(
@@ -162,8 +162,7 @@ class Decoder(nn.Module):
         else:
             step = tuple(rope(positions) for rope in self.ropes)
         for number in range(self.passes):
-            hidden, residual = self.layers(hidden, (*step, number))
-            hidden = self.norm(hidden) if residual is None else self.norm(hidden, residual)[0]
+            hidden = self.layers(hidden, (*step, number))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -220,22 +219,14 @@ class NormBefore(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, step: Step
     ) -> tuple[Tensor, Tensor | None]:
         if self.attention is not None:
-            hidden, residual = added(self.before_attention, hidden, residual)
+            hidden, residual = self.before_attention.add(hidden, residual)
             hidden = self.attention.forward(hidden, step)
             hidden = hidden if self.after_attention is None else self.after_attention(hidden)
         if self.feed_forward is not None:
-            hidden, residual = added(self.before_mlp, hidden, residual)
+            hidden, residual = self.before_mlp.add(hidden, residual)
             hidden = self.feed_forward.forward(hidden)
             hidden = hidden if self.after_mlp is None else self.after_mlp(hidden)
         return hidden, residual
-
-
-def added(norm: Any, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (normalized sum, sum)."""
-    if residual is None:
-        return norm(hidden), hidden
-    normalized, total = norm(hidden, residual)
-    return normalized, total
 
 
 class NormAfter(nn.Module):

@@ -209,8 +209,8 @@ class BertLayer(nn.Module):
         heads = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
         count = self.num_heads
         mixed = self.attention(heads[:, :count], heads[:, count : 2 * count], heads[:, 2 * count :])
-        hidden, _ = self.attention_norm(self.out(mixed), hidden)
-        result, _ = self.last_norm(self.down(self.activation(self.up(hidden))), hidden)
+        hidden, _ = self.attention_norm.add(self.out(mixed), hidden)
+        result, _ = self.last_norm.add(self.down(self.activation(self.up(hidden))), hidden)
         normalized: Tensor = result
         return normalized
 

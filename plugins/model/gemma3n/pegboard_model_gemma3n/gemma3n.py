@@ -61,7 +61,10 @@ class Gemma3nModel(nn.Module):
         }
         self.enter = Projections(inner.at("altup_projections"), shape)
         self.layers = LayerStack(
-            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.ropes)
+            inner.at("layers"),
+            shape.num_layers,
+            lambda b, i: DecoderLayer(b, i, shape, self.ropes),
+            None,
         )
         self.leave = Projections(inner.at("altup_unembed_projections"), shape)
         self.norm = Norm(inner.at("norm"), hidden, shape.eps)
@@ -85,7 +88,7 @@ class Gemma3nModel(nn.Module):
         inputs = (self.layer_norm(projected) + tables.view(projected.shape)) * 0.5**0.5
         rotations = {kind: rope(positions) for kind, rope in self.ropes.items()}
         streams = self.enter.forward(embedded.unsqueeze(1).expand(-1, shape.num_streams, -1))
-        streams, _ = self.layers(streams, inputs, rotations)
+        streams = self.layers(streams, inputs, rotations)
         out: Tensor = self.norm(self.leave.forward(streams).mean(1))
         return out
 

@@ -94,9 +94,11 @@ class GptOssModel(nn.Module):
             inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
         )
         self.layers = LayerStack(
-            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope)
+            inner.at("layers"),
+            shape.num_layers,
+            lambda b, i: DecoderLayer(b, i, shape, self.rope),
+            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
         )
-        self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
@@ -104,9 +106,7 @@ class GptOssModel(nn.Module):
         return self.embed_tokens(input_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden, residual = self.layers(hidden, self.rope(positions))
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
+        return self.layers(hidden, self.rope(positions))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
@@ -127,13 +127,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.input_layernorm(hidden)
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = self.input_layernorm.add(hidden, residual)
         hidden = self.self_attn.forward(hidden, rotation)
-        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.mlp.forward(hidden), residual
 
 

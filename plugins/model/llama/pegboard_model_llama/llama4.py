@@ -111,9 +111,11 @@ class Llama4Model(nn.Module):
             Lateness(build, shape.tuning) if shape.tuning and not all(shape.rotates) else None
         )
         self.layers = LayerStack(
-            inner.at("layers"), shape.num_layers, lambda b, i: DecoderLayer(b, i, shape, self.rope)
+            inner.at("layers"),
+            shape.num_layers,
+            lambda b, i: DecoderLayer(b, i, shape, self.rope),
+            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
         )
-        self.norm = Norm(inner.at("norm"), shape.hidden_size, shape.eps)
         tied = self.embed_tokens if shape.is_tied else None
         self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
@@ -122,9 +124,7 @@ class Llama4Model(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         factors = None if self.lateness is None else self.lateness(positions)
-        hidden, residual = self.layers(hidden, self.rope(positions), factors)
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
+        return self.layers(hidden, self.rope(positions), factors)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
@@ -150,13 +150,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, factors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            residual = hidden
-            hidden = self.input_layernorm(hidden)
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = self.input_layernorm.add(hidden, residual)
         hidden = self.self_attn.forward(hidden, rotation, factors)
-        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.feed_forward.forward(hidden), residual
 
 

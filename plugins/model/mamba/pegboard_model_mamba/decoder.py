@@ -85,8 +85,12 @@ class StateDecoder(nn.Module):
             self.rope = scaled_rope(
                 inner, rotary_dim, max_positions=positions, base=base, scaling=scaling
             )
-        self.layers = LayerStack(inner.at(names.layers), size_of(config, "num_hidden_layers"), make)
-        self.norm = norm(inner.at(names.norm), hidden, eps)
+        self.layers = LayerStack(
+            inner.at(names.layers),
+            size_of(config, "num_hidden_layers"),
+            make,
+            norm(inner.at(names.norm), hidden, eps),
+        )
         tied = read(config, "tie_word_embeddings", bool)
         is_tied = is_tied if tied is None else tied
         self.lm_head = Head(
@@ -97,11 +101,7 @@ class StateDecoder(nn.Module):
         return scaled(self.embed_tokens(input_ids), self.embed_scale)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        hidden, residual = self.layers(hidden, None if self.rope is None else self.rope(positions))
-        if residual is None:
-            return self.norm(hidden)
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
+        return self.layers(hidden, None if self.rope is None else self.rope(positions))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return scaled(self.lm_head(hidden), self.logits_scale)
@@ -128,11 +128,7 @@ class Block(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
         for norm, part in self.parts:
-            if residual is None:
-                residual = hidden
-                hidden = norm(hidden)
-            else:
-                hidden, residual = norm(hidden, residual)
+            hidden, residual = norm.add(hidden, residual)
             hidden = scaled(part(hidden, rotation), self.factor)
         assert residual is not None, "a block has at least one part"
         return hidden, residual

@@ -95,12 +95,8 @@ class PlamoBlock(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor]:
         before_mixer, after_mixer, before_mlp, after_mlp = self.norms
-        if residual is None:
-            residual = hidden
-            hidden = before_mixer(hidden)
-        else:
-            hidden, residual = before_mixer(hidden, residual)
-        hidden, residual = before_mlp(after_mixer(self.mixer(hidden, rotation)), residual)
+        hidden, residual = before_mixer.add(hidden, residual)
+        hidden, residual = before_mlp.add(after_mixer(self.mixer(hidden, rotation)), residual)
         return after_mlp(self.mlp.forward(hidden)), residual
 
 
