@@ -409,7 +409,7 @@ def test_a_failing_policy_is_named() -> None:
         def budget(self, load: StepLoad) -> StepBudget:
             raise KeyError("oops")
 
-    engine = FakeEngine(parts={"policy": Broken(SchedulingPolicySetup(fake_limits()))})
+    engine = FakeEngine(policy=Broken(SchedulingPolicySetup(fake_limits())))
     engine.add("a", [3])
     with pytest.raises(PluginFailure, match="scheduling_policy Broken failed: KeyError"):
         engine.step()
@@ -423,7 +423,7 @@ def test_a_failing_policy_is_named() -> None:
 def test_a_policy_that_returns_something_else_is_named(method: str, value: object) -> None:
     policy = FakePolicy(SchedulingPolicySetup(fake_limits()))
     setattr(policy, method, lambda *_: value)
-    engine = FakeEngine(parts={"policy": policy}, num_blocks=18)
+    engine = FakeEngine(policy=policy, num_blocks=18)
     for name in "abc":
         engine.add(name, range(9), greedy(40))
     with pytest.raises(
@@ -465,7 +465,7 @@ def test_a_token_that_does_not_exist_ends_only_its_request(token: int) -> None:
 
 def test_the_policy_learns_from_every_step() -> None:
     policy = FakePolicy(SchedulingPolicySetup(fake_limits(max_num_batched_tokens=32)))
-    engine = FakeEngine(parts={"policy": policy})
+    engine = FakeEngine(policy=policy)
     engine.add("a", range(5), greedy(4))
     engine.add("b", range(5), greedy(4))
     engine.run()

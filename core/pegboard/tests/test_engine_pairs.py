@@ -510,7 +510,7 @@ def test_any_running_request_may_be_the_victim(
     engine = FakeEngine(
         retains,
         spare_blocks=spare_blocks,
-        parts={"policy": Turning(places)},
+        policy=Turning(places),
         max_in_flight=max_in_flight,
         max_model_len=32,
     )
@@ -548,7 +548,7 @@ def test_the_budget_of_each_step_is_kept(
 ) -> None:
     """Whatever a policy returns. The invariants compare every batch with its budget."""
     engine = FakeEngine(
-        parts={"policy": Moody(budgets)},
+        policy=Moody(budgets),
         spare_blocks=spare_blocks,
         max_in_flight=max_in_flight,
         max_num_seqs=6,
@@ -581,7 +581,7 @@ def test_no_running_request_misses_a_step_because_an_earlier_one_left(
     engine = FakeEngine(
         retains,
         spare_blocks=spare_blocks,
-        parts={"policy": policy},
+        policy=policy,
         max_in_flight=1,
         max_model_len=32,
     )

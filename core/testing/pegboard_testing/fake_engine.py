@@ -27,7 +27,7 @@ from pegboard.interfaces.attention import Full, KVPlan, Retain
 from pegboard.interfaces.draft import DraftProposer, DraftSetup
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.metrics import MetricsSink
-from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
+from pegboard.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicySetup
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard_testing.engine_invariants import EngineInvariants
 from pegboard_testing.fake_connectors import Halves
@@ -83,6 +83,7 @@ class FakeEngine:
         identity: str = "",
         draft: Callable[[DraftSetup], DraftProposer] = FakeDraft,
         kv: Callable[[KVConnectorSetup], Halves] | None = None,
+        policy: SchedulingPolicy | None = None,
         by_priority: bool = False,
         structured_output: FakeStructuredOutput | None = None,
         metrics: Sequence[MetricsSink] = (),
@@ -115,10 +116,12 @@ class FakeEngine:
         self.executor = FakeExecutor(self.worker)
         given = dict(parts or {})
         clock = given.setdefault("clock", time.time)
-        policy = FakePolicy(SchedulingPolicySetup(self.limits), by_priority=by_priority)
-        self.policy = given.setdefault("policy", policy)
+        self.policy = policy or FakePolicy(
+            SchedulingPolicySetup(self.limits), by_priority=by_priority
+        )
         fakes = EngineParts(
             executor=self.executor,
+            policy=self.policy,
             kv_plan=self.plan,
             limits=self.limits,
             connectors={"fake": halves[0]} if halves else {},

@@ -63,8 +63,7 @@ class Zamba2Model(StateDecoder):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         rotation = None if self.rope is None else self.rope(positions)
-        mixed, _ = self.layers(hidden, rotation, hidden)
-        return self.norm(mixed)
+        return self.layers(hidden, rotation, hidden)
 
 
 class MambaLayer(nn.Module):
