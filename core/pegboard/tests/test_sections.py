@@ -85,6 +85,18 @@ def test_a_section_that_cannot_be_used_is_left_out(
     assert reason in caplog.text and "acme-config" in caplog.text
 
 
+def test_a_section_is_imported_when_something_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("nothing needs a section")
+
+    sections.sections.cache_clear()
+    sections.all_settings.cache_clear()
+    monkeypatch.setattr(sections, "installed", refuse)
+    assert engine_settings("m", {"dtype": "float32"}).engine.dtype == "float32"
+    with pytest.raises(AssertionError, match="nothing needs"):
+        engine_settings("m", {"swap_space": 4})
+
+
 def test_a_section_is_no_plugin(fake_distributions: FakeDistributions) -> None:
     fake_distributions.add("acme-config", {"settings": {"acme": "acme_config:Config"}}, {})
     found = scan_path([str(fake_distributions.root)])

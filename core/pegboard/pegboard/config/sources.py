@@ -85,8 +85,9 @@ def _class_path(processor: type) -> str:
 def is_vllm_name(name: str) -> bool:
     """Return whether `name` is one of vLLM's names and not also one of Pegboard's settings, which
     take precedence."""
-    is_theirs = name in FORMS or name in ABSENT or ALIASES.get(name) in all_settings()
-    return is_theirs and name not in all_settings()
+    if name in ALIASES and ALIASES[name] not in all_settings():
+        return False
+    return (name in ALIASES or name in FORMS or name in ABSENT) and name not in all_settings()
 
 
 def settings_from(layers: list[tuple[Layer, str]]) -> Settings:

@@ -80,14 +80,12 @@ def step_rank(config: Mapping[str, Any], name: str) -> int:
 
 
 def step_limits(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest step size. JSON has no infinity, so transformers writes
-    {"__float__": "Infinity"}. Raises ModelError if the config has something else."""
+    """Return the smallest and the largest step size. Raises ModelError if the config has something
+    else."""
     limits = config.get("time_step_limit") or (0.0, math.inf)
     try:
-        low, high = (
-            float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        low, high = (float(limit) for limit in limits)
+    except (TypeError, ValueError) as error:
         raise ModelError(
             f"the checkpoint's config has time_step_limit={limits!r}; expected two numbers"
         ) from error

@@ -21,7 +21,20 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; expected a model in Hugging Face layout")
-    return read_object(path)
+    config: dict[str, Any] = decoded(read_object(path))
+    return config
+
+
+def decoded(value: Any) -> Any:
+    """Return a JSON value with its special floats: transformers 5 writes infinity as {"__float__":
+    "Infinity"}."""
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {name: decoded(item) for name, item in value.items()}
 
 
 @cache

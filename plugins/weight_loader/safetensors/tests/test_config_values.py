@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pegboard_weight_loader_safetensors.config_values import check_config
+from pegboard_weight_loader_safetensors.hf_files import decoded, read_config
+from transformers import PreTrainedConfig
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import TensorEntry
@@ -125,3 +128,13 @@ def test_hostile_values_are_refused_or_harmless(name: str, value: Any) -> None:
         )
         or value == []
     )
+
+
+def test_infinity_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
+    written = PreTrainedConfig(limits=[0.0, math.inf, -math.inf], text={"deep": [math.nan]})
+    written.save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    found = read_config(tmp_path)
+    assert found["limits"] == [0.0, math.inf, -math.inf] and math.isnan(found["text"]["deep"][0])
+    odd = {"a": {"__float__": "much"}, "b": {"__float__": "NaN", "c": 1}, "d": [None, "x", True]}
+    assert decoded(odd) == odd
