@@ -31,10 +31,10 @@ class Limits:
     chunks at the same time; max_long_partial_prefills of them may be longer than the threshold.
     target_itl_s: the longest time, in seconds, that a step with decodes should take; prefill chunks
     are made small enough; 0 = no bound. max_drafts: maximum number of draft tokens per row and
-    step. max_draft_rows: no drafts
-    in steps with more rows. max_loras: number of adapters that can be loaded at the same time; 0 =
-    LoRA off. max_cpu_loras: number of adapters that are kept in memory, at least max_loras.
-    kv_metrics_share: fraction of the KV blocks whose residency is measured; 0 = none.
+    step. max_draft_rows: no drafts in steps with more rows. max_loras: number of adapters that can
+    be loaded at the same time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in
+    memory, at least max_loras. kv_metrics_share: fraction of the KV blocks whose residency is
+    measured; 0 = none.
 
     Raises ConfigError, which names the setting, if a value is out of range.
     """

@@ -53,7 +53,7 @@ class ApiSpec(Spec):
 @dataclass(frozen=True, slots=True)
 class ApiSetup:
     """client: the engine. settings: the server settings that an API may read, as plain values (see
-    `pegboard.config.schema.ServerConfig`), and the engine's enable_prompt_embeds. sinks: the
+    `pegboard_server.settings.ServerConfig`), and the engine's enable_prompt_embeds. sinks: the
     metrics sinks of this process, by plugin name. builtin_tools: the plugins that serve each type
     of tool, in the order in which they are asked. modules: module → plugin, for `errors.blame`, to
     name a plugin that failed."""
