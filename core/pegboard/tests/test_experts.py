@@ -160,6 +160,18 @@ def interleaved(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack((gate, up), 2 if gate.dim() == 3 else -1).flatten(1, 2)
 
 
+class Clamped:
+    """An activation that a model brings."""
+
+    def bind(self, kernels: object, is_interleaved: bool) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            gate, up = (x[:, ::2], x[:, 1::2]) if is_interleaved else x.chunk(2, -1)
+            gate = gate.clamp(max=2.0)
+            return gate * (1.5 * gate).sigmoid() * (up.clamp(-2.0, 2.0) + 1)
+
+        return forward
+
+
 LAYOUTS = ["modules", "stacked", "merged", "gpt_oss"]
 
 
@@ -189,7 +201,7 @@ def test_the_layer_computes_what_each_expert_computes(layout: str, on_input: boo
             "e.down_proj_bias": held["down_bias"],
         }
     more: dict[str, Any] = (
-        {"bias": True, "clamped": (1.5, 2.0), "is_transposed": True, "is_interleaved": True}
+        {"bias": True, "activation": Clamped(), "is_transposed": True, "is_interleaved": True}
         if is_oss
         else {}
     )

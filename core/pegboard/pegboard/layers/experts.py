@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,6 +16,16 @@ from pegboard.layers.activation import OPS
 from pegboard.layers.build import Build, Layer, PlainTensor
 from pegboard.layers.lora import AdapterSlots, Weights
 from pegboard.ops.experts import RouterRule
+
+
+class ExpertActivation(Protocol):
+    """An activation of experts that a model plugin brings."""
+
+    def bind(
+        self, kernels: Mapping[str, Callable[..., Any]], is_interleaved: bool
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the callable [T, 2F] → [T, F]. is_interleaved: gate and up alternate; otherwise
+        up follows gate."""
 
 
 class Experts(Layer):
@@ -31,11 +40,10 @@ class Experts(Layer):
     the quantization method as if each expert had its own, so it does not know about them.
 
     names: without the first one, experts have no gate: down(relu(up(x))²), and activation is
-    "relu2". bias: gate, up and down have biases. clamped: alpha and limit of gpt-oss' activation
-    (`ops.clamped_swiglu`). is_transposed: stacked floats are [E, in, out]. is_interleaved: gate and
-    up alternate in `merged`. correction: name of the tensor [E] that corrects the choice (see
-    `ops.route`). weighs_input: the weights are multiplied with the input of the experts, not with
-    their output (Llama 4).
+    "relu2". bias: gate, up and down have biases. is_transposed: stacked floats are [E, in, out].
+    is_interleaved: gate and up alternate in `merged`. correction: name of the tensor [E] that
+    corrects the choice (see `ops.route`). weighs_input: the weights are multiplied with the input
+    of the experts, not with their output (Llama 4).
     """
 
     def __init__(
@@ -46,18 +54,18 @@ class Experts(Layer):
         intermediate_size: int,
         *,
         rule: RouterRule | None,
-        activation: str = "silu",
+        activation: str | ExpertActivation = "silu",
         names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
         merged: str = "gate_up_proj",
         bias: bool = False,
-        clamped: tuple[float, float] | None = None,
         is_transposed: bool = False,
         is_interleaved: bool = False,
         correction: str | None = None,
         weighs_input: bool = False,
     ) -> None:
         super().__init__(build)
-        if activation not in (known := tuple(OPS) if len(names) == 3 else ("relu2",)):
+        known = tuple(OPS) if len(names) == 3 else ("relu2",)
+        if isinstance(activation, str) and activation not in known:
             raise ModelError(
                 f"{build.path}: unknown activation {activation!r}; known: {', '.join(known)}"
             )
@@ -73,7 +81,6 @@ class Experts(Layer):
         self.names = names
         self.merged = merged
         self.wants_bias = bias
-        self.clamped = clamped
         self.correction_name = correction
         self.weighs_input = weighs_input
         self.is_transposed = is_transposed
@@ -219,13 +226,10 @@ class Experts(Layer):
             bias = self.biases[index].data.view(num_experts, -1) if self.wants_bias else None
             calls.append(bind_experts(kernels, num_experts, bias))
         first, down = calls
-        activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
-        if self.clamped is not None:
-            (alpha, limit) = self.clamped
-            alternates = self.is_merged and self.is_interleaved
-            activation = partial(
-                kernels["clamped_swiglu"], alpha=alpha, limit=limit, interleaved=alternates
-            )
+        if not isinstance(self.activation, str):
+            activation = self.activation.bind(kernels, self.is_merged and self.is_interleaved)
+        else:
+            activation = kernels[OPS[self.activation]] if len(self.names) == 3 else squared_relu
         sort = kernels["sort_by_expert"]
         add_up = kernels["sum_experts"]
         correction = None if self.correction is None else self.correction.data

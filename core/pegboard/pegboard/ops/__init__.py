@@ -13,7 +13,7 @@ from typing import Any
 
 from pegboard.ops.activation import gelu_tanh_mul, silu_mul
 from pegboard.ops.blocks import BlockWeight
-from pegboard.ops.experts import clamped_swiglu, route, sort_by_expert, sum_experts
+from pegboard.ops.experts import route, sort_by_expert, sum_experts
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard.ops.lora import AdapterRows, expert_adapter_rows, lora_add
@@ -32,7 +32,6 @@ OPS: dict[str, Callable[..., Any]] = {
         rope,
         silu_mul,
         gelu_tanh_mul,
-        clamped_swiglu,
         route,
         sort_by_expert,
         sum_experts,

@@ -105,18 +105,6 @@ def sum_experts(
     return found.to(rows.dtype)
 
 
-def clamped_swiglu(x: Tensor, alpha: float, limit: float, interleaved: bool) -> Tensor:
-    """gate · sigmoid(alpha · gate) · (up + 1) with gate ≤ limit and |up| ≤ limit, which are clamped
-    (gpt-oss): [T, 2F] → [T, F].
-
-    interleaved: gate and up alternate; otherwise up follows gate.
-    """
-    gate, up = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    gate = gate.clamp(max=limit)
-    up = up.clamp(-limit, limit)
-    return gate * torch.sigmoid(gate * alpha) * (up + 1)
-
-
 def one_by_one(
     calls: Sequence[Callable[[Tensor], Tensor]], width: int, bias: Tensor | None
 ) -> Callable[[Tensor, Tensor], Tensor]:

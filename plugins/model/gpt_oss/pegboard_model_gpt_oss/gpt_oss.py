@@ -29,6 +29,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
+from pegboard_models.clamped_swiglu import ClampedSwiGLU
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 ALPHA = 1.702
@@ -55,7 +56,7 @@ class Shape:
         self.top_k = read(config, "num_experts_per_tok", int) or size_of(
             config, "experts_per_token"
         )
-        self.clamped = (
+        self.activation = ClampedSwiGLU(
             read(config, "swiglu_alpha", float) or ALPHA,
             read(config, "swiglu_limit", float) or LIMIT,
         )
@@ -168,7 +169,7 @@ class ExpertsBlock(nn.Module):
             shape.expert_size,
             rule=RouterRule(shape.top_k, renormalize=True),
             bias=True,
-            clamped=shape.clamped,
+            activation=shape.activation,
             is_transposed=True,
             is_interleaved=True,
         )

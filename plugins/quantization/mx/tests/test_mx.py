@@ -17,6 +17,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard.layers import Experts, RouterRule
 from pegboard.ops import REFERENCES
 from pegboard.ops.float_codes import CodeWeight
+from pegboard_models.clamped_swiglu import ClampedSwiGLU
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract
 from pegboard_testing.fake_build import fake_build
@@ -144,7 +145,7 @@ def test_stacked_experts_of_gpt_oss() -> None:
         width,
         rule=RouterRule(1, renormalize=True),
         bias=True,
-        clamped=(1.702, 7.0),
+        activation=ClampedSwiGLU(1.702, 7.0),
         is_transposed=True,
         is_interleaved=True,
     )
