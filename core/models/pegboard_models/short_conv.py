@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pegboard.layers import Build, Parameters
+from pegboard.layers import Build
 from pegboard.ops import StateRows
+from pegboard_models.parameters import Parameters
 
 
 class ShortConv(Parameters):

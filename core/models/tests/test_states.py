@@ -17,9 +17,10 @@ from torch.nn.functional import normalize, silu, softplus
 from pegboard import ops
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionInputs, KVTensor
-from pegboard.layers import Parameters, StateLayer
+from pegboard.layers import StateLayer
 from pegboard.worker.attention_groups import StateGroup
 from pegboard_models import state_ops
+from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 from pegboard_models.state_ops import CHUNK
 from pegboard_testing.fake_build import fake_build, load_layers

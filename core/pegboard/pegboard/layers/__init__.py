@@ -19,7 +19,7 @@ from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import LayerNorm, Norm
 from pegboard.layers.rope import Rope, Rotation
 from pegboard.layers.stack import LayerStack
-from pegboard.layers.states import Parameters, StateLayer
+from pegboard.layers.states import StateLayer
 from pegboard.ops.experts import RouterRule
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "LayerStack",
     "Linear",
     "Norm",
-    "Parameters",
     "QKVLinear",
     "Rope",
     "Rotation",

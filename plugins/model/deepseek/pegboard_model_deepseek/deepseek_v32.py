@@ -16,10 +16,11 @@ from torch.nn.functional import layer_norm
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import SparseIndex
-from pegboard.layers import Build, Linear, Parameters, Rotation, size_of
+from pegboard.layers import Build, Linear, Rotation, size_of
 from pegboard_model_deepseek.decoder import DecoderLayer, SelfAttention
 from pegboard_model_deepseek.deepseek import DeepseekV3Model
 from pegboard_model_deepseek.shape import Shape
+from pegboard_models.parameters import Parameters
 
 INDEX_EPS = 1e-6
 """The epsilon of the index keys' norm. Configs do not contain it."""

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
-from pegboard.layers import Build, Linear, Norm, Parameters, StateLayer, read, size_of
+from pegboard.layers import Build, Linear, Norm, StateLayer, read, size_of
 from pegboard_model_deepseek.decoder import DecoderLayer, FeedForward, LatentDecoder, SelfAttention
 from pegboard_model_deepseek.deepseek import ExpertsBlock, router_rule
 from pegboard_model_deepseek.shape import Shape, kinds, sparse_layers
+from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
 NAMES = {

@@ -21,7 +21,6 @@ from pegboard.layers import (
     Experts,
     Linear,
     Norm,
-    Parameters,
     Rotation,
     RouterRule,
     read,
@@ -29,6 +28,7 @@ from pegboard.layers import (
 )
 from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder, SelfAttention
 from pegboard_model_deepseek.shape import Shape
+from pegboard_models.parameters import Parameters
 
 
 class LongcatFlashModel(LatentDecoder):

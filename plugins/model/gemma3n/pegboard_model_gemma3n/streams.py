@@ -7,8 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pegboard.layers import Build, Linear, Norm, Parameters
+from pegboard.layers import Build, Linear, Norm
 from pegboard_model_gemma3n.config import Shape
+from pegboard_models.parameters import Parameters
 
 LEAST_MAGNITUDE = 1e-5
 """Of the mean square of a vector that is scaled to the magnitude of another."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
-from pegboard.layers import Build, Linear, Norm, Parameters, StateLayer
+from pegboard.layers import Build, Linear, Norm, StateLayer
+from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
 Normalize = Callable[[Tensor], Tensor]

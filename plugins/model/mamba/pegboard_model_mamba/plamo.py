@@ -15,7 +15,6 @@ from pegboard.layers import (
     Attention,
     Build,
     Linear,
-    Parameters,
     Rope,
     Rotation,
     StateLayer,
@@ -25,6 +24,7 @@ from pegboard.layers import (
 from pegboard_model_mamba.decoder import FeedForward, Names, StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import OffsetNorm, in_groups
+from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
 NORMS = {

@@ -19,7 +19,6 @@ from pegboard.layers import (
     Experts,
     Linear,
     Norm,
-    Parameters,
     Rope,
     Rotation,
     RouterRule,
@@ -29,6 +28,7 @@ from pegboard.layers import (
 )
 from pegboard_model_mamba.decoder import Block, FeedForward, StateDecoder, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
+from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
 
