@@ -25,6 +25,7 @@ from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetu
 from pegboard.ops import REFERENCES
 from pegboard_testing.authoring.formats_page import contracts, methods
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces
+from pegboard_testing.held_memory import held_bytes
 
 KERNELS = {**REFERENCES, "block_weight": NativeBlockWeight, "code_weight": NativeCodeWeight}
 ROWS = 4096
@@ -69,7 +70,7 @@ def product(kind: type[QuantizationContract]) -> tuple[Callable[[Tensor], None],
         assert weight is not None, kind
         load_pieces(weight, pieces)
         calls.append(weight.weight().bind())
-        size = weight.num_bytes()
+        size = held_bytes(weight)
 
     def multiply(x: Tensor) -> None:
         for call in calls:

@@ -13,6 +13,7 @@ import pytest
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ModelError, RequestError
+from pegboard_testing.held_memory import held_bytes
 
 pytestmark = pytest.mark.real_model
 
@@ -74,9 +75,7 @@ def test_sleep_releases_memory_and_changes_no_token(llm: LLM, level: int) -> Non
         view.zero_()  # so that the whole cache is in memory
     llm.reset_prefix_cache()
     weight_bytes = sum(
-        getattr(layer, "method", None).num_bytes()
-        for layer in worker.declared
-        if getattr(layer, "method", None)
+        held_bytes(layer.method) for layer in worker.declared if getattr(layer, "method", None)
     )
     awake = resident_bytes()
     llm.sleep(level=level)

@@ -118,7 +118,7 @@ class Weight:
     def declare(self, available): return self.inner.declare(available)
     def accept(self, piece): return fault("quantization/accept", lambda: self.inner.accept(piece))
     def finish(self): self.inner.finish()
-    def num_bytes(self): return self.inner.num_bytes()
+    def tensors(self): return self.inner.tensors()
     def dequantize(self): return self.inner.dequantize()
     def bind(self, kernels):
         bound = self.inner.bind(kernels)

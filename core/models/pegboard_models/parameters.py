@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer
-from pegboard.layers.build import PlainTensor
+from pegboard.layers.build import Holder, PlainTensor
 
 
 class Parameters(Layer):
@@ -34,6 +34,9 @@ class Parameters(Layer):
 
     def accept(self, piece: WeightPiece) -> None:
         self.tensors[piece.name].accept(piece)
+
+    def holders(self) -> list[Holder]:
+        return list(self.tensors.values())
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[f"{self.build.path}.{name}"].data

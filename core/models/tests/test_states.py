@@ -273,5 +273,6 @@ def test_parameters_keep_the_type_that_was_asked_for() -> None:
     }
     load_layers([own, short], weights)
     assert own["D"].tolist() == [1, 2] and own["D"].dtype == torch.float32
+    assert [id(t) for holder in own.holders() for t in holder.tensors()] == [id(own["D"])]
     x = torch.tensor([[1.0, 5.0], [2.0, 6.0]])
     assert short(x, torch.zeros(1, 2, 2), rows_of([0], [0], [2])).tolist() == [[3, 5], [8, 6]]

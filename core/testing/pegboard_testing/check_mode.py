@@ -94,7 +94,7 @@ def _quantization(plugin: str, setup: Any) -> Mapping[str, Check]:
         return Checked(
             method,
             plugin,
-            {**weight_checks(plugin, layer, _tensor), "num_bytes": _is(int), "declare": _is(list)},
+            {**weight_checks(plugin, layer, _tensor), "tensors": _is(list), "declare": _is(list)},
         )
 
     return {"linear": weight, "embedding": weight}

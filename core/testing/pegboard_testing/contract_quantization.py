@@ -42,6 +42,7 @@ from pegboard.interfaces.quantization import (
 from pegboard.interfaces.spec import unmet
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
 from pegboard.ops import REFERENCES
+from pegboard_testing.held_memory import held_bytes, unnamed_bytes
 
 TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 """The allowed error of a product, relative to its largest value."""
@@ -304,7 +305,33 @@ class QuantizationContract:
         weight = self.linear(layer)
         self.fill(weight, layer, 7)
         most = 2 * 4 * layer.out_features * layer.in_features
-        assert 0 < weight.num_bytes() <= most, "twice the float32 weight is too much for any format"
+        assert 0 < held_bytes(weight) <= most, "twice the float32 weight is too much for any format"
+
+    def test_all_memory_that_grows_with_the_rows_is_named(self) -> None:
+        """Memory that `tensors` does not name is not counted, and stays while the engine sleeps.
+        Tables and orders of columns may stay."""
+        unnamed = []
+        for rows in (16, 64):
+            layer = self.layer((rows,), self.block * 2)
+            weight = self.linear(layer)
+            self.fill(weight, layer, 7)
+            weight.bind(REFERENCES)
+            unnamed.append(unnamed_bytes(weight))
+        assert unnamed[0] == unnamed[1], f"{unnamed[1]} bytes of a weight are not in its tensors()"
+
+    def test_a_reload_writes_all_memory_that_is_named(self) -> None:
+        """As after a sleep of level 2, which leaves zeros."""
+        layer = self.layer((4, 4), self.block * 2)
+        weight = self.linear(layer)
+        self.fill(weight, layer, 4)
+        call = weight.bind(REFERENCES)
+        x = self.activations(3, layer.in_features)
+        before = call(x)
+        for tensor in weight.tensors():
+            tensor.zero_()
+        assert not torch.equal(call(x), before)
+        self.fill(weight, layer, 4)
+        assert torch.equal(call(x), before)
 
     def test_a_piece_that_does_not_fit_is_refused_by_name(self) -> None:
         layer = self.layer((6,), self.block * 2)

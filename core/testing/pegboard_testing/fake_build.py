@@ -103,8 +103,8 @@ class FakeWeight:
     def dequantize(self) -> Tensor:
         return self.weight
 
-    def num_bytes(self) -> int:
-        return self.weight.nbytes
+    def tensors(self) -> list[Tensor]:
+        return [self.weight]
 
 
 class FakeLoader:

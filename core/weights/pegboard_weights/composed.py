@@ -24,9 +24,8 @@ class Held(Protocol):
     def dense(self) -> Tensor:
         """Return the matrix [out, in]."""
 
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes held."""
+    def tensors(self) -> list[Tensor]:
+        """Return the memory that is held."""
 
 
 class SideBySide:
@@ -42,9 +41,8 @@ class SideBySide:
     def dense(self) -> Tensor:
         return torch.cat([weight.dense().float() for weight in self.weights])
 
-    @property
-    def nbytes(self) -> int:
-        return sum(weight.nbytes for weight in self.weights)
+    def tensors(self) -> list[Tensor]:
+        return [tensor for weight in self.weights for tensor in weight.tensors()]
 
 
 class Transform(Protocol):
@@ -175,6 +173,5 @@ class Transformed:
     def dense(self) -> Tensor:
         return self.transform.undone(self.weight.dense().float())
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.weight.nbytes) + self.transform.values().nbytes
+    def tensors(self) -> list[Tensor]:
+        return [*self.weight.tensors(), self.transform.values()]

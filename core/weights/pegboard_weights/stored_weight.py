@@ -408,8 +408,8 @@ class StoredWeight:
     def dequantize(self) -> Tensor:
         return self.weight().dense().float()
 
-    def num_bytes(self) -> int:
-        return int(self.weight().nbytes)
+    def tensors(self) -> list[Tensor]:
+        return list(self.weight().tensors())
 
 
 class StoredTable(StoredWeight):

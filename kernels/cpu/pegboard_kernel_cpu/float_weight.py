@@ -88,9 +88,8 @@ class NativeFloatWeight(FloatWeight):
         """Return [T] row indices → [T, in]. Call it only for a table."""
         return NativeFloatLookup(self.plain())
 
-    @property
-    def nbytes(self) -> int:
-        return sum(form.nbytes for form in (self._plain, self._packed) if form is not None)
+    def tensors(self) -> list[Tensor]:
+        return [form for form in (self._plain, self._packed) if form is not None]
 
 
 class NativeFloatLinear:

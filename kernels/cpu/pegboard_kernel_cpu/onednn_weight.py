@@ -62,13 +62,8 @@ class OneDNNFloatWeight(FloatWeight):
 
         return forward
 
-    @property
-    def nbytes(self) -> int:
-        return sum(
-            form.element_size() * form.numel()
-            for form in (self._plain, self._blocked)
-            if form is not None
-        )
+    def tensors(self) -> list[Tensor]:
+        return [form for form in (self._plain, self._blocked) if form is not None]
 
 
 class OneDNNBlockWeight(BlockWeight):

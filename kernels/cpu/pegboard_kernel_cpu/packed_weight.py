@@ -241,9 +241,9 @@ class PackedWeight:
             found.append(replace(segment, start=first - start, stop=last - start, packed=packed))
         return found if at == stop else None
 
-    @property
-    def nbytes(self) -> int:
-        return sum(segment.packed.nbytes for segment in self.segments)
+    def tensors(self) -> list[Tensor]:
+        """Return the packed rows. Orders of columns and tables stay as the first load made them."""
+        return [segment.packed for segment in self.segments]
 
 
 def _zeros(size: int) -> Tensor:

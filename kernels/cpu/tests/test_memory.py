@@ -12,6 +12,7 @@ from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetu
 from pegboard.ops import REFERENCES
 from pegboard_testing.authoring.formats_page import contracts, methods
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, tensor_index
+from pegboard_testing.held_memory import held_bytes
 
 KERNELS = {**REFERENCES, "block_weight": NativeBlockWeight, "code_weight": NativeCodeWeight}
 LIMIT = 1.05
@@ -68,4 +69,15 @@ def test_a_weight_takes_the_bytes_of_the_checkpoint(kind: type[QuantizationContr
     stored = sum(index[wanted.name].num_bytes for wanted in weight.declare(index))
     load_pieces(weight, pieces)
     limit = max([LIMIT, *(limit for limit, *names in LARGER.values() if kind.__name__ in names)])
-    assert weight.num_bytes() <= limit * stored
+    assert held_bytes(weight) <= limit * stored
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: f"{kind.__module__}-{kind.__name__}")
+def test_the_memory_is_named_and_a_reload_writes_it(kind: type[QuantizationContract]) -> None:
+    """As the contract checks it for the references."""
+    contract = kind()
+    contract.make = lambda dtype="float32": contract.method(  # type: ignore[method-assign]
+        QuantizationSetup(contract.config, dtype, "cpu", KERNELS)
+    )
+    contract.test_all_memory_that_grows_with_the_rows_is_named()
+    contract.test_a_reload_writes_all_memory_that_is_named()

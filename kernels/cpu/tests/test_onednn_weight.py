@@ -15,6 +15,7 @@ from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 from pegboard.ops.blocks import Blocks
 from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
+from pegboard_testing.held_memory import held_bytes
 
 pytestmark = pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's layout is for x86"
@@ -29,12 +30,12 @@ class TestOneDNNFloatWeight(FloatWeightContract):
         alone = self.filled(values)
         both = self.filled(values, is_table=True)
         alone.bind()
-        assert alone.nbytes == values.nbytes
-        assert both.nbytes == values.nbytes
+        assert held_bytes(alone) == values.nbytes
+        assert held_bytes(both) == values.nbytes
         address = both.plain().data_ptr()
         both.bind()
         assert both.plain().data_ptr() == address
-        assert both.nbytes == 2 * values.nbytes
+        assert held_bytes(both) == 2 * values.nbytes
 
     def test_a_large_table_is_not_held_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onednn_weight, "COPY_LIMIT_BYTES", 100)
@@ -42,7 +43,7 @@ class TestOneDNNFloatWeight(FloatWeightContract):
         x = torch.randn(2, 64)
         weight = self.filled(values, is_table=True)
         torch.testing.assert_close(weight.bind()(x), x @ values.T, rtol=1e-4, atol=1e-4)
-        assert weight.nbytes == values.nbytes
+        assert held_bytes(weight) == values.nbytes
 
 
 def test_blocks_are_held_the_same_way() -> None:
@@ -54,7 +55,7 @@ def test_blocks_are_held_the_same_way() -> None:
     weight.write(0, blocks)
     weight.finish()
     torch.testing.assert_close(weight.bind()(x), x @ blocks.dense().T, rtol=1e-4, atol=1e-3)
-    assert type(weight._float) is OneDNNFloatWeight and weight.nbytes == 4 * 48 * 64
+    assert type(weight._float) is OneDNNFloatWeight and held_bytes(weight) == 4 * 48 * 64
 
 
 def test_other_machines_and_types_go_without() -> None:

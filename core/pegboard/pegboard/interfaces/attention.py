@@ -181,6 +181,10 @@ class Latent:
         assert self.up_k is not None and self.up_v is not None, "weights are not loaded"
         return self.up_k, self.up_v
 
+    def tensors(self) -> "list[Tensor]":
+        """Return the memory that the weights take."""
+        return list(self.matrices())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:

@@ -146,8 +146,10 @@ class WeightMethod(Protocol):
         """Return the weight as float32 [out, in], for tests, absorption and tied heads of other
         formats."""
 
-    def num_bytes(self) -> int:
-        """Return the bytes that the weight takes in memory."""
+    def tensors(self) -> "list[Tensor]":
+        """Return the memory that the weight takes after `finish`: it is counted, and released while
+        the engine sleeps. A reload writes all of it again, so what only the first load writes is
+        not in it."""
 
 
 class HeadMethod(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,13 @@ class Build:
         return weight_method
 
 
+class Holder(Protocol):
+    """What holds weights of a layer: a weight method, a small tensor."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return their memory. A reload writes all of it again."""
+
+
 class Layer(nn.Module):
     """One step of a model's computation. Subclasses implement `bind`. Those with weights also
     implement `declare`, `accept` and `finish`.
@@ -123,9 +130,10 @@ class Layer(nn.Module):
     def bind(self) -> None:
         """Compose `self.forward`."""
 
-    def holders(self) -> list[Any]:
-        """Return the objects that hold the weights. Their memory is released while the engine
-        sleeps."""
+    def holders(self) -> list[Holder]:
+        """Return what holds the weights, once they are loaded. This memory is released while the
+        engine sleeps. A layer that keeps small tensors in lists, or memory of its own, adds them
+        here."""
         return [item for item in vars(self).values() if isinstance(item, PlainTensor)]
 
 
@@ -160,6 +168,10 @@ class PlainTensor:
             )
         target.copy_(piece.data)
 
+    def tensors(self) -> list[Tensor]:
+        """Return the tensor, in a list."""
+        return [self.data]
+
 
 class WeightLayer(Layer):
     """A layer with one weight and an optional bias. The quantization method chooses the weight's
@@ -180,5 +192,6 @@ class WeightLayer(Layer):
         if self.method is not None:
             self.method.finish()
 
-    def holders(self) -> list[Any]:
-        return [self.method, *super().holders()]
+    def holders(self) -> list[Holder]:
+        own: list[Holder] = [] if self.method is None else [self.method]
+        return own + super().holders()

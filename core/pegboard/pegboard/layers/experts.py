@@ -13,7 +13,7 @@ from pegboard.errors import ConfigError, ModelError
 from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.activation import OPS
-from pegboard.layers.build import Build, Layer, PlainTensor
+from pegboard.layers.build import Build, Holder, Layer, PlainTensor
 from pegboard.layers.lora import AdapterSlots, Weights
 from pegboard.ops.experts import RouterRule
 
@@ -272,7 +272,7 @@ class Experts(Layer):
 
             self.forward = forward
 
-    def holders(self) -> list[Any]:
+    def holders(self) -> list[Holder]:
         return [*self.methods, *self.biases, *super().holders()]
 
     def unstacked(self, weights: Weights) -> Weights:

@@ -13,7 +13,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
 from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers.build import Build, Layer
+from pegboard.layers.build import Build, Holder, Layer
 from pegboard.layers.rope import Rotation
 
 
@@ -99,7 +99,7 @@ class LatentAttention(Layer):
         self.latent.up_v.copy_(up_v)
         self.method = None
 
-    def holders(self) -> list[Any]:
+    def holders(self) -> list[Holder]:
         return [self.latent]
 
     def bind(self) -> None:

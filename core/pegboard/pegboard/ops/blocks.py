@@ -136,7 +136,7 @@ class BlockWeight:
         """Return the matrix as float32 [out, in]."""
         return self._float.dense().float()
 
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes held."""
-        return self._float.nbytes
+    def tensors(self) -> list[Tensor]:
+        """Return the memory that is held. When all rows are written again, `finish` writes all of
+        it again."""
+        return self._float.tensors()

@@ -72,7 +72,6 @@ class FloatWeight:
         table = self.plain()
         return lambda ids: functional.embedding(ids, table)
 
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes held now."""
-        return self._plain.nbytes if self._plain is not None else 0
+    def tensors(self) -> list[Tensor]:
+        """Return the memory that is held now. After `plain()`, `finish` writes all of it again."""
+        return [] if self._plain is None else [self._plain]

@@ -1,20 +1,17 @@
-"""The memory of the weights while the engine sleeps: it is found, released, and filled again at the
-same addresses."""
+"""The memory of the weights while the engine sleeps: it is released, and filled again at the same
+addresses."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers import Layer
-from pegboard.layers.build import Build
 
 
 class WeightMemory:
@@ -36,9 +33,8 @@ class WeightMemory:
         self._sums: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Return one uint8 tensor [bytes] per memory area that a weight or a small tensor of a
-        layer uses."""
-        return list(_areas(root for layer in self._layers for root in layer.holders()))
+        """Return one uint8 tensor [bytes] per memory area that a weight of a layer uses."""
+        return list(_areas(self._layers))
 
     def sleep(self, level: int) -> None:
         """Release the memory. level 1: the weights are saved before; 2: they are not."""
@@ -67,47 +63,20 @@ def _checksum(area: Tensor) -> int:
     return zlib.crc32(numbers)
 
 
-def _areas(roots: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the storages of all tensors and arrays that can be reached from these objects, each
-    once, as uint8 [bytes]."""
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of these tensors, which may have any layout."""
+    return sum(tensor.element_size() * tensor.numel() for tensor in tensors)
+
+
+def _areas(layers: Iterable[Layer]) -> Iterator[Tensor]:
+    """Yield the storages of the layers' weights, each once, as uint8 [bytes]. Tensors whose layout
+    has no addresses (oneDNN's) have none."""
     seen: set[int] = set()
-    # an object that is made while searching must not give its id to the next one
-    alive: list[Any] = []
-    waiting = list(roots)
-    areas: set[int] = set()
-    while waiting:
-        item = waiting.pop()
-        if (
-            id(item) in seen
-            or item is None
-            or isinstance(item, str | bytes | int | float | type | Build | np.generic)
-        ):
+    holders = (holder for layer in layers for holder in layer.holders())
+    for tensor in (tensor for holder in holders for tensor in holder.tensors()):
+        if tensor.layout is not torch.strided:
             continue
-        seen.add(id(item))
-        alive.append(item)
-        if isinstance(item, np.ndarray):
-            if not item.flags.writeable or not item.flags.c_contiguous:
-                continue
-            item = torch.from_numpy(item)
-        if isinstance(item, Tensor):
-            if (
-                item.layout is torch.strided
-                and (storage := item.untyped_storage()).data_ptr() not in areas
-            ):
-                areas.add(storage.data_ptr())
-                yield torch.empty(0, dtype=torch.uint8, device=item.device).set_(storage)
-        else:
-            waiting += _parts(item)
-
-
-def _parts(item: Any) -> Iterable[Any]:
-    """Return the objects that an object holds. What a function is bound to is not followed."""
-    if isinstance(item, dict):
-        return item.values()
-    if isinstance(item, list | tuple | set | frozenset):
-        return item
-    slots = chain.from_iterable(getattr(base, "__slots__", ()) for base in type(item).__mro__)
-    return [
-        *getattr(item, "__dict__", {}).values(),
-        *(getattr(item, name, None) for name in slots if isinstance(name, str)),
-    ]
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            yield torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

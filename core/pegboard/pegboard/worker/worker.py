@@ -55,7 +55,7 @@ from pegboard.worker.model_loader import (
 )
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
 from pegboard.worker.stages import TRAITS
-from pegboard.worker.weight_memory import WeightMemory
+from pegboard.worker.weight_memory import WeightMemory, num_bytes
 
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
@@ -117,7 +117,7 @@ class Worker:
         weights = [
             layer.method for layer in self.build.declared.layers if isinstance(layer, WeightLayer)
         ]
-        weight_bytes = sum(method.num_bytes() for method in weights if method is not None)
+        weight_bytes = sum(num_bytes(each.tensors()) for each in weights if each is not None)
         specs = self.attention.kv_specs()
         if self.config.calculate_kv_scales:
             self._calculate_kv_scales(specs)

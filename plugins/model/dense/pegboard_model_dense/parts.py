@@ -26,7 +26,7 @@ from pegboard.layers import (
     Rope,
     Rotation,
 )
-from pegboard.layers.build import PlainTensor
+from pegboard.layers.build import Holder, PlainTensor
 from pegboard_model_dense.traits import LayerTraits, Traits
 
 ALIBI_CHANNELS = 8
@@ -237,7 +237,7 @@ class XIELU(Layer):
 
         self.forward = forward
 
-    def holders(self) -> list[Any]:
+    def holders(self) -> list[Holder]:
         return [*self.numbers.values(), *super().holders()]
 
 

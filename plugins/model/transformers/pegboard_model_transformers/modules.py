@@ -15,6 +15,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Embedding, Experts, Head, Layer, Linear
 from pegboard.layers.activation import OPS
+from pegboard.layers.build import Holder
 from pegboard_model_transformers.names import Names, Source
 
 
@@ -164,10 +165,10 @@ class ModuleTensors(Layer):
         super().__init__(build)
         self.targets = targets
         self.names = names
-        self.tensors: dict[str, Tensor] = {}
+        self.held: dict[str, Tensor] = {}
         for target in targets:
             path, _, name = target.rpartition(".")
-            self.tensors[target] = self._materialize(model.get_submodule(path), name)
+            self.held[target] = self._materialize(model.get_submodule(path), name)
         self.sources: dict[str, Source] = {}
         self.owners: dict[str, str] = {}
         self.waiting: dict[str, dict[str, Tensor]] = {}
@@ -190,7 +191,7 @@ class ModuleTensors(Layer):
         self.waiting = {}
         wanted = []
         for target, source in self.sources.items():
-            shape = tuple(self.tensors[target].shape) if source.converter is None else ()
+            shape = tuple(self.held[target].shape) if source.converter is None else ()
             wanted += [WantedWeight(name, shape) for name in source.names]
         return wanted
 
@@ -212,7 +213,7 @@ class ModuleTensors(Layer):
             )
 
     def _fill(self, target: str, data: Tensor, name: str) -> None:
-        own = self.tensors[target]
+        own = self.held[target]
         if data.shape != own.shape:
             raise ModelError(
                 f"tensor {name} has shape {tuple(data.shape)}; the model expects {tuple(own.shape)}"
@@ -221,3 +222,10 @@ class ModuleTensors(Layer):
 
     def bind(self) -> None:
         """Does nothing: the modules use the tensors directly."""
+
+    def holders(self) -> list[Holder]:
+        return [self]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of the modules."""
+        return list(self.held.values())

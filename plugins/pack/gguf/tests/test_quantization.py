@@ -35,6 +35,7 @@ from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import BlockWeight
 from pegboard.ops.float_codes import CodeWeight
 from pegboard.ops.linear import FloatWeight
+from pegboard_testing.held_memory import held_bytes
 from pegboard_weights.composed import SideBySide
 
 BLOCK_TYPES = [known for known in GGML_TYPES.values() if known.block_size > 1]
@@ -143,7 +144,7 @@ def test_merged_linear_of_different_types(
     assert torch.equal(method.dequantize(), expected.float())
     hidden_states = torch.randn(5, 64, dtype=expected.dtype)
     torch.testing.assert_close(method.bind({})(hidden_states), F.linear(hidden_states, expected))
-    assert method.num_bytes() == expected.nbytes
+    assert held_bytes(method) == expected.nbytes
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_tied_embedding_looks_up_and_multiplies(stored: str) -> None:
     ids = torch.tensor([3, 0, 69, 3])
     assert torch.equal(method.bind({})(ids), table[ids])
     hidden_states = torch.randn(2, 32)
-    assert method.num_bytes() == table.nbytes
+    assert held_bytes(method) == table.nbytes
     torch.testing.assert_close(method.bind_head({})(hidden_states), F.linear(hidden_states, table))
 
 
