@@ -216,6 +216,8 @@ SPEC = PoolerSpec(api="1.0", implementation="acme_pooler:Pooler", plan="acme_poo
 
 
 def plan(facts):
+    if facts.config.get("fault") == "plan raises":
+        raise ZeroDivisionError("no luck")
     return 3 if facts.config.get("fault") == "plan" else Pooling(method=dict(facts.config))
 
 
@@ -230,7 +232,7 @@ class Pooler:
 """
 
 
-@pytest.mark.parametrize("fault", ["", "plan", "raise", "type"])
+@pytest.mark.parametrize("fault", ["", "plan", "plan raises", "raise", "type"])
 def test_another_pooler_is_used_and_named_when_it_fails(
     fault: str,
     write: Callable[..., Any],

@@ -211,6 +211,8 @@ def test_other_forms(words, engine, options):
     ("words", "told"),
     [
         (["--speculative-config", "{}"], "needs 'method'"),
+        (["--speculative-config", '{"method": ""}'], "needs 'method'"),
+        (["--kv-transfer-config", '{"kv_connector": ""}'], "needs 'kv_connector'"),
         (["--speculative-config", '{"method": "m"}'], "num_speculative_tokens"),
         (
             ["--kv-transfer-config", '{"kv_connector": "C", "kv_port": 3}'],

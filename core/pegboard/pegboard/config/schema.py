@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pegboard.config.setting import Section, build, check, doc
-from pegboard.config.vllm_names import DTYPES as SHORT_NAMES
+from pegboard.config.vllm_names import SHORT_DTYPES
 from pegboard.errors import ConfigError, did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
@@ -307,9 +307,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 1
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "dtype", SHORT_NAMES.get(self.dtype, self.dtype))
+        msgspec.structs.force_setattr(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
         msgspec.structs.force_setattr(
-            self, "kv_cache_dtype", SHORT_NAMES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+            self, "kv_cache_dtype", SHORT_DTYPES.get(self.kv_cache_dtype, self.kv_cache_dtype)
         )
 
 

@@ -82,7 +82,7 @@ SHORT: Mapping[str, str] = {name: letters for letters, name in _FILE["short"].it
 FORMS = {name: Form(_type(rule), rule["help"], rule) for name, rule in _FILE["forms"].items()}
 ABSENT = dict(_absent(_FILE["absent"]))
 ENVIRONMENT: Mapping[str, Any] = _FILE["environment"]
-DTYPES: Mapping[str, str] = _FILE["dtypes"]
+SHORT_DTYPES: Mapping[str, str] = _FILE["dtypes"]
 """vLLM's short names of types → names of torch."""
 
 
@@ -164,8 +164,8 @@ def _plugin_layer(name: str, value: Mapping[str, Any], rule: Mapping[str, Any]) 
     switch = rule.get("switch")
     if not isinstance(is_on := value.get(switch or "", switch is None), bool):
         raise ConfigError(f"{name}: expected true or false for {switch}, got {is_on!r}")
-    plugin = value.get(rule["plugin"], rule.get("default"))
-    if not is_on or plugin == rule.get("nothing", ""):
+    plugin = value.get(rule["plugin"]) or rule.get("default")
+    if not is_on or ("nothing" in rule and plugin == rule["nothing"]):
         return {"plugins": {"enable": []}}
     if not isinstance(plugin, str) or not plugin:
         raise ConfigError(f"{name} needs {rule['plugin']!r}, the name of a plugin; got {plugin!r}")

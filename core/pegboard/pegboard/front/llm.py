@@ -360,9 +360,10 @@ class LLM(SyncControls):
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """Return one prompt or several as a list. One list of token ids is one prompt."""
     is_many = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-    if not is_many or (prompts and all(isinstance(item, int) for item in prompts)):  # type: ignore[union-attr]
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    given: Any = prompts
+    if not is_many or (given and all(isinstance(item, int) for item in given)):
+        return [given]
+    return list(given)
 
 
 def per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:

@@ -9,7 +9,7 @@ import msgspec
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.pooling_params import Pooling, PoolingParams
-from pegboard.errors import ConfigError, RequestError, expect
+from pegboard.errors import ConfigError, RequestError, blame, expect
 from pegboard.interfaces.pooler import PoolerFacts, PoolerSpec
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint
@@ -49,10 +49,10 @@ def choose_pooling(
     spec = registry.spec(entry)
     assert isinstance(spec, PoolerSpec)
     plan = import_part(entry, spec.plan, "plan")
-    pooling = plan(PoolerFacts(flags, checkpoint, engine.pooler_config or {}))
-    pooling = msgspec.structs.replace(
-        expect(pooling, Pooling, plan, spec.plan), pooler=entry.qualified
-    )
+    with blame(entry.id):
+        planned = plan(PoolerFacts(flags, checkpoint, engine.pooler_config or {}))
+        planned = expect(planned, Pooling, plan, spec.plan)
+    pooling = msgspec.structs.replace(planned, pooler=entry.qualified)
     changes: dict[str, Any] = {"runner": "pooling"}
     if pooling.whole_prompts:
         _check_whole(settings)

@@ -44,6 +44,7 @@ def test_the_setting_enables_the_publisher() -> None:
         False,
         "tcp://*:5557",
     )
+    assert "kv_events" in metrics_flags(enabled(enable_kv_cache_events=True, publisher=None))
     silent = EngineConfig(disable_log_stats=True)
     assert [entry.name for entry in sink_entries(registry, silent, "engine")] == ["zmq"]
     for off in ({}, {"enable_kv_cache_events": True, "publisher": "null"}, {"publisher": "zmq"}):

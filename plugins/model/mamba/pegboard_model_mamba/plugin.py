@@ -1,5 +1,5 @@
-"""Specs of this package. The layers are computed with the ops of core, which run on every platform;
-only CPUs were tried."""
+"""Specs of this package. The layers are computed with the ops of core and of pegboard-models, which
+run on every platform; only CPUs were tried."""
 
 from pegboard.interfaces.model import ModelSpec
 

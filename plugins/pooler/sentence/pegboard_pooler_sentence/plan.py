@@ -69,10 +69,17 @@ def plan(facts: PoolerFacts) -> Pooling:
 
 def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...] | int | None:
     """Return to how many values a vector may be cut: a config has `is_matryoshka`, or lists
-    `matryoshka_dimensions`. They can be set with hf_overrides."""
+    `matryoshka_dimensions`. They can be set with hf_overrides. Raises ModelError for a list of
+    something else."""
     if listed := config.get("matryoshka_dimensions"):
+        if not isinstance(listed, list) or not all(type(size) is int for size in listed):
+            raise ModelError(
+                f"the checkpoint's config has matryoshka_dimensions={listed!r:.80}; expected a "
+                "list of whole numbers"
+            )
         return tuple(listed)
-    return int(config.get("hidden_size") or 0) if config.get("is_matryoshka") else None
+    size = config.get("hidden_size")
+    return size if config.get("is_matryoshka") and isinstance(size, int) else None
 
 
 def _declared(flags: frozenset[str], checkpoint: Checkpoint) -> Declared:

@@ -158,6 +158,14 @@ def test_the_activation_of_classes(tmp_path: Path, config: dict[str, Any], activ
     assert made.labels == labels(config) and made.dimensions is None
 
 
+@pytest.mark.parametrize("listed", [3, ["4"], [True], {"a": 1}])
+def test_dimensions_that_are_no_numbers(tmp_path: Path, listed: object) -> None:
+    good = write(tmp_path, {}, {"matryoshka_dimensions": [2, 4]})
+    assert plan(PoolerFacts(NONE, good, {})).dimensions == (2, 4)
+    with pytest.raises(ModelError, match="matryoshka_dimensions"):
+        plan(PoolerFacts(NONE, write(tmp_path, {}, {"matryoshka_dimensions": listed}), {}))
+
+
 def test_names_of_classes() -> None:
     assert labels({"id2label": {"0": "no", "1": "yes"}}) == ("no", "yes")
     assert labels({}) == ("LABEL_0", "LABEL_1") and labels({"num_labels": 1}) == ("LABEL_0",)
