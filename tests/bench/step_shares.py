@@ -47,7 +47,7 @@ def measure_shares(llm: LLM, prompts: list[list[int]], max_tokens: list[int]) ->
     overlap: "update" is the rest of a step, and may be negative."""
     text_engine = llm.llm_engine
     engine = text_engine.engine
-    runner = engine._parts.executor.worker.runner
+    runner = engine._parts.executor.worker.running
     timers = {
         "engine": Timer(engine, "step"),
         "schedule": Timer(engine._scheduler, "schedule"),

@@ -23,6 +23,7 @@ from torch import Tensor
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.interfaces.sampler import SamplerSetup
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard_testing.bound_model import BoundModel
 from pegboard_testing.fake_engine import FakeEngine
 
 VOCAB = 32
@@ -108,8 +109,7 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
     )
     runner = ModelRunner(
         RunnerParts(
-            NoModel(),
-            [],
+            BoundModel(NoModel()),
             fake.plan,
             {},
             TorchSampler(None, setup),
@@ -118,7 +118,7 @@ def host_step(rows: int, steps: int, **params: Any) -> dict[str, float]:
             copies=NoCopies(),
         )
     )
-    runner.record(NoReplay())
+    runner.parts.loaded.record(NoReplay())
     inside: list[float] = []
 
     def run(batch: Any, masks: Any) -> Callable[[], Any]:

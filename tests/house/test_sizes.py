@@ -38,19 +38,19 @@ CEILINGS = {
     "ops": 365,
     "plan": 680,
     "plugins": 1150,
-    "worker": 1555,
+    "worker": 1650,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""
 PAGE = ROOT / "docs/decisions/2026-11-26-second-wing.md"
 
 MAX_CORE_FILE = 250
-LONG_CORE_FILES = {"worker/step_inputs.py", "worker/worker.py"}
+LONG_CORE_FILES = {"worker/step_inputs.py"}
 """The files of core/pegboard/pegboard that are still longer."""
 MAX_FILE = 400
 MAX_FUNCTION = 70
 MAX_METHODS = 25
-LARGE_CLASSES = {"Worker"}
+LARGE_CLASSES: set[str] = set()
 """The classes of core/pegboard/pegboard that still have more methods."""
 FILES_WITH_STUBS = {
     "core/testing/pegboard_testing/contract_command.py",  # what the author of a test must say

@@ -87,13 +87,13 @@ class Reference:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Reference]:
-    """write(model_type, **config values) makes a tiny model and writes its checkpoint as
-    safetensors."""
+    """write(model_type, folder="model", **config values) makes a tiny model and writes its
+    checkpoint as safetensors."""
 
-    def make(model_type: str, **values: Any) -> Reference:
+    def make(model_type: str, folder: str = "model", **values: Any) -> Reference:
         model = make_model(model_type, **values)
-        model.save_pretrained(tmp_path / "model")
-        return Reference(tmp_path / "model", model)
+        model.save_pretrained(tmp_path / folder)
+        return Reference(tmp_path / folder, model)
 
     return make
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pegboard import LoRARequest, SamplingParams
 from pegboard.errors import RequestError
-from pegboard.worker.worker import Worker
+from pegboard.worker import worker
 
 TOLERANCE = 1e-4
 VOCAB_SIZE = 131
@@ -91,7 +91,9 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Weights]]:
     """Path → adapter. Workers read them from here."""
     known: dict[str, Weights] = {}
     monkeypatch.setattr(
-        Worker, "_read_adapter", lambda self, adapter: (SCALING, known[adapter.lora_path])
+        worker,
+        "read_files",
+        lambda registry, base, adapter: (SCALING, known[adapter.lora_path]),
     )
     yield known
 

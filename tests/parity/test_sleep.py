@@ -13,8 +13,8 @@ from test_latent_parity import ARCHITECTURES as LATENT
 from test_state_parity import ARCHITECTURES as STATES
 
 from pegboard import LLM, LoRARequest, SamplingParams
+from pegboard.worker import worker
 from pegboard.worker.weight_memory import WeightMemory
-from pegboard.worker.worker import Worker
 
 CASES = {
     "experts": EXPERTS["qwen3_moe"],
@@ -48,7 +48,7 @@ def test_no_token_changes(
     reference = write(model_type, **config)
     has_adapter = name == "experts"
     adapter = random_expert_adapter(reference.model, 4, 1) if has_adapter else {}
-    monkeypatch.setattr(Worker, "_read_adapter", lambda self, lora: (SCALING, adapter))
+    monkeypatch.setattr(worker, "read_files", lambda *given: (SCALING, adapter))
     stored = sum(parameter.numel() * 4 for parameter in reference.model.parameters())
     settings = {"enable_lora": True, "max_lora_rank": 4} if has_adapter else {}
     with open_llm(reference.directory, enable_sleep_mode=True, **settings) as llm:
@@ -56,8 +56,8 @@ def test_no_token_changes(
         before = [tokens(llm, lora) for lora in loras]
         assert len(before) == 1 or before[0] != before[1]
         for level in (1, 2):
-            layers = llm.llm_engine.engine._parts.executor.worker.build.declared.layers
-            released = sum(area.numel() for area in WeightMemory(layers, never, never).tensors())
+            models = llm.llm_engine.engine._parts.executor.worker.models
+            released = sum(area.numel() for area in WeightMemory(models, never).tensors())
             assert released >= stored, (
                 f"{stored - released} of {stored} bytes of weights are not released"
             )

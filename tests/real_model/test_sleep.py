@@ -75,7 +75,9 @@ def test_sleep_releases_memory_and_changes_no_token(llm: LLM, level: int) -> Non
         view.zero_()  # so that the whole cache is in memory
     llm.reset_prefix_cache()
     weight_bytes = sum(
-        held_bytes(layer.method) for layer in worker.declared if getattr(layer, "method", None)
+        held_bytes(layer.method)
+        for layer in worker.models[0].layers
+        if getattr(layer, "method", None)
     )
     awake = resident_bytes()
     llm.sleep(level=level)
@@ -96,7 +98,7 @@ def test_a_layer_whose_weights_do_not_come_back_is_an_error(llm: LLM) -> None:
     worker = worker_of(llm)
     tensor = next(
         layer.weight.data
-        for layer, wanted in worker.declared.items()
+        for layer, wanted in worker.models[0].declared.items()
         if wanted and "norm" in wanted[0].name
     )
     tensor += 1  # as if the checkpoint had changed

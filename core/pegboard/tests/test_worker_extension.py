@@ -44,7 +44,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def worker(path: str | None) -> Any:
     config = EngineConfig(worker_extension_cls=path)
-    return make_worker(None, WorkerPlan(config, None, None, dict), 2)  # type: ignore[arg-type]
+    return make_worker(None, WorkerPlan(config, None, (), dict), 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["rl_methods:Extension", "rl_methods.Extension"])

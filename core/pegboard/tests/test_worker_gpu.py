@@ -63,7 +63,7 @@ def make_worker(tmp_path: Path, **settings: object) -> Worker:
     config = msgspec.structs.replace(EngineConfig(), **given)
     worker = Worker(
         fake_worker_registry(GPU),
-        WorkerPlan(config, LIMITS, tiny_checkpoint(tmp_path), lambda: None),
+        WorkerPlan(config, LIMITS, (tiny_checkpoint(tmp_path),), lambda: None),
         0,
     )
     worker.ready = worker.load()  # type: ignore[attr-defined]
@@ -372,16 +372,15 @@ def test_checks_of_the_first_steps_cost_nothing_later(gpu: FakeGPU, tmp_path: Pa
     worker = ready(tmp_path)
     files = set()
     waiting: list[object] = [
-        worker.running.model,
         worker.running.stages.model,
         worker.running.ending.sampler,
     ]
-    for layer in worker.build.declared.layers:
+    for layer in worker.models[0].layers:
         waiting += [
             layer.forward,
             *(value for value in vars(layer).values() if not isinstance(value, Build)),
         ]
-    waiting += worker.build.attention.values()
+    waiting += worker.models[0].build.attention.values()
     while waiting:
         item = waiting.pop()
         assert not isinstance(item, Checked)
@@ -422,9 +421,10 @@ def test_the_trial_leaves_no_trace(gpu: FakeGPU, tmp_path: Path) -> None:
 
 def test_an_attention_that_does_not_replay_is_named(gpu: FakeGPU, tmp_path: Path) -> None:
     worker = ready(tmp_path)
-    (reason,) = worker.running.record(
-        worker.platform.replay(None), "the attention of x cannot be replayed"
-    )
+    replay = worker.setup.platform.replay(None)
+    assert replay is not None
+    refusal = "the attention of x cannot be replayed"
+    (reason,) = worker.running.stages.record(replay, worker.models[0].plan, refusal)
     assert reason == "decode run eagerly: the attention of x cannot be replayed"
     assert worker.running.stages.find("logits", 2) is not None
 

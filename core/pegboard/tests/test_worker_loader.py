@@ -15,7 +15,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload, WeightPiece
 from pegboard.layers import Layer, Linear, Norm
-from pegboard.worker.model_loader import bind_layers, fill_layers
+from pegboard.worker.model_loader import fill_layers
 from pegboard_testing.fake_build import FakeLoader, FakeWeight, fake_build
 
 
@@ -67,7 +67,8 @@ def test_any_order_of_delivery_fills_every_layer(num_layers: int, seed: int) -> 
     norms = [Norm(build.at(f"l{i}").at("n"), 4, 1e-5) for i in range(num_layers)]
     loader = Shuffled(tensors, seed)
     load(build.declared.layers, loader)
-    bind_layers(build.declared.layers)
+    for layer in build.declared.layers:
+        layer.bind()
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
     for index, (linear, norm) in enumerate(zip(linears, norms, strict=True)):
         matrix = torch.cat([tensors[f"l{index}.a.weight"], tensors[f"l{index}.b.weight"]])

@@ -22,6 +22,7 @@ from pegboard.worker import endings, model_runner
 from pegboard.worker.endings import SampleAndDraft
 from pegboard.worker.memory import allocate
 from pegboard.worker.model_runner import ModelRunner, RunnerParts
+from pegboard_testing.bound_model import BoundModel
 from pegboard_testing.fake_limits import fake_limits
 
 VOCAB = 50
@@ -169,8 +170,7 @@ def make_runner(max_drafts: int, max_draft_rows: int = 3) -> ModelRunner:
     backend = SumBackend(views[0]["v"])
     return ModelRunner(
         RunnerParts(
-            model=SumModel(backend),
-            backends=[(0, backend)],
+            loaded=BoundModel(SumModel(backend), backend),
             plan=plan,
             views=views,
             sampler=GreedySampler(),
@@ -270,6 +270,7 @@ def test_a_row_whose_logits_are_nan_is_told_apart(max_drafts: int, broken: int) 
     """Also if only the last of its logits rows is broken, after drafts. The other row gets its
     tokens."""
     runner = make_runner(max_drafts)
+    model: Any = runner.parts.loaded.model
     none = np.zeros(0, np.int32)
     prompts = [[1], [3]]
     new = [
@@ -300,14 +301,14 @@ def test_a_row_whose_logits_are_nan_is_told_apart(max_drafts: int, broken: int) 
             else [0, 0]
         )
         computed = [1, 1]
-        logits = type(runner.model).logits
+        logits = type(model).logits
 
         def nan_rows(hidden: Tensor, rows: int = num_drafts[0] + 1, logits: Any = logits) -> Tensor:
-            found: Tensor = logits(runner.model, hidden)
+            found: Tensor = logits(model, hidden)
             found[:rows][broken] = float("nan")
             return found
 
-        runner.model.logits = nan_rows
+        model.logits = nan_rows
     assert set(tokens[0]) == {BAD_LOGITS}
     assert tokens[1] == expected([3, 3], len(tokens[1])) and BAD_LOGITS not in tokens[1]
 
@@ -360,7 +361,7 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
         save=lambda data: None, begin=lambda data: None, end=TransferReport
     )
     runner.parts.connectors["fake"] = connector
-    backend = runner.parts.backends[0][1]
+    backend = runner.parts.loaded.attention.backends[0][1]
 
     def make_slow(owner: Any, name: str, seconds: int) -> None:
         call = getattr(owner, name)
@@ -371,7 +372,7 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
 
         setattr(owner, name, slow)
 
-    model = runner.model
+    model = runner.parts.loaded.model
     ending = runner.ending
     assert isinstance(ending, SampleAndDraft)
     sampler = ending.sampler

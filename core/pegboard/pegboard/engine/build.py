@@ -157,19 +157,20 @@ def choose_for_model(
     _executor(registry, plan, config, limits)
     worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
     worker.declare()
-    check_tensors(worker.declared, plan.checkpoint)
-    memory = worker.platform.memory()
+    (model,) = worker.models
+    check_tensors(model.declared, plan.checkpoint)
+    memory = worker.setup.platform.memory()
     room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    names = {weight.name for own in worker.declared.values() for weight in own}
-    return *_fit_kv(plan, config, limits, worker.attention.kv_specs(), kv_bytes, room_bytes), names
+    names = {weight.name for own in model.declared.values() for weight in own}
+    return *_fit_kv(plan, config, limits, model.kv_specs(), kv_bytes, room_bytes), names
 
 
 def _worker_plan(
     registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits
 ) -> WorkerPlan:
     return WorkerPlan(
-        config, limits, plan.checkpoint, partial(read_vocabulary, registry, plan), plan.pooling
+        config, limits, (plan.checkpoint,), partial(read_vocabulary, registry, plan), plan.pooling
     )
 
 

@@ -6,13 +6,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ModelError, PegboardError
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSpec
 from pegboard.layers import Experts, Layer
 from pegboard.layers.lora import AdapterSlots, Fitted, Weights
+from pegboard.plugins.importing import import_part
+from pegboard.plugins.registry import Registry
 
 NUM_THREADS = 2
 """Adapters that are read at the same time, so that one slow disk does not hold up the others."""
@@ -79,6 +84,25 @@ class Adapters:
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
             )
         return digest, [slots.fitted(weights, scaling) for slots in self._slots]
+
+
+def read_files(registry: Registry, base: Checkpoint, adapter: LoRARequest) -> Any:
+    """Read an adapter with the first weight loader that reads adapters in files like those in its
+    folder. base: the checkpoint of the model that it changes. Raises ModelError."""
+    folder = Path(adapter.lora_path)
+    for entry in registry.entries("weight_loader"):
+        spec = registry.spec(entry)
+        assert isinstance(spec, WeightLoaderSpec)
+        if spec.adapters is not None and any(
+            next(folder.glob(pattern), None) for pattern in spec.file_patterns
+        ):
+            return import_part(entry, spec.adapters, "adapters")(folder, base)
+    message = (
+        "no installed weight loader reads the adapter in"
+        if folder.is_dir()
+        else "there is no folder"
+    )
+    raise ModelError(f"{message} {folder}")
 
 
 def digest_of(scaling: float, weights: Weights) -> str:

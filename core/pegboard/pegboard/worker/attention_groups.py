@@ -165,7 +165,7 @@ class AttentionGroups:
         self.backends = []
         bound: dict[int, Callable[..., Any]] = {}
         for group_index, group in enumerate(plan.groups):
-            if group.spec.unit == "request":
+            if group.spec.unit == "request" and group.layers:
                 states = StateGroup()
                 self.backends.append((group_index, states))
                 bound.update({index: states.bind(views[index]) for index in group.layers})

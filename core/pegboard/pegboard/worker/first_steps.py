@@ -14,6 +14,8 @@ from pegboard.interfaces.draft import Drafts
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer
 from pegboard.interfaces.sampler import Sampled
 from pegboard.worker.endings import SampleAndDraft, SampleOnHost
+from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from pegboard.interfaces.attention import AttentionLayer
@@ -168,67 +170,61 @@ def weight_checks(
 
 
 @contextmanager
-def checked(worker: Any) -> Iterator[None]:
-    """In the block, what plugins return in the steps of the worker's runner is checked: the bound
-    calls of attention and weights, the model, the sampler and the draft plugin. At its end every
-    layer is bound again, without checks. Errors name the plugin. worker: a
-    `pegboard.worker.worker.Worker`, which has a runner."""
-    places = [*_parts(worker), *_weights(worker)]
-    attention = dict(worker.build.attention)
-    for index, layer in worker.build.declared.attention.items():
-        plugin = worker.attention.entries[index].id
+def checked(runner: ModelRunner) -> Iterator[None]:
+    """In the block, what plugins return in the runner's steps is checked: the bound calls of
+    attention and weights, the model, the sampler and the draft plugin. At its end every layer is
+    bound again, without checks. Errors name the plugin."""
+    loaded = runner.parts.loaded
+    build = loaded.build
+    modules = loaded.setup.registry.modules
+    places = [*_parts(runner), *_weights(loaded)]
+    attention = dict(build.attention)
+    for index, layer in build.declared.attention.items():
+        plugin = loaded.attention.entries[index].id
         name = f"attention of layer {index}"
-        worker.build.attention[index] = watched(
-            attention[index], plugin, name, attention_check(layer)
-        )
+        build.attention[index] = watched(attention[index], plugin, name, attention_check(layer))
     for holder, name, _, watching in places:
         setattr(holder, name, watching)
-    _bind(worker)
-    with blame(worker.model_entry.id, worker.registry.modules):
+    loaded.rebind()
+    with blame(loaded.entry.id, modules):
         yield
-    worker.build.attention.update(attention)
+    build.attention.update(attention)
     for holder, name, plain, _ in places:
         setattr(holder, name, plain)
-    _bind(worker)
-
-
-def _bind(worker: Any) -> None:
-    for layer in worker.build.declared.layers:
-        layer.bind()
+    loaded.rebind()
 
 
 Place = tuple[Any, str, Any, Any]
 """An object and its attribute, the value of the attribute, and what is checked in its place."""
 
 
-def _parts(worker: Any) -> Iterator[Place]:
-    runner = worker.running
-    registry = worker.registry
-    model = Checked(runner.model, worker.model_entry.id, MODEL_CHECKS)
-    yield runner, "model", runner.model, model
-    yield runner.stages, "model", runner.model, model
+def _parts(runner: ModelRunner) -> Iterator[Place]:
+    loaded = runner.parts.loaded
+    registry = loaded.setup.registry
+    stages = runner.stages
+    yield stages, "model", stages.model, Checked(stages.model, loaded.entry.id, MODEL_CHECKS)
     ending = runner.ending
     if isinstance(ending, SampleOnHost):
-        sampler = Checked(ending.sampler, worker.sampler_entry.id, {"sample": check_sampled})
+        plugin = registry.decisions["sampler", ""].require().id
+        sampler = Checked(ending.sampler, plugin, {"sample": check_sampled})
         yield ending, "sampler", ending.sampler, sampler
     if isinstance(ending, SampleAndDraft):
         plugin = registry.decisions["draft", ""].require().id
-        checks = {"propose": check_drafts(worker.limits.vocab_size)}
+        checks = {"propose": check_drafts(runner.parts.limits.vocab_size)}
         yield ending, "draft", ending.draft, Checked(ending.draft, plugin, checks)
 
 
-def _weights(worker: Any) -> Iterator[Place]:
+def _weights(loaded: LoadedModel) -> Iterator[Place]:
     """Find the layers' attributes that are weight methods, or lists of them."""
-    declared = worker.build.declared
-    modules = worker.registry.modules()
+    modules = loaded.setup.registry.modules()
     watching = {}
-    for method, layer, source in declared.weights:
+    for method, layer, source in loaded.build.declared.weights:
         plugin = (
             culprit(modules, [type(method).__module__, type(source).__module__])
             or type(source).__name__
         )
         watching[id(method)] = Checked(method, plugin, weight_checks(plugin, layer))
-    for holder in declared.layers:
+    for holder in loaded.layers:
         for name, value in list(vars(holder).items()):
             if id(value) in watching:
                 yield holder, name, value, watching[id(value)]

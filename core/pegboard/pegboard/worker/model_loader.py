@@ -136,12 +136,6 @@ def repack_cache(config: EngineConfig, checkpoint: Checkpoint) -> RepackCache | 
     return RepackCache(folder / "repacked", checkpoint.digest, int(config.repack_cache_gb * 2**30))
 
 
-def bind_layers(layers: Iterable[Layer]) -> None:
-    """Bind every layer. The model may run after this."""
-    for layer in layers:
-        layer.bind()
-
-
 def _some(names: list[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +20,13 @@ from pegboard.data.batch import (
     StepTimes,
     TransferReport,
 )
-from pegboard.errors import CannotRecord, expect
-from pegboard.interfaces.attention import AttentionBackend, KVPlan
+from pegboard.errors import expect
+from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftProposer
 from pegboard.interfaces.kv_connector import KVConnectorWorker
-from pegboard.interfaces.platform import Copies, Replay, Trait
+from pegboard.interfaces.platform import Copies, Trait
 from pegboard.interfaces.pooler import Pooler
 from pegboard.interfaces.sampler import Sampler
-from pegboard.worker.attention_groups import StateGroup
 from pegboard.worker.endings import (
     Ending,
     Masks,
@@ -38,20 +36,20 @@ from pegboard.worker.endings import (
     SampleOnHost,
     Step,
 )
+from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.memory import copy_blocks
 from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
-from pegboard.worker.stages import TRAITS, Stages
-from pegboard.worker.step_inputs import InputBuilder, RowState, StepInputs
+from pegboard.worker.stages import TRAITS
+from pegboard.worker.step_inputs import InputBuilder, RowState
 
 
 @dataclass(slots=True)
 class RunnerParts:
     """What a runner computes with. All parts are built and bound. pooler: set for pooling
-    models; nothing is sampled."""
+    models; nothing is sampled. traits: the stages to record."""
 
-    model: Any
-    backends: list[tuple[int, AttentionBackend | StateGroup]]  # each with the index of its KV group
+    loaded: LoadedModel
     plan: KVPlan
     views: Mapping[int, Mapping[str, Tensor]]
     sampler: Sampler
@@ -70,7 +68,6 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts) -> None:
         self.parts = parts
         limits = parts.limits
-        self.model = parts.model
         self.state = RowState(
             limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan
         )
@@ -83,13 +80,10 @@ class ModelRunner:
             copies=parts.copies,
             max_loras=limits.max_loras,
         )
-        self.hidden_size = 0  # of the last step; it may differ from that of the embeddings
-        self.stages = Stages(
-            parts.model, self.inputs, (False, True) if limits.max_loras else (False,), parts.traits
-        )
+        self.stages = parts.loaded.connect(self.inputs, parts.traits)
         self.prompts = PromptRows(parts.device)
         self.scores = PromptScores(
-            parts.sampler, parts.model.logits, self.state, self.inputs.head_adapters
+            parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
         self.ending = self._ending()
 
@@ -102,21 +96,10 @@ class ModelRunner:
             return SampleAndDraft(*usual, parts.draft, parts.limits)
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
-    def record(self, replay: Replay, refusal: str = "") -> list[str]:
-        """Record the model's stages, after a first step. Returns the reasons why some of them run
-        eagerly. refusal: why attention cannot be recorded."""
-
-        def plan(inputs: StepInputs) -> None:
-            if refusal:
-                raise CannotRecord(refusal)
-            self._plan(inputs)
-
-        return self.stages.record(replay, plan, self.hidden_size)
-
     @torch.inference_mode()
     def embedding_size(self) -> int:
         """Return the width of the rows that the model's `embed` returns."""
-        return int(self.model.embed(self.inputs.input_ids.on_device[:1]).shape[1])
+        return int(self.parts.loaded.model.embed(self.inputs.input_ids.on_device[:1]).shape[1])
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
@@ -140,12 +123,11 @@ class ModelRunner:
             batch, recording.size if recording is not None and self.stages.pads else 0
         )
         prepared = time.perf_counter()
-        self._plan(inputs)
+        self.parts.loaded.plan(inputs)
         planned = time.perf_counter()
         hidden, logits = self.stages.run(
             recording, inputs, self.prompts.collect(batch, inputs) if has_given else None
         )
-        self.hidden_size = expect(hidden, Tensor, self.model, "forward").shape[1]
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()
@@ -169,10 +151,6 @@ class ModelRunner:
             transfer_s=transfer_s + forwarded - computed,
         )
         return wait
-
-    def _plan(self, inputs: StepInputs) -> None:
-        for group, backend in self.parts.backends:
-            backend.plan(inputs.groups[group])
 
     def _begin_transfers(self, batch: Batch) -> float:
         """Tell the connectors what this step loads. Returns the seconds that this took."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard.errors import CannotRecord
+from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -41,20 +41,22 @@ class Stages:
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.rows = torch.empty(0)
+        self.width = 0
+        """Of the last step's hidden states. It may differ from that of the embeddings."""
 
     @torch.inference_mode()
     def record(
-        self, replay: Replay, plan: Callable[[StepInputs], None], hidden_size: int
+        self, replay: Replay, plan: Callable[[StepInputs], None], unrecorded: str
     ) -> list[str]:
-        """Record every stage that can be recorded. Returns the reasons why the others run eagerly.
-        plan: gives a step to the attention backends. hidden_size: the size of forward's result.
-        Errors of the model itself are raised."""
+        """Record every stage that can be recorded, after a first step. Returns the reasons why the
+        others run eagerly. plan: gives a step to the attention backends. unrecorded: why attention
+        cannot be recorded. Errors of the model itself are raised."""
         model = self.model
         inputs = self.inputs
         ids = inputs.input_ids.on_device
         positions = inputs.positions.on_device
         max_rows = inputs.max_rows
-        self.rows = model.embed(ids[:1]).new_zeros(max_rows, hidden_size)
+        self.rows = model.embed(ids[:1]).new_zeros(max_rows, self.width)
 
         def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
             hidden = model.forward(model.embed(ids), positions)
@@ -77,6 +79,8 @@ class Stages:
             try:
                 for size in sorted(replay.sizes(trait, largest), reverse=True):
                     if trait != "logits":
+                        if unrecorded:
+                            raise CannotRecord(unrecorded)
                         plan(inputs.blank(size))
                     made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
             except CannotRecord as refusal:
@@ -113,7 +117,9 @@ class Stages:
             embedded = self.model.embed(inputs.input_ids)
             if given is not None:
                 embedded = embedded.index_copy(0, given[0], given[1].to(embedded.dtype))
-            return self.model.forward(embedded, inputs.positions), None
+            hidden = self.model.forward(embedded, inputs.positions)
+            self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
+            return hidden, None
         hidden, *logits = recording(inputs.num_tokens)
         return hidden, logits[0] if logits else None
 

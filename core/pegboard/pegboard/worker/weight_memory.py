@@ -4,7 +4,7 @@ addresses."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,29 +12,24 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.layers import Layer
+from pegboard.worker.loaded_model import LoadedModel
 
 
 class WeightMemory:
-    """The memory of the weights of loaded and bound layers.
-
-    release: `ReleasingPlatform.release`. reload: gives the layers their pieces again.
-    """
+    """The memory of the weights of loaded and bound models. release:
+    `ReleasingPlatform.release`."""
 
     def __init__(
-        self,
-        layers: Iterable[Layer],
-        release: Callable[..., Callable[[], None]],
-        reload: Callable[[], None],
+        self, models: Sequence[LoadedModel], release: Callable[..., Callable[[], None]]
     ) -> None:
-        self._layers = list(layers)
+        self._models = models
         self._release = release
-        self._reload = reload
         self._restore: Callable[[], None] | None = None
         self._sums: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return one uint8 tensor [bytes] per memory area that a weight of a layer uses."""
-        return list(_areas(self._layers))
+        return list(_areas(layer for model in self._models for layer in model.layers))
 
     def sleep(self, level: int) -> None:
         """Release the memory. level 1: the weights are saved before; 2: they are not."""
@@ -48,7 +43,8 @@ class WeightMemory:
         assert self._restore is not None, "the weights are not asleep"
         self._restore()
         if self._sums is not None:
-            self._reload()
+            for model in self._models:
+                model.load()
             if [_checksum(area) for area in self.tensors()] != self._sums:
                 raise ModelError(
                     "the weights differ from those before the sleep: the checkpoint has changed, "
@@ -61,11 +57,6 @@ class WeightMemory:
 def _checksum(area: Tensor) -> int:
     numbers: Any = area.cpu().numpy()
     return zlib.crc32(numbers)
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of these tensors, which may have any layout."""
-    return sum(tensor.element_size() * tensor.numel() for tensor in tensors)
 
 
 def _areas(layers: Iterable[Layer]) -> Iterator[Tensor]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -22,7 +22,7 @@ from pegboard.interfaces.weight_loader import Checkpoint, TokenizerPayload
 from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
 from pegboard.plugins.registry import Registry
-from pegboard.worker.worker import Worker
+from pegboard.worker.adapters import Adapters, read_files
 from pegboard_testing.fake_build import adapter_product, fake_build, load_layers
 
 HEADS = 4
@@ -115,7 +115,7 @@ def as_gguf(
 
 
 def loaded(folder: Path, checkpoint: Checkpoint) -> tuple[str | None, torch.Tensor]:
-    """Lets a worker load the adapter. Returns why it is not possible, and what it adds to the
+    """Load the adapter as a worker does. Returns why it is not possible, and what it adds to the
     merged weight."""
     build = fake_build(lora=LoRALimits(1, 4, "float32"), lora_rows=lambda: None).at(
         "model.layers.0.self_attn"
@@ -125,18 +125,13 @@ def loaded(folder: Path, checkpoint: Checkpoint) -> tuple[str | None, torch.Tens
         [layer],
         {f"{build.path}.{name}.weight": torch.zeros(rows, WIDTH) for name, rows in ROWS.items()},
     )
-    worker = Worker(
-        Registry.discover(),
-        SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=checkpoint),
-        0,
-    )
-    worker.build = SimpleNamespace(declared=SimpleNamespace(layers=[layer]))
-    while (answer := worker.read_adapter(1, LoRARequest("poet", 1, str(folder)))) is None:
+    adapters = Adapters([layer], partial(read_files, Registry.discover(), checkpoint))
+    while (answer := adapters.read(1, LoRARequest("poet", 1, str(folder)))) is None:
         time.sleep(0.001)
     digest, reason = answer
     if digest:
-        worker.load_adapter(1, 1)
-    worker.stop()
+        adapters.load(1, 1)
+    adapters.close()
     assert layer.adapters is not None
     return reason or None, adapter_product(layer.adapters, 1)
 

@@ -7,8 +7,8 @@ import re
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from pegboard.layers import Linear
 from pegboard.layers.build import LoRALimits
 from pegboard.plugins.discovery import Scan
 from pegboard.plugins.registry import Registry
-from pegboard.worker.worker import Worker
+from pegboard.worker.adapters import Adapters, read_files
 from pegboard_testing.fake_build import adapter_product, fake_build, load_layers
 
 CONFIG = {"r": 2, "lora_alpha": 4}
@@ -67,19 +67,14 @@ def linear() -> Linear:
 def load_adapter(
     layers: list[Linear], slot: int, adapter: LoRARequest, registry: Registry | None = None
 ) -> str | None:
-    """Let a worker with these layers load an adapter. Return why it is not possible."""
-    worker = Worker(
-        registry or Registry.discover(),
-        SimpleNamespace(config=None, limits=None, vocabulary=dict, checkpoint=BASE),
-        0,
-    )
-    worker.build = SimpleNamespace(declared=SimpleNamespace(layers=layers))
-    while (answer := worker.read_adapter(1, adapter)) is None:
+    """Load an adapter into these layers as a worker does. Return why it is not possible."""
+    adapters = Adapters(layers, partial(read_files, registry or Registry.discover(), BASE))
+    while (answer := adapters.read(1, adapter)) is None:
         time.sleep(0.001)
     digest, reason = answer
     if digest:
-        worker.load_adapter(slot, 1)
-    worker.stop()
+        adapters.load(slot, 1)
+    adapters.close()
     return reason or None
 
 

@@ -1,0 +1,240 @@
+"""A model that a worker has loaded: its layers and weights, its attention, and its recorded
+stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pegboard.errors import ConfigError
+from pegboard.interfaces.attention import AttentionNeed, AttentionSetup, KVCacheSpec, KVPlan, State
+from pegboard.interfaces.platform import Replay, Trait
+from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
+from pegboard.interfaces.spec import Need
+from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
+from pegboard.layers import Build, Layer
+from pegboard.layers.build import LoRALimits, WeightLayer
+from pegboard.log import get_logger
+from pegboard.ops import AdapterRows
+from pegboard.plugins.defaults import default_name
+from pegboard.worker.attention_groups import AttentionGroups
+from pegboard.worker.model_loader import check_tensors, fill_layers, fill_or_restore, repack_cache
+from pegboard.worker.parts import WorkerSetup
+from pegboard.worker.stages import TRAITS, Stages
+from pegboard.worker.step_inputs import InputBuilder, StepInputs
+
+log = get_logger(__name__)
+
+STATE_EVERY = 512
+"""Tokens between two states that the prefix cache keeps, if mamba_block_size is not set."""
+
+
+class LoadedModel:
+    """The order of calls is: constructor → load → bind → connect → steps. The constructor builds
+    the model without weights, chooses its attention backends and asks its layers for the tensors
+    that they need. Raises ConfigError, ModelError or PluginError.
+
+    first_layer: added to the model's layer indices in the KV cache, which all models of a worker
+    share. lora: None = the model takes no adapters.
+    """
+
+    stages: Stages
+    """Set by `connect`."""
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        checkpoint: Checkpoint,
+        *,
+        first_layer: int = 0,
+        lora: LoRALimits | None = None,
+    ) -> None:
+        self.setup = setup
+        self.checkpoint = checkpoint
+        self.first_layer = first_layer
+        self.inputs: InputBuilder | None = None
+        self.build = self._build(lora)
+        registry = setup.registry
+        need = Need(platform=setup.platform_name)
+        self.entry = registry.choose("model", need, keys=checkpoint.architectures).require()
+        implementation = registry.load(self.entry)
+        self.model: Any = registry.checked(
+            self.entry, implementation(checkpoint.config, self.build), None
+        )
+        self.attention = self._attention()
+        self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.layers}
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, in the order in which they were built."""
+        return self.build.declared.layers
+
+    # --- build ------------------------------------------------------------------------------------
+
+    def _build(self, lora: LoRALimits | None) -> Build:
+        config = self.setup.config
+        checkpoint = self.checkpoint
+        quantization = self._quantization(checkpoint.quantization or {}, config.quantization)
+        plain_name = default_name("quantization")
+        is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
+        return Build(
+            dtype=config.dtype,
+            device=self.setup.device.name,
+            quantization=quantization,
+            plain=quantization if is_plain else self._quantization({}, plain_name),
+            kernels=self.setup.kernels,
+            rope_style=checkpoint.rope_style,
+            max_positions=self.setup.limits.max_model_len,
+            lora=lora,
+            lora_rows=lambda: self._adapter_rows(False),
+            lora_head_rows=lambda: self._adapter_rows(True),
+        )
+
+    def _quantization(self, stored: Any, asked: str | None) -> QuantizationMethod:
+        """Return the quantization method that the checkpoint names, or the user's choice for a
+        plain checkpoint."""
+        setup = self.setup
+        name = str(asked or stored.get("quant_method") or default_name("quantization"))
+        need = QuantizationNeed(platform=setup.platform_name, dtype=setup.config.dtype)
+        entry = setup.registry.choose("quantization", need, explicit=name, key=name).require()
+        given = QuantizationSetup(
+            config=stored,
+            dtype=setup.config.dtype,
+            device=setup.device.name,
+            kernels=setup.kernels,
+            repack_cache=repack_cache(setup.config, self.checkpoint),
+        )
+        return setup.registry.build(entry, given)
+
+    def _attention(self) -> AttentionGroups:
+        setup = self.setup
+        config = setup.config
+        declared = self.build.declared
+        if declared.states and (config.spec_method or config.kv_connectors):
+            reason = (
+                "the model has layers with states, which cannot be taken back after drafts and "
+                "are not transferred"
+            )
+            raise ConfigError(f"{reason}; remove spec_method and kv_connectors")
+        need = AttentionNeed(
+            platform=setup.platform_name,
+            dtype=config.dtype,
+            kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+            block_size=setup.limits.block_size,
+        )
+        device = setup.device
+        given = AttentionSetup(
+            (), config.dtype, device.name, setup.limits, device.num_threads, setup.kernels
+        )
+        every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
+        retain = State(checkpoint_every=every)
+        states = {
+            index: KVCacheSpec(tensors=tensors, retain=retain, unit="request")
+            for index, tensors in declared.states.items()
+        }
+        return AttentionGroups(
+            setup.registry,
+            declared.attention,
+            self.build.quantization,
+            need,
+            given,
+            config.attention_backend,
+            states,
+        )
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    def load(self, checkpoint: Checkpoint | None = None, *, only_finite: bool = False) -> None:
+        """Give the layers their weights, for the first time or again. checkpoint: another one of
+        the same model. only_finite: NaN and infinity are errors. Raises ModelError."""
+        checkpoint = checkpoint or self.checkpoint
+        registry = self.setup.registry
+        decision = registry.choose("weight_loader", Need(), explicit=checkpoint.format)
+        given = WeightLoaderSetup(seed=self.setup.config.seed)
+        loader = registry.build(decision.require(), given)
+        fill_layers(self.declared, loader, checkpoint, only_finite=only_finite)
+
+    def update(self, checkpoint: Checkpoint) -> None:
+        """Load another checkpoint of the same model. If it cannot be read or has values that are
+        not finite, load the last one again. Raises ModelError, and EngineDeadError if the last one
+        cannot be read either."""
+        check_tensors(self.declared, checkpoint)
+        fill_or_restore(
+            lambda new: self.load(new, only_finite=new is checkpoint), checkpoint, self.checkpoint
+        )
+        self.checkpoint = checkpoint
+
+    def weight_bytes(self) -> int:
+        """Return the memory of the loaded weights."""
+        weights = [layer.method for layer in self.layers if isinstance(layer, WeightLayer)]
+        tensors = [
+            tensor for weight in weights if weight is not None for tensor in weight.tensors()
+        ]
+        return sum(tensor.element_size() * tensor.numel() for tensor in tensors)  # of any layout
+
+    # --- KV cache ---------------------------------------------------------------------------------
+
+    def kv_specs(self) -> dict[int, KVCacheSpec]:
+        """Return what each layer stores, by its index in the KV cache."""
+        return {self.first_layer + index: spec for index, spec in self.attention.kv_specs().items()}
+
+    def end_layer(self) -> int:
+        """Return the first index in the KV cache after those of this model."""
+        declared = self.build.declared
+        return self.first_layer + 1 + max((*declared.attention, *declared.states), default=-1)
+
+    def bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> None:
+        """Bind every layer, to this memory of the KV cache. The model may run after `connect`."""
+        first = self.first_layer
+        own = range(first, self.end_layer())
+        groups = tuple(
+            msgspec.structs.replace(
+                group, layers=tuple(index - first for index in group.layers if index in own)
+            )
+            for group in plan.groups
+        )
+        local = {index - first: views[index] for index in own if index in views}
+        plan = msgspec.structs.replace(plan, groups=groups)
+        self.build.attention.update(self.attention.attach(plan, local))
+        self.rebind()
+
+    def calculate_scales(self) -> None:
+        """Let the next step set the scales of a KV cache that stores 8-bit floats. Later steps do
+        so too, until the model is bound again."""
+        if all(layer.k_scale is None for layer in self.attention.layers.values()):
+            log.warning(
+                "calculate_kv_scales has no effect: the KV cache does not store 8-bit floats"
+            )
+        self.build.attention.update(self.attention.setting_scales(self.build.attention))
+        self.rebind()
+
+    def rebind(self) -> None:
+        """Compose every layer's forward again."""
+        for layer in self.layers:
+            layer.bind()
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def connect(self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS) -> Stages:
+        """Read the inputs of steps from these buffers. traits: the stages to record."""
+        self.inputs = inputs
+        with_adapters = (False,) if self.build.lora is None else (False, True)
+        self.stages = Stages(self.model, inputs, with_adapters, traits)
+        return self.stages
+
+    def plan(self, inputs: StepInputs) -> None:
+        """Give a step to the attention backends."""
+        for group, backend in self.attention.backends:
+            backend.plan(inputs.groups[group])
+
+    def record(self, replay: Replay) -> list[str]:
+        """Record the stages, after a first step. Returns the reasons why some of them run
+        eagerly."""
+        return self.stages.record(replay, self.plan, self.attention.not_replayed(replay.pads))
+
+    def _adapter_rows(self, is_head: bool) -> AdapterRows | None:
+        if (inputs := self.inputs) is None or not inputs.has_adapters:
+            return None
+        return (inputs.head_adapters if is_head else inputs.adapters).rows

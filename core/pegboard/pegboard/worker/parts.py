@@ -1,0 +1,119 @@
+"""What a worker builds its models from, and its parts beside them: each is built by the plugin that
+is chosen for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pegboard.config.limits import Limits
+from pegboard.config.schema import EngineConfig
+from pegboard.data.pooling_params import Pooling
+from pegboard.errors import blame, expect
+from pegboard.installed import Entry
+from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
+from pegboard.interfaces.logits_processor import LogitsProcessorSetup
+from pegboard.interfaces.platform import Device, Platform, PlatformSetup
+from pegboard.interfaces.pooler import Pooler, PoolerSetup
+from pegboard.interfaces.sampler import Sampler, SamplerSetup
+from pegboard.interfaces.spec import Need
+from pegboard.plugins.defaults import default_name
+from pegboard.plugins.importing import import_part
+from pegboard.plugins.registry import Registry
+from pegboard.worker.kernels import Kernels, choose_kernels
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.tokenizer import Vocabulary
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What all models and parts of a worker have in common. platform_name: the name of the
+    platform's plugin. kernels: op or weight format → implementation."""
+
+    registry: Registry
+    config: EngineConfig
+    limits: Limits
+    rank: int
+    platform_name: str
+    platform: Platform
+    device: Device
+    kernels: Kernels
+
+
+def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: int) -> WorkerSetup:
+    """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
+    entry = registry.choose("platform", Need(), explicit=config.device).require()
+    platform = registry.build(entry, PlatformSetup(num_threads=config.num_threads))
+    device = expect(platform.start(rank), Device, platform, "start")
+    kernels = choose_kernels(registry, platform=entry.name, dtype=config.dtype)
+    return WorkerSetup(registry, config, limits, rank, entry.name, platform, device, kernels)
+
+
+def choose_sampler(setup: WorkerSetup) -> Entry:
+    """Return the sampler's entry."""
+    asked = setup.config.sampler or default_name("sampler")
+    need = Need(platform=setup.platform_name)
+    return setup.registry.choose("sampler", need, explicit=asked).require()
+
+
+def make_sampler(setup: WorkerSetup, vocabulary: Callable[[], Vocabulary]) -> Sampler:
+    """Build the sampler with the configured logits processors."""
+    config = setup.config
+    processors = []
+    shown = LogitsProcessorSetup(setup.limits, setup.device.name, vocabulary)
+    for name in config.logits_processors or ():
+        chosen = setup.registry.choose("logits_processor", Need(), explicit=name, key=name)
+        processors.append(setup.registry.build(chosen.require(), shown))
+    given = SamplerSetup(
+        limits=setup.limits,
+        device=setup.device.name,
+        seed=config.seed,
+        logprobs_mode=config.logprobs_mode,
+        processors=tuple(processors),
+        kernels=setup.kernels,
+        copies=setup.platform.copies(),
+    )
+    return setup.registry.build(choose_sampler(setup), given)
+
+
+def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
+    """Build the pooler of a pooling model."""
+    if pooling is None:
+        return None
+    decision = setup.registry.choose("pooler", Need(), explicit=pooling.pooler)
+    return setup.registry.build(decision.require(), PoolerSetup(pooling))
+
+
+def make_draft(setup: WorkerSetup) -> DraftProposer | None:
+    """Build the configured draft plugin."""
+    config = setup.config
+    if config.spec_method is None:
+        return None
+    need = DraftNeed(platform=setup.platform_name, max_drafts=config.spec_tokens)
+    decision = setup.registry.choose("draft", need, explicit=config.spec_method)
+    given = DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens)
+    return setup.registry.build(decision.require(), given)
+
+
+def make_connectors(
+    setup: WorkerSetup, kv_plan: KVPlan, views: Any
+) -> dict[str, KVConnectorWorker]:
+    """Build the worker halves of the configured KV connectors. A connector's spec names this half
+    as `worker`."""
+    registry = setup.registry
+    connectors: dict[str, KVConnectorWorker] = {}
+    for name in setup.config.kv_connectors or ():
+        entry = registry.choose("kv_connector", Need(), explicit=name, key=name).require()
+        spec = registry.spec(entry)
+        assert isinstance(spec, KVConnectorSpec)
+        half = import_part(entry, spec.worker, "worker")
+        options = registry.options(entry)
+        with blame(entry.id):
+            built = half(options, KVConnectorSetup(kv_plan, setup.rank))
+            connectors[name] = registry.checked(entry, built, None, "worker")
+            connectors[name].register(views, kv_plan.groups)
+    return connectors

@@ -1,0 +1,19 @@
+"""A model that is already bound, for tests of the steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pegboard.worker.loaded_model import LoadedModel
+
+
+class BoundModel(LoadedModel):
+    """A model without layers. backends: of the KV groups, in order."""
+
+    def __init__(self, model: Any, *backends: Any) -> None:
+        parts: Any = SimpleNamespace(
+            backends=list(enumerate(backends)), not_replayed=lambda pads: "", lora=None
+        )
+        self.model = model
+        self.attention = self.build = parts
