@@ -179,6 +179,10 @@ def test_scores_of_pairs(
         for second in ("w20 w21", "w30 w31 w32 w33 w34 w35 w36 w37")
     ]
     with open_encoder(folder) as llm:
+        worker = llm.llm_engine.engine._parts.executor.worker
+        declared = worker.models[0].build.declared.inputs
+        assert declared == (["token_types"] if name == "Bert" else [])
+        assert worker.replay is None or worker.running.stages.find("forward", 80) is not None
         for limit in (None, 9, -1):
             params = PoolingParams(truncate_prompt_tokens=limit)
             own = [pair for pair in pairs if limit is not None or len(pair[0].split()) < 40]

@@ -104,6 +104,101 @@ def test_same_tokens_as_the_token_prompt(
             assert shown(llm.generate(mixed, params, use_tqdm=False)) == expected
 
 
+SPANS = [(0, 5), (9, 10), (16, 33), (33, 40)]
+"""First and last position of spans of a prompt of 40 tokens."""
+
+
+def with_spans(reference: Any, ids: list[int], spans: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return the prompt with the embeddings of these spans, whose ids are others."""
+    rows = {start: embedded(reference, ids[start:stop]) for start, stop in spans}
+    hidden = [any(start <= i < stop for start, stop in spans) for i in range(len(ids))]
+    others = [7 if is_hidden else token for token, is_hidden in zip(ids, hidden, strict=True)]
+    return {"prompt_token_ids": others, "prompt_embeds": rows}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "settings"),
+    [
+        ("llama", {}, {}),
+        ("llama", {}, {"spec_method": "ngram", "spec_tokens": 3}),
+        ("gemma3_text", {"head_dim": 16}, {"block_size": 16, "enforce_eager": True}),
+        ("mamba2", {"hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 8}, {}),
+    ],
+)
+def test_spans_of_rows_between_tokens(
+    write: Any, open_llm: Any, model_type: str, config: Any, settings: Any
+) -> None:
+    """In chunks of 16 tokens and beside token prompts, first computed and then from the cache."""
+    reference = write(model_type, **config)
+    ids = prompts()
+    long = ids[3]
+    with open_llm(reference.directory, enable_prompt_embeds=True, **settings) as llm:
+        expected = shown(llm.generate(ids, GREEDY, use_tqdm=False))
+        for spans in (SPANS, SPANS[:1], SPANS[1:2], SPANS[2:]):
+            given: list[Any] = [*ids[:3], with_spans(reference, long, spans)]
+            for _ in range(2):
+                assert shown(llm.generate(given, GREEDY, use_tqdm=False)) == expected
+
+
+def test_spans_run_in_recorded_steps(write: Any, open_llm: Any) -> None:
+    reference = write("llama")
+    eager = []
+    with open_llm(reference.directory, enable_prompt_embeds=True, block_size=16) as llm:
+        worker = llm.llm_engine.engine._parts.executor.worker
+        assert worker.running.stages.find("forward", 16) is not None
+        model = worker.models[0].model
+        plain = model.forward
+        model.forward = lambda *given: eager.append(given) or plain(*given)
+        prompt: Any = with_spans(reference, prompts()[3], SPANS)
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert not eager
+
+
+def test_wrong_spans(write: Any, open_llm: Any) -> None:
+    reference = write("llama")
+    rows = torch.zeros(3, 32)
+    ids = [5, 6, 7, 8, 9]
+    wrong: list[tuple[Any, str]] = [
+        (rows, "position of the first row: rows"),
+        ({-1: rows}, "position of the first row: rows"),
+        ({"0": rows}, "position of the first row: rows"),
+        ({0: [1.0]}, "got list"),
+        ({3: rows}, "positions 3 to 5 of the prompt must be in the positions 0 to 4"),
+        ({0: rows, 2: rows}, "positions 2 to 4 of the prompt must be in the positions 3 to 4"),
+        ({0: rows[:, :31]}, "expected the shape .tokens, 32."),
+        ({0: rows / 0}, "row 0 .*NaN"),
+    ]
+    with open_llm(reference.directory, enable_prompt_embeds=True) as llm:
+        for value, words in wrong:
+            prompt: Any = {"prompt_token_ids": ids, "prompt_embeds": value}
+            with pytest.raises(RequestError, match=words):
+                llm.generate(prompt, use_tqdm=False)
+        outside: Any = {"prompt_token_ids": [5, 999], "prompt_embeds": {0: rows[:1]}}
+        with pytest.raises(RequestError, match="999 is out of vocabulary"):
+            llm.generate(outside, use_tqdm=False)
+        for parameters in ({"prompt_logprobs": 1}, {"truncate_prompt_tokens": 2}):
+            good: Any = {"prompt_token_ids": ids, "prompt_embeds": {1: rows}}
+            with pytest.raises(RequestError, match="has none"):
+                llm.generate(good, SamplingParams(**parameters), use_tqdm=False)
+
+
+def test_penalties_see_the_tokens_and_not_the_rows(write: Any, open_llm: Any) -> None:
+    reference = write("llama")
+    ids = prompts()[3]
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, repetition_penalty=3.0)
+    with open_llm(reference.directory, enable_prompt_embeds=True) as llm:
+        (output,) = llm.generate([with_spans(reference, ids, SPANS)], params, use_tqdm=False)
+    seen = {token for i, token in enumerate(ids) if not any(a <= i < b for a, b in SPANS)}
+    said: list[int] = []
+    for token in output.outputs[0].token_ids:
+        with torch.no_grad():
+            logits = reference.model(torch.tensor([ids + said])).logits[0, -1]
+        known = torch.tensor(sorted(seen | set(said)))
+        logits[known] = torch.where(logits[known] > 0, logits[known] / 3, logits[known] * 3)
+        assert logits.argmax() == token
+        said.append(token)
+
+
 def test_preempted_requests_continue(write: Any, open_llm: Any) -> None:
     """18 blocks of 4 tokens do not hold three requests that grow to 57 tokens."""
     reference = write("llama")

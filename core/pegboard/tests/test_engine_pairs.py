@@ -421,7 +421,9 @@ def test_events_name_blocks_that_anybody_can_compute(
         tokens = event.token_ids
         for start, name in zip(range(0, len(tokens), block_size), event.block_hashes, strict=True):
             has_salt = start == 0 and event.cache_salt is not None
-            extra = msgspec.msgpack.encode([["salt", event.cache_salt]]) if has_salt else b""
+            extra = (
+                msgspec.msgpack.encode([[0, 1, ["salt", event.cache_salt]]]) if has_salt else b""
+            )
             assert name == sha256_block(parent, tokens[start : start + block_size], extra)
             parent = name
         salts |= {event.cache_salt} if event.parent_hash is None else set()

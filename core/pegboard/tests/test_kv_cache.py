@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.data.batch import TransferReport
-from pegboard.data.request import EngineRequest, LoRARequest
+from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
-from pegboard.engine.kv.hashes import BlockHasher, root_hash, sha256_block
+from pegboard.engine.kv.hashes import BlockHasher, hash_spans, root_hash, sha256_block
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.requests import Request
@@ -33,14 +34,13 @@ from pegboard_testing.fake_model import FakeModel, fake_kv_spec
 
 
 def make_request(tokens: list[int], **fields: Any) -> Request:
-    return Request.of(
-        EngineRequest(
-            request_id=fields.pop("id", "r"),
-            prompt_token_ids=tokens,
-            params=SamplingParams(),
-            **fields,
-        )
+    source = EngineRequest(
+        request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields
     )
+    request = Request.of(source, hash_spans(source, 4))
+    if source.lora is not None:
+        request.use_adapter(source.lora)
+    return request
 
 
 def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes]:
@@ -109,19 +109,56 @@ def test_everything_that_decides_a_block_enters_its_hash() -> None:
     )
 
 
-def test_blocks_of_an_adapter_without_a_digest_stay_in_their_engine() -> None:
-    """Its files may be others in another engine, or after it was loaded again."""
-    lora = LoRARequest("x", 1, "/p")
-    assert hashes([1, 2, 3, 4], lora=lora) != hashes([1, 2, 3, 4], lora=lora), (
-        "each call makes an engine's hasher"
-    )
-    hasher = BlockHasher("sha256", 4)
+def rows_of(values: list[int], start: int) -> PromptEmbeds:
+    rows = np.array(values, np.float32)[:, None]
+    return PromptEmbeds.of(rows, start)
+
+
+spans_of_prompt = st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 1), max_size=7)))
+
+
+def prompt_of(spans: list[tuple[int, list[int]]], types: list[int]) -> dict[str, Any]:
+    """Spans of rows that begin so many tokens after the end of the last one, and token types."""
+    embeds = []
+    end = 0
+    for gap, values in spans:
+        if values and end + gap + len(values) <= 24:
+            embeds.append(rows_of(values, end + gap))
+            end += gap + len(values)
+    return {"prompt_embeds": tuple(embeds), "token_inputs": {"token_types": types} if types else {}}
+
+
+types_of_prompt = st.one_of(st.just([]), st.lists(st.integers(0, 1), min_size=24, max_size=24))
+
+
+@given(spans_of_prompt, types_of_prompt, spans_of_prompt, types_of_prompt)
+def test_blocks_are_equal_where_rows_and_inputs_are(
+    spans: Any, types: list[int], others: Any, other_types: list[int]
+) -> None:
+    """All token ids are 0, also those outside of the rows."""
+    content = []
     chains = []
-    for lora_id in (1, 1, 2):
-        request = make_request([1, 2, 3, 4], lora=LoRARequest("x", lora_id, "/p"))
-        hasher.extend(request)
-        chains.append(request.block_hashes)
-    assert chains[0] == chains[1] != chains[2]
+    for fields in (prompt_of(spans, types), prompt_of(others, other_types)):
+        places: list[Any] = [None] * 24
+        for embeds in fields["prompt_embeds"]:
+            values = np.frombuffer(embeds.data, np.float32).tolist()
+            places[embeds.start : embeds.stop] = values
+        inputs = fields["token_inputs"].get("token_types", [None] * 24)
+        content.append(list(zip(places, inputs, strict=True)))
+        chains.append(hashes([0] * 24, **fields))
+    for i, (x, y) in enumerate(zip(*chains, strict=True)):
+        end = 4 * i + 4
+        assert x != y or content[0][:end] == content[1][:end]
+        if prompt_of(spans, types) == prompt_of(others, other_types):
+            assert x == y
+
+
+def test_a_common_beginning_of_rows_is_shared() -> None:
+    """Wherever its spans are cut."""
+    values = [1, 2, 3, 4, 5, 6, 7, 8]
+    long = hashes([0] * 12, prompt_embeds=(rows_of([*values, 9], 1),))
+    short = hashes([0] * 12, prompt_embeds=(rows_of(values, 1),))
+    assert long[:2] == short[:2] and long[2] != short[2]
 
 
 def test_caches_of_different_identity_share_no_hash() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from pegboard.layers.build import Declared
 from pegboard.worker.loaded_model import LoadedModel
 
 
@@ -12,8 +13,10 @@ class BoundModel(LoadedModel):
     """A model without layers. backends: of the KV groups, in order."""
 
     def __init__(self, model: Any, *backends: Any) -> None:
-        parts: Any = SimpleNamespace(
-            backends=list(enumerate(backends)), not_replayed=lambda pads: "", lora=None
-        )
         self.model = model
-        self.attention = self.build = parts
+        build: Any = SimpleNamespace(declared=Declared(), lora=None)
+        attention: Any = SimpleNamespace(
+            backends=list(enumerate(backends)), not_replayed=lambda pads: ""
+        )
+        self.build = build
+        self.attention = attention

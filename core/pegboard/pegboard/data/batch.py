@@ -67,7 +67,7 @@ class CSR(msgspec.Struct):
 
 class NewRequest(msgspec.Struct):
     """What the worker needs to fill the state of `row`. It is sent once when a request is admitted
-    or resumed. prompt_embeds: the rows that stand for the prompt; its token ids are then zeros."""
+    or resumed. prompt_embeds, token_inputs: see `EngineRequest`."""
 
     row: int
     request_id: str
@@ -77,7 +77,8 @@ class NewRequest(msgspec.Struct):
     params: SamplingParams
     seed: int | None
     block_ids: tuple[Array, ...]  # one per KV group: the whole block table so far
-    prompt_embeds: PromptEmbeds | None = None
+    prompt_embeds: tuple[PromptEmbeds, ...] = ()
+    token_inputs: Mapping[str, Sequence[int]] = {}
     pooling: PoolingParams | None = None
 
 

@@ -48,19 +48,25 @@ EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class PromptEmbeds(msgspec.Struct, frozen=True):
-    """A prompt as embeddings: what `Model.embed` would return for its tokens. data: the rows one
-    after the other, little-endian. dtype: float32, float16 or bfloat16. shape: (tokens, width). The
-    engine checks all of it."""
+    """A span of a prompt as embeddings: what `Model.embed` would return for its tokens. data: the
+    rows one after the other, little-endian. dtype: float32, float16 or bfloat16. shape: (tokens,
+    width). start: position of the first row in the prompt. The engine checks all of it."""
 
     data: bytes
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The position after the last row."""
+        return self.start + (self.shape[0] if self.shape else 0)
 
     @classmethod
-    def of(cls, value: Any) -> "PromptEmbeds":
+    def of(cls, value: Any, start: int = 0) -> "PromptEmbeds":
         """Return a torch tensor or a numpy array as plain values. Its shape is [tokens, width] or
-        [1, tokens, width]. Raises RequestError for anything else; the engine checks the width and
-        the values."""
+        [1, tokens, width]. Raises RequestError for anything else; the engine checks the position,
+        the width and the values."""
         dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
         if dtype not in EMBEDS_DTYPES:
             got = f"dtype {dtype}" if dtype else type(value).__name__
@@ -73,7 +79,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
             raise _wrong_embeds(f"expected the shape [tokens, width], got {list(value.shape)}")
         if hasattr(value, "detach"):  # a tensor, so torch is loaded
             value = value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy()
-        return cls(value.tobytes(), dtype, shape)
+        return cls(value.tobytes(), dtype, shape, start)
 
 
 def _wrong_embeds(reason: str) -> RequestError:
@@ -83,8 +89,10 @@ def _wrong_embeds(reason: str) -> RequestError:
 class EngineRequest(msgspec.Struct, kw_only=True):
     """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with
     indices 0 … n-1. client: who asks; clients take turns where one could hold up the others.
-    prompt_embeds: the prompt, whose prompt_token_ids are then zeros, one for each row. pooling: the
-    prompt becomes a vector, and no token is sampled."""
+    prompt_embeds: spans of the prompt that are embeddings, in order. Their prompt_token_ids are
+    zeros, one for each row. token_inputs: what the model reads beside the ids, by the name under
+    which models declare it: one number for each token of the prompt. A name that the model does not
+    declare has no effect. pooling: the prompt becomes a vector, and no token is sampled."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -96,7 +104,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
     client: str = ""
-    prompt_embeds: PromptEmbeds | None = None
+    prompt_embeds: tuple[PromptEmbeds, ...] = ()
+    token_inputs: dict[str, list[int]] = {}
     pooling: PoolingParams | None = None
 
 

@@ -150,6 +150,7 @@ def _new_request(request: Request, entry: Entry) -> NewRequest:
         seed=request.seed,
         block_ids=tuple(np.array(table, np.int32) for table in entry.new_blocks),
         prompt_embeds=request.prompt_embeds,
+        token_inputs=request.token_inputs,
         pooling=request.pooling,
     )
 

@@ -114,10 +114,7 @@ class LoRASlots(Gate):
             return False
         self._next = None if self._next == key else self._next
         self._num_bypasses += 1
-        # it was reloaded while the request was preempted
-        if request.lora.digest != adapter.lora.digest:
-            request.block_hashes.clear()
-        request.lora = adapter.lora
+        request.use_adapter(adapter.lora)  # it may have been reloaded
         self._held[request] = adapter
         adapter.num_users += 1
         return True

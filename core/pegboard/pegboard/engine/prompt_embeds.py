@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,44 +15,55 @@ _FORMS = {"float32": ("<u4", 0x7F800000), "float16": ("<u2", 0x7C00), "bfloat16"
 infinity."""
 
 
-def check_embeds(embeds: PromptEmbeds, width: int) -> None:
-    """Raise RequestError unless these are finite rows of `width` numbers. width: 0 = prompts as
-    embeddings are off."""
-
-    def refuse(reason: str) -> RequestError:
-        return RequestError(f"prompt_embeds: {reason}", parameter="prompt_embeds")
-
-    if not width:
-        raise refuse(
+def check_embeds(spans: Sequence[PromptEmbeds], width: int, num_tokens: int) -> None:
+    """Raise RequestError unless these are finite rows of `width` numbers, at positions of a prompt
+    of `num_tokens` tokens. width: 0 = prompts as embeddings are off."""
+    if spans and not width:
+        raise _refuse(
             "prompts as embeddings are off; start with enable_prompt_embeds "
             "(--enable-prompt-embeds)"
         )
+    end = 0
+    for span in spans:
+        _check_rows(span, width)
+        if span.start < end or span.stop > num_tokens:
+            raise _refuse(
+                f"the rows for the positions {span.start} to {span.stop - 1} of the prompt must be "
+                f"in the positions {end} to {num_tokens - 1}, which are still free"
+            )
+        end = span.stop
+
+
+def _refuse(reason: str) -> RequestError:
+    return RequestError(f"prompt_embeds: {reason}", parameter="prompt_embeds")
+
+
+def _check_rows(embeds: PromptEmbeds, width: int) -> None:
     if embeds.dtype not in _FORMS:
-        raise refuse(f"dtype must be one of {', '.join(_FORMS)}, got {embeds.dtype:.40}")
+        raise _refuse(f"dtype must be one of {', '.join(_FORMS)}, got {embeds.dtype:.40}")
     if len(embeds.shape) != 2 or embeds.shape[0] < 1 or embeds.shape[1] != width:
-        raise refuse(
+        raise _refuse(
             f"expected the shape [tokens, {width}] of this model's embeddings, got "
             f"{list(embeds.shape)}"
         )
     integers, exponent = _FORMS[embeds.dtype]
     expected = embeds.shape[0] * width * np.dtype(integers).itemsize
     if len(embeds.data) != expected:
-        raise refuse(
+        raise _refuse(
             f"{list(embeds.shape)} numbers of {embeds.dtype} are {expected} bytes, got "
             f"{len(embeds.data)}"
         )
     bits = np.frombuffer(embeds.data, integers)
     broken = np.flatnonzero(bits & exponent == exponent)
     if len(broken):
-        raise refuse(
+        raise _refuse(
             f"row {broken[0] // width} has a value that is NaN or infinite; every value must be "
             "finite"
         )
 
 
 def rows_digest(embeds: PromptEmbeds, start: int, stop: int) -> str:
-    """Return a hash of the rows from `start` to `stop`, or to their end."""
+    """Return a hash of the rows at the positions start … stop of the prompt."""
     row_bytes = len(embeds.data) // embeds.shape[0]
-    return (
-        embeds.dtype + hashlib.sha256(embeds.data[start * row_bytes : stop * row_bytes]).hexdigest()
-    )
+    first, end = ((bound - embeds.start) * row_bytes for bound in (start, stop))
+    return embeds.dtype + hashlib.sha256(embeds.data[first:end]).hexdigest()

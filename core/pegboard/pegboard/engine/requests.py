@@ -3,9 +3,9 @@ completion ends. It knows nothing about scheduling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +30,14 @@ BAD_TOKENS = (
 BAD_VECTOR = "the last token's hidden state has values that are not finite (NaN or infinity)"
 
 
+class HashSpan(NamedTuple):
+    """The hashes of the blocks with the tokens start … stop depend on this key, too."""
+
+    start: int
+    stop: int
+    key: tuple[str | int, ...]
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """Only the scheduler and the KV cache change it. Plugins see it as `RequestView`.
@@ -38,7 +46,7 @@ class Request:
     num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in
     num_in_flight_steps steps. num_loading_tokens: how many of those a KV connector loads within the
     first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
-    confirmed tokens.
+    confirmed tokens. hash_spans: what they cover beside the token ids.
     parent: the completion whose prompt this one will share, as long as it waits for that.
     num_waiting_children of the parent counts such completions. num_external_tokens: how many of
     num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:
@@ -59,7 +67,8 @@ class Request:
     kv_transfer_params: dict[str, Any] | None
     trace_headers: dict[str, str] | None
     client: str
-    prompt_embeds: PromptEmbeds | None = None
+    prompt_embeds: tuple[PromptEmbeds, ...] = ()
+    token_inputs: dict[str, list[int]] = field(default_factory=dict)
     pooling: PoolingParams | None = None
     key: str = ""
     seed: int | None = None
@@ -76,6 +85,7 @@ class Request:
     num_loading_tokens: int = 0
     num_preemptions: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
+    hash_spans: list[HashSpan] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
     num_waiting_children: int = 0
@@ -88,7 +98,12 @@ class Request:
 
     @classmethod
     def of(
-        cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None
+        cls,
+        source: EngineRequest,
+        spans: Sequence[HashSpan] = (),
+        *,
+        index: int = 0,
+        parent: "Request | None" = None,
     ) -> "Request":
         """Create completion `index` of a request. The first completion is the parent of the
         others."""
@@ -98,6 +113,7 @@ class Request:
         request.all_token_ids = list(source.prompt_token_ids)
         request.seed = None if params.seed is None else params.seed + index
         request.stop_token_ids = params.all_stop_token_ids
+        request.hash_spans = list(spans)
         return request
 
     @property
@@ -121,6 +137,14 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def use_adapter(self, lora: LoRARequest) -> None:
+        """Use the files of the adapter that have this digest."""
+        if self.lora is not None and self.lora.digest != lora.digest:
+            self.block_hashes.clear()
+        self.lora = lora
+        others = [span for span in self.hash_spans if span.key[0] != "lora"]
+        self.hash_spans = [HashSpan(0, 1, ("lora", lora.lora_name, lora.digest)), *others]
 
     def __repr__(self) -> str:
         return (
@@ -197,14 +221,14 @@ class Request:
         return token_ids, None
 
 
-def completions_of(source: EngineRequest) -> Iterator[Request]:
+def completions_of(source: EngineRequest, spans: Sequence[HashSpan] = ()) -> Iterator[Request]:
     """Create the n completions of a request. The first one is the parent, whose prompt blocks the
-    others share."""
-    parent = Request.of(source)
+    others share. spans: of `kv.hashes.hash_spans`."""
+    parent = Request.of(source, spans)
     yield parent
     params = source.params
     for index in range(1, params.n):
-        child = Request.of(source, index=index, parent=parent)
+        child = Request.of(source, spans, index=index, parent=parent)
         if params.prompt_logprobs is not None:  # the parent reports them for all completions
             child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
         yield child
@@ -217,8 +241,13 @@ def check_request(
     has_priority: the scheduling policy honours `priority`. embedding_size: the width of prompt
     embeddings; 0 = they are off. The engine checks grammars."""
     _check_prompt(request, limits)
-    if request.prompt_embeds is not None:
-        check_embeds(request.prompt_embeds, embedding_size)
+    check_embeds(request.prompt_embeds, embedding_size, len(request.prompt_token_ids))
+    for name, values in request.token_inputs.items():
+        if len(values) != len(request.prompt_token_ids):
+            raise RequestError(
+                f"{name} has {len(values)} values for {len(request.prompt_token_ids)} tokens",
+                parameter="prompt",
+            )
     if request.priority and not has_priority:
         raise RequestError(
             (
@@ -260,8 +289,7 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
             "chunked prefill",
             parameter="prompt",
         )
-    # the second of two texts has ids above the vocabulary
-    end = limits.vocab_size * (1 if request.pooling is None else 2)
+    end = limits.vocab_size
     if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= end:
         bad = next(token for token in request.prompt_token_ids if not 0 <= token < end)
         raise RequestError(

@@ -132,7 +132,7 @@ def step_params(params: BeamSearchParams) -> SamplingParams:
 
 def check_beam_prompt(prompt: Prompt) -> None:
     """Raise RequestError for a prompt that beams cannot be appended to."""
-    if prompt.embeds is not None:
+    if prompt.embeds:
         raise RequestError(
             "prompt_embeds: beam search needs text or token ids", parameter="prompt_embeds"
         )

@@ -32,10 +32,10 @@ def first_tokens(
 
 def ids_of_pair(
     tokenizer: "Tokenizer", plan: "EnginePlan", text: str, second: str, most: int | None
-) -> list[int]:
-    """Return the token ids of two texts. If the model has token types, those of the second text
-    have the size of the vocabulary added. most: the number of tokens to keep. Raises RequestError
-    if the model does not classify, or if the tokenizer cannot encode pairs."""
+) -> tuple[list[int], list[int]]:
+    """Return the token ids of two texts, and the type of each token. most: the number of tokens to
+    keep. Raises RequestError if the model does not classify, or if the tokenizer cannot encode
+    pairs."""
     if plan.pooling is None or plan.pooling.task != "classify":
         raise RequestError(
             "only a model that classifies reads two texts together", parameter="data_2"
@@ -48,6 +48,4 @@ def ids_of_pair(
     token_ids, types = expect(
         encode_pair(text, second, limit=most), tuple, tokenizer, "encode_pair"
     )
-    if int(plan.checkpoint.config.get("type_vocab_size") or 0) < 2:
-        return list(token_ids)
-    return [token + plan.vocab_size * kind for token, kind in zip(token_ids, types, strict=True)]
+    return list(token_ids), list(types)

@@ -1,8 +1,8 @@
 """Turns prompts as users write them into `EngineRequest`s. It finds every mistake in a request.
 
 The accepted forms of a prompt are text, a list of token ids, {"prompt": text}, {"prompt_token_ids":
-[...]}, {"prompt_embeds": tensor} (each with an optional "cache_salt"), or an
-`interfaces.api.Prompt`.
+[...]}, {"prompt_embeds": tensor}, {"prompt_token_ids": [...], "prompt_embeds": {position: tensor}}
+(each with an optional "cache_salt"), or an `interfaces.api.Prompt`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
 
+TOKEN_TYPES = "token_types"
+"""The name under which models declare the type of a token: 1 in the second of two texts, else 0."""
+
 _MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
@@ -60,10 +63,11 @@ def as_prompt(value: PromptInput) -> Prompt:
             f"prompt must be text, token ids or a mapping, got {type(value).__name__}",
             parameter="prompt",
         )
-    if prompt.embeds is not None:
-        if prompt.text is not None or prompt.token_ids is not None:
+    if prompt.embeds:
+        if prompt.text is not None:
             raise RequestError(
-                "a prompt is either prompt_embeds, or text or token ids; both were given",
+                "a prompt is either prompt_embeds, alone or beside token ids, or text; both were "
+                "given",
                 parameter="prompt_embeds",
             )
         return prompt
@@ -87,11 +91,25 @@ def _from_mapping(value: Mapping[str, Any]) -> Prompt:
             f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}",
             parameter=unknown[0],
         )
-    embeds = PromptEmbeds.of(given["prompt_embeds"]) if "prompt_embeds" in given else None
     text = given.get("prompt")
     token_ids = given.get("prompt_token_ids")
+    embeds = _embeds(given["prompt_embeds"], token_ids) if "prompt_embeds" in given else ()
     salt = given.get("cache_salt")
     return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
+
+
+def _embeds(value: Any, token_ids: Any) -> list[PromptEmbeds]:
+    """Return the rows of the whole prompt, or the spans of a prompt of token ids."""
+    if token_ids is None:
+        return [PromptEmbeds.of(value)]
+    if not isinstance(value, Mapping) or not all(
+        isinstance(start, int) and start >= 0 for start in value
+    ):
+        raise RequestError(
+            "prompt_embeds beside prompt_token_ids must be {position of the first row: rows}",
+            parameter="prompt_embeds",
+        )
+    return [PromptEmbeds.of(rows, start) for start, rows in sorted(value.items())]
 
 
 class RequestBuilder:
@@ -153,10 +171,10 @@ class RequestBuilder:
                 "'generate' for that"
             )
         self._check(params, priority, lora)
-        token_ids = (
-            self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
-            if prompt.embeds is None
-            else self._zeros(prompt, params)
+        token_ids, _ = (
+            self._with_embeds(prompt, params)
+            if prompt.embeds
+            else self._token_ids(prompt, params.truncate_prompt_tokens, self.plan.max_model_len - 1)
         )
         params = params.clone(
             max_tokens=self.plan.max_model_len - len(token_ids)
@@ -175,7 +193,7 @@ class RequestBuilder:
             cache_salt=prompt.cache_salt,
             lora=lora,
             kv_transfer_params=self._kv_parameters(params),
-            prompt_embeds=prompt.embeds,
+            prompt_embeds=tuple(prompt.embeds),
         )
 
     def build_pooling(
@@ -201,7 +219,7 @@ class RequestBuilder:
                 f"pooling_params must be PoolingParams, got {type(params).__name__}",
                 parameter="pooling_params",
             )
-        if prompt.embeds is not None:
+        if prompt.embeds:
             raise RequestError(
                 "prompt_embeds: vectors are made of text or token ids only",
                 parameter="prompt_embeds",
@@ -210,11 +228,13 @@ class RequestBuilder:
             max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         self._check(unused, priority, lora)
+        token_ids, types = self._token_ids(
+            prompt, params.truncate_prompt_tokens, self.plan.max_model_len
+        )
         return EngineRequest(
             request_id=request_id,
-            prompt_token_ids=self._token_ids(
-                prompt, params.truncate_prompt_tokens, self.plan.max_model_len
-            ),
+            prompt_token_ids=token_ids,
+            token_inputs={TOKEN_TYPES: list(types)} if types else {},
             params=unused,
             arrival_s=arrival_s,
             priority=priority,
@@ -347,25 +367,37 @@ class RequestBuilder:
             )
         return given or None
 
-    def _zeros(self, prompt: Prompt, params: SamplingParams) -> list[int]:
-        """Return token id 0 for each row of a prompt that is embeddings."""
-        assert prompt.embeds is not None
+    def _with_embeds(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[list[int], Sequence[int]]:
+        """Return the token ids of a prompt with embeddings, which are 0 where there are rows, and
+        no token types."""
         for name in ("prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(params, name) is not None:
                 raise RequestError(
                     f"{name} needs the token ids of the prompt, and prompt_embeds has none",
                     parameter=name,
                 )
-        num_tokens = prompt.embeds.shape[0] if prompt.embeds.shape else 0
-        if num_tokens >= self.plan.max_model_len:
+        longest = self.plan.max_model_len - 1
+        if prompt.token_ids is not None:
+            token_ids, types = self._token_ids(prompt, None, longest)
+            for span in prompt.embeds:
+                token_ids[span.start : span.stop] = [0] * len(token_ids[span.start : span.stop])
+            return token_ids, types
+        num_tokens = prompt.embeds[0].stop
+        if num_tokens > longest:
             raise self._too_long(f"{num_tokens} tokens")
-        return [0] * max(1, num_tokens)
+        return [0] * max(1, num_tokens), ()
 
-    def _token_ids(self, prompt: Prompt, limit: int | None, longest: int) -> list[int]:
-        """Return the token ids of the prompt. limit: the number of tokens to keep; -1 keeps as many
-        as possible. A prompt for text keeps its last ones, a prompt for a vector its first ones.
-        longest: the number of tokens that a prompt may have."""
-        vocab_size = self.plan.vocab_size * (1 if prompt.second_text is None else 2)
+    def _token_ids(
+        self, prompt: Prompt, limit: int | None, longest: int
+    ) -> tuple[list[int], Sequence[int]]:
+        """Return the token ids of the prompt and, for two texts, the type of each token. limit: the
+        number of tokens to keep; -1 keeps as many as possible. A prompt for text keeps its last
+        ones, a prompt for a vector its first ones. longest: the number of tokens that a prompt may
+        have."""
+        vocab_size = self.plan.vocab_size
+        types: Sequence[int] = ()
         if limit is not None and limit > self.plan.max_model_len:
             reason = (
                 f"truncate_prompt_tokens={limit} is over the model's max_model_len of "
@@ -401,7 +433,7 @@ class RequestBuilder:
             if limit is None and num_chars > longest and num_chars > longest * self._longest_token:
                 raise self._too_long(f"{num_chars} characters")
             if second is not None:
-                token_ids = ids_of_pair(self.tokenizer, self.plan, text, second, most)
+                token_ids, types = ids_of_pair(self.tokenizer, self.plan, text, second, most)
             else:
                 found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
                 token_ids = expect(found, list, self.tokenizer, "encode")
@@ -418,7 +450,7 @@ class RequestBuilder:
             raise RequestError(
                 f"token id {outside} is out of vocabulary (size {vocab_size})", parameter="prompt"
             )
-        return token_ids
+        return token_ids, types[: len(token_ids)]
 
     @cached_property
     def _longest_token(self) -> int:

@@ -34,11 +34,13 @@ class LoRALimits:
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model have registered, in order. states: the state of one
-    request in each state layer. weights: each weight method with its layer and the quantization
+    """What the constructors of one model have registered, in order. inputs: the names of the
+    numbers that `Model.embed` gets for each token, after the ids. states: the state of one request
+    in each state layer. weights: each weight method with its layer and the quantization
     method that made it."""
 
     layers: list[Layer] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
     weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(

@@ -90,11 +90,12 @@ class SampleOnHost(Ending):
         self.copies = copies
 
     def add(self, new: NewRequest) -> None:
-        # no ids: penalties do not see embeddings
-        num_ids = 0 if new.prompt_embeds is None else new.num_prompt_tokens
-        self.sampler.add(
-            new.row, new.params, new.seed, new.token_ids[num_ids:], new.num_prompt_tokens - num_ids
-        )
+        token_ids = new.token_ids
+        num_prompt_tokens = new.num_prompt_tokens
+        for span in reversed(new.prompt_embeds):  # penalties do not see embeddings
+            token_ids = np.delete(token_ids, slice(span.start, span.stop))
+            num_prompt_tokens -= span.shape[0]
+        self.sampler.add(new.row, new.params, new.seed, token_ids, num_prompt_tokens)
 
     def remove(self, rows: np.ndarray) -> None:
         self.sampler.remove(rows)

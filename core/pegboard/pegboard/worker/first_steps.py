@@ -125,7 +125,7 @@ def check_drafts(vocab_size: int) -> Check:
 
 
 MODEL_CHECKS: Mapping[str, Check] = {
-    "embed": lambda result, ids: check_tensor(result, (len(ids), result.shape[-1])),
+    "embed": lambda result, ids, *inputs: check_tensor(result, (len(ids), result.shape[-1])),
     "forward": lambda result, hidden, positions: check_tensor(
         result, (len(positions), result.shape[-1])
     ),

@@ -36,9 +36,9 @@ from pegboard.worker.endings import (
     SampleOnHost,
     Step,
 )
+from pegboard.worker.given_rows import GivenRows
 from pegboard.worker.loaded_model import LoadedModel
 from pegboard.worker.memory import copy_blocks
-from pegboard.worker.prompt_embeds import PromptRows
 from pegboard.worker.prompt_logprobs import PromptScores
 from pegboard.worker.stages import TRAITS
 from pegboard.worker.step_inputs import InputBuilder, RowState
@@ -69,7 +69,10 @@ class ModelRunner:
         self.parts = parts
         limits = parts.limits
         self.state = RowState(
-            limits.max_num_seqs, limits.max_model_len + limits.max_drafts + 1, parts.plan
+            limits.max_num_seqs,
+            limits.max_model_len + limits.max_drafts + 1,
+            parts.plan,
+            parts.loaded.build.declared.inputs,
         )
         self.inputs = InputBuilder(
             parts.plan,
@@ -81,7 +84,7 @@ class ModelRunner:
             max_loras=limits.max_loras,
         )
         self.stages = parts.loaded.connect(self.inputs, parts.traits)
-        self.prompts = PromptRows(parts.device)
+        self.given = GivenRows(parts.device)
         self.scores = PromptScores(
             parts.sampler, parts.loaded.model.logits, self.state, self.inputs.head_adapters
         )
@@ -99,7 +102,7 @@ class ModelRunner:
     @torch.inference_mode()
     def embedding_size(self) -> int:
         """Return the width of the rows that the model's `embed` returns."""
-        return int(self.parts.loaded.model.embed(self.inputs.input_ids.on_device[:1]).shape[1])
+        return self.stages.one_embedding().shape[1]
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
@@ -116,18 +119,22 @@ class ModelRunner:
             return lambda: output
         num_tokens = int(batch.num_scheduled_tokens.sum())
         self.inputs.has_adapters = batch.lora_slots is not None and bool(batch.lora_slots.any())
-        has_given = bool(self.prompts.given) and self.prompts.computes(batch)
-        is_decode = num_tokens == batch.num_rows and bool(batch.samples.all())
-        recording = None if has_given else self.stages.choose(num_tokens, is_decode)
+        has_given = bool(self.given.spans) and self.given.computed(batch)
+        is_decode = num_tokens == batch.num_rows and not has_given and bool(batch.samples.all())
+        fused = self.stages.find("decode", num_tokens) if is_decode else None
+        recording = fused or self.stages.find("forward", num_tokens)
         inputs = self.inputs.build(
             batch, recording.size if recording is not None and self.stages.pads else 0
         )
         prepared = time.perf_counter()
         self.parts.loaded.plan(inputs)
         planned = time.perf_counter()
-        hidden, logits = self.stages.run(
-            recording, inputs, self.prompts.collect(batch, inputs) if has_given else None
-        )
+        logits = None
+        if fused is not None:
+            hidden, logits = fused(num_tokens)
+        else:
+            given = self.given.collect(batch, inputs) if has_given else None
+            hidden = self.stages.forward(recording, inputs, given)
         computed = time.perf_counter()
         transfers = self._end_transfers()
         forwarded = time.perf_counter()
@@ -178,8 +185,8 @@ class ModelRunner:
 
     def _remove(self, rows: np.ndarray) -> None:
         self.state.remove(rows)
-        if self.prompts.given:
-            self.prompts.remove(rows)
+        if self.given.spans:
+            self.given.remove(rows)
         self.ending.remove(rows)
         for row in rows.tolist() if self.scores.wanted else ():
             self.scores.remove(row)
@@ -188,8 +195,8 @@ class ModelRunner:
         self.state.add(new)
         if new.params.prompt_logprobs is not None or self.scores.wanted:
             self.scores.add(new)
-        if new.prompt_embeds is not None:
-            self.prompts.add(new)
+        if new.prompt_embeds:
+            self.given.add(new)
         self.ending.add(new)
 
     def _copy_blocks(self, copies: np.ndarray) -> None:

@@ -1,10 +1,12 @@
 """What the model computes in a step. A stage is replayed if it was recorded; otherwise it is
 called.
 
-token ids ─ embed → hidden ─ forward → hidden ─ logits → logits
-└───────── decode: one token per request ──────────────┘
-└───────── forward: any step ────────┘         └ logits ┘
-                                                 (of the rows that need a token)
+token ids ─ embed → rows ─ forward → hidden ─ logits → logits
+└───────── decode: one token per request ────────────┘
+                    └─ any step ──┘         └ of the rows that need a token
+
+Rows may also be given with a prompt, in the place of those that `embed` would return. A step with
+such rows is like any other one.
 """
 
 from __future__ import annotations
@@ -40,9 +42,14 @@ class Stages:
         self.traits = traits
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
-        self.rows = torch.empty(0)
+        self.embedded = self.hidden = torch.empty(0)
         self.width = 0
         """Of the last step's hidden states. It may differ from that of the embeddings."""
+
+    def one_embedding(self) -> Tensor:
+        """Return what the model makes of one token, [1, width]."""
+        embedded = self.model.embed(*(each.on_device[:1] for each in self.inputs.to_embed))
+        return expect(embedded, Tensor, self.model, "embed")
 
     @torch.inference_mode()
     def record(
@@ -53,23 +60,25 @@ class Stages:
         cannot be recorded. Errors of the model itself are raised."""
         model = self.model
         inputs = self.inputs
-        ids = inputs.input_ids.on_device
+        ids = [each.on_device for each in inputs.to_embed]
         positions = inputs.positions.on_device
-        max_rows = inputs.max_rows
-        self.rows = model.embed(ids[:1]).new_zeros(max_rows, self.width)
+        one = self.one_embedding()
+        self.embedded = one.new_zeros(len(positions), one.shape[1])
+        self.hidden = one.new_zeros(inputs.max_rows, self.width)
 
-        def decode(ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-            hidden = model.forward(model.embed(ids), positions)
+        def decode(*ids_and_positions: Tensor) -> tuple[Tensor, Tensor]:
+            *ids, positions = ids_and_positions
+            hidden = model.forward(model.embed(*ids), positions)
             return hidden, model.logits(hidden)
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
             "forward": (
-                lambda ids, positions: (model.forward(model.embed(ids), positions),),
-                [ids, positions],
-                len(ids),
+                lambda rows, positions: (model.forward(rows, positions),),
+                [self.embedded, positions],
+                len(positions),
             ),
-            "decode": (decode, [ids, positions], max_rows),
-            "logits": (lambda rows: (model.logits(rows),), [self.rows], max_rows),
+            "decode": (decode, [*ids, positions], inputs.max_rows),
+            "logits": (lambda rows: (model.logits(rows),), [self.hidden], inputs.max_rows),
         }
         self.pads = replay.pads
         refusals = dict[str, list[str]]()
@@ -98,30 +107,23 @@ class Stages:
                 return recording
         return None
 
-    def choose(self, num_tokens: int, is_decode: bool) -> Recording | None:
-        """Return the recording that replays a step, or None if the step runs eagerly."""
-        return (self.find("decode", num_tokens) if is_decode else None) or self.find(
-            "forward", num_tokens
-        )
-
-    def run(
+    def forward(
         self,
         recording: Recording | None,
         inputs: StepInputs,
         given: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden states [T, size] after the final norm, and the logits if `recording`
-        computes them. given: places [G] and rows [G, width] that replace embeddings of this step.
-        Such a step has no recording."""
+    ) -> Tensor:
+        """Return the hidden states [T, size] after the final norm. given: places [G] and rows [G,
+        width] that take the place of embeddings."""
+        rows = self.model.embed(*inputs.to_embed)
+        if given is not None:
+            rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
         if recording is None:
-            embedded = self.model.embed(inputs.input_ids)
-            if given is not None:
-                embedded = embedded.index_copy(0, given[0], given[1].to(embedded.dtype))
-            hidden = self.model.forward(embedded, inputs.positions)
+            hidden = self.model.forward(rows, inputs.positions)
             self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
-            return hidden, None
-        hidden, *logits = recording(inputs.num_tokens)
-        return hidden, logits[0] if logits else None
+            return hidden
+        self.embedded[: len(rows)].copy_(rows)
+        return recording(inputs.num_tokens)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next
@@ -130,5 +132,5 @@ class Stages:
         if recording is None:
             logits: Tensor = self.model.logits(hidden)
             return logits
-        self.rows[: len(hidden)].copy_(hidden)
+        self.hidden[: len(hidden)].copy_(hidden)
         return recording(len(hidden))[0]

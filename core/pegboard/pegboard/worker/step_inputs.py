@@ -3,7 +3,7 @@ keep their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,11 +22,15 @@ ON_DEVICE = -2
 
 class RowState:
     """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for
-    drafts. num_tokens [R]: number of known tokens. block_tables[g] [R, max_blocks of group g] and
+    drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
+    tokens. block_tables[g] [R, max_blocks of group g] and
     num_blocks[g] [R]. drafts: proposals for the next step."""
 
-    def __init__(self, max_num_seqs: int, capacity: int, plan: KVPlan) -> None:
+    def __init__(
+        self, max_num_seqs: int, capacity: int, plan: KVPlan, inputs: Sequence[str] = ()
+    ) -> None:
         self.token_ids = np.zeros((max_num_seqs, capacity), np.int32)
+        self.declared = {name: np.zeros_like(self.token_ids) for name in inputs}
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.drafts: dict[int, np.ndarray] = {}
@@ -47,6 +51,10 @@ class RowState:
         row = new.row
         count = len(new.token_ids)
         self.token_ids[row, :count] = new.token_ids
+        for name, values in self.declared.items():
+            known = new.token_inputs.get(name, ())
+            values[row, : len(known)] = known
+            values[row, len(known) :] = 0
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         for group, block_ids in enumerate(new.block_ids):
@@ -128,12 +136,13 @@ class Buffer:
 @dataclass(slots=True)
 class StepInputs:
     """One step of num_tokens tokens. input_ids, positions: [T], longer if the step is padded.
-    sample_rows: [S], rows to sample. logits_index: [N], token index of each logits row; None = all
-    tokens in order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or
-    None. starts: [B], first position that is computed."""
+    to_embed: what `Model.embed` gets, the ids and the inputs that the model declares. sample_rows:
+    [S], rows to sample. logits_index: [N], token index of each logits row; None = all tokens in
+    order. offsets: [S + 1], logits rows of each sampled row. draft_token_ids: [N − S] or None.
+    starts: [B], first position that is computed."""
 
     num_tokens: int
-    input_ids: Tensor
+    to_embed: tuple[Tensor, ...]
     positions: Tensor
     groups: list[AttentionInputs]
     starts: np.ndarray
@@ -204,6 +213,8 @@ class InputBuilder:
         self.max_rows = max_rows
         self.buffers: list[Buffer] = []
         self.input_ids, self.positions = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.declared = {name: self._buffer(max_tokens) for name in state.declared}
+        self.to_embed = [self.input_ids, *self.declared.values()]
         self.query_start_loc = self._buffer(max_rows + 1, dtype=torch.int32)
         self.seq_lens = self._buffer(max_rows, dtype=torch.int32)
         self.slots = [self._buffer(max_tokens) for _ in plan.groups]
@@ -267,6 +278,8 @@ class InputBuilder:
             positions[:] = np.arange(num_tokens) + np.repeat(starts - loc[:-1], counts)
         token_ids = state.token_ids[token_rows, positions]
         np.maximum(token_ids, 0, out=self.input_ids.array[:num_tokens])
+        for name, buffer in self.declared.items():
+            buffer.array[:num_tokens] = state.declared[name][token_rows, positions]
         np.add(starts, counts, out=self.seq_lens.array[:num_rows], casting="same_kind")
         for index in range(len(self.plan.groups)):
             self._place(index, rows, token_rows, positions)
@@ -351,7 +364,8 @@ class InputBuilder:
 
     def _pad(self, num_rows: int, num_tokens: int, size: int, tokens: int) -> None:
         """Add rows without tokens, and tokens without a slot, up to the size of a padded step."""
-        self.input_ids.array[num_tokens:tokens] = self.positions.array[num_tokens:tokens] = 0
+        for buffer in (*self.to_embed, self.positions):
+            buffer.array[num_tokens:tokens] = 0
         self.query_start_loc.array[num_rows + 1 : size + 1] = num_tokens
         self.seq_lens.array[num_rows:size] = 0
         for slots, table in zip(self.slots, self.tables, strict=True):
@@ -365,7 +379,7 @@ class InputBuilder:
         tokens = max(num_tokens, padded)
         if padded:
             self._pad(num_rows, num_tokens, rows, tokens)
-        input_ids = self.input_ids.sent(tokens)
+        to_embed = tuple(buffer.sent(tokens) for buffer in self.to_embed)
         positions = self.positions.sent(tokens)
         query_start_loc = self.query_start_loc.sent(rows + 1)
         seq_lens = self.seq_lens.sent(rows)
@@ -388,7 +402,7 @@ class InputBuilder:
             )
         none = self.one_each[:0]
         return StepInputs(
-            num_tokens, input_ids, positions, groups, none, none, none, None, none, None
+            num_tokens, to_embed, positions, groups, none, none, none, None, none, None
         )
 
     def _fetch_sampled(self, token_ids: np.ndarray, token_rows: np.ndarray) -> None:

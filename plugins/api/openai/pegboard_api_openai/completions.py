@@ -100,7 +100,7 @@ class CompletionRoute:
 
 def _prompt(request: CompletionRequest, value: Given) -> Prompt:
     if isinstance(value, PromptEmbeds):
-        return Prompt(embeds=value, cache_salt=request.cache_salt)
+        return Prompt(embeds=(value,), cache_salt=request.cache_salt)
     if isinstance(value, str):
         return Prompt(
             text=value, add_special_tokens=request.add_special_tokens, cache_salt=request.cache_salt

@@ -121,7 +121,6 @@ class Bert(nn.Module):
         self.layers = nn.ModuleList(
             BertLayer(layers.at(i), i, sizes, self.names) for i in range(sizes.num_layers)
         )
-        self.vocab_size = sizes.vocab_size
 
     @staticmethod
     def sizes(config: Mapping[str, Any]) -> Sizes:
@@ -251,8 +250,7 @@ class DistilBert(Bert):
 
 class Classifier(Bert):
     """A head of two layers on the state of the first token: last(activation(first(x))). It also
-    reads pairs. If the config has token types, the steps are not recorded, because their ids must
-    be told apart."""
+    reads pairs. Their token types are an input, if there are any."""
 
     has_root = True
     first_name = "classifier.dense"
@@ -261,18 +259,17 @@ class Classifier(Bert):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(config, build)
-        size = self.sizes(config).hidden_size
+        sizes = self.sizes(config)
+        size = sizes.hidden_size
         labels = num_labels(config)
         self.first_layer = Linear(build.at(self.first_name), size, size, bias=True)
         self.last_layer = Linear(build.at(self.last_name), size, labels, bias=True)
-        self.has_types = (read(config, "type_vocab_size", int) or 0) > 1
+        if sizes.num_types > 1:
+            build.declared.inputs.append("token_types")
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        if not self.has_types:
-            return super().embed(input_ids)
-        types = (input_ids >= self.vocab_size).to(input_ids.dtype)
-        words: Tensor = self.words(input_ids - types * self.vocab_size)
-        return words + self.places.change(types) if len(self.places.types.data) > 1 else words
+    def embed(self, input_ids: Tensor, *types: Tensor) -> Tensor:
+        words = super().embed(input_ids)
+        return words + self.places.change(*types) if types else words
 
     def logits(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.last_layer(self.between(self.first_layer(hidden)))

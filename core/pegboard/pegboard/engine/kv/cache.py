@@ -188,8 +188,8 @@ class KVCache:
             if table[i] != NULL_BLOCK
             and self.pool.insert(index, rule.block_hash(hashes, i), table[i])
         ]
-        # such blocks have no token ids to tell
-        if stored and self.pool.events is not None and request.prompt_embeds is None:
+        # embeddings have no token ids to tell
+        if stored and self.pool.events is not None and not request.prompt_embeds:
             self.pool.report(self._stored(request, index, stored))
         blocks.num_hashed[index] = max(blocks.num_hashed[index], num_full)
 

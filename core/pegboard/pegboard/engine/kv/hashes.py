@@ -6,8 +6,9 @@ The name of a full block is a hash over everything that determines its content:
 
 Because every hash contains its parent, equal hashes mean equal history from the first token on. The
 parent of the first block is a hash of the KV plan's identity (checkpoint, types, layout), so
-engines whose blocks differ never compute the same hash. The extra keys are the adapter and the
-cache salt. The salt is in the first block only, because all later hashes depend on that one.
+engines whose blocks differ never compute the same hash. Extra keys belong to spans of tokens. Those
+of the whole request (its adapter and its cache salt) belong to the first token only, because all
+later hashes depend on it.
 Nothing is pickled. The encoding is canonical, so equal engines on different hosts compute the same
 hashes, and a connector can exchange blocks by name.
 """
@@ -15,14 +16,17 @@ hashes, and a connector can exchange blocks by name.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from operator import itemgetter
 
 import msgspec
 import numpy as np
 
+from pegboard.data.request import EngineRequest
 from pegboard.engine.prompt_embeds import rows_digest
-from pegboard.engine.requests import Request
+from pegboard.engine.requests import HashSpan, Request
 
 
 def root_hash(identity: str) -> bytes:
@@ -84,7 +88,6 @@ class BlockHasher:
     def __init__(self, algo: str, block_size: int, identity: str = "") -> None:
         self._hash = HASH_ALGOS[algo]
         self.block_size = block_size
-        self._nonce = os.urandom(16).hex()
         self.restart(identity)
 
     def restart(self, identity: str) -> None:
@@ -99,23 +102,35 @@ class BlockHasher:
         parent = hashes[-1] if hashes else self._root
         for index in range(len(hashes), len(tokens) // size):
             start = index * size
-            parent = self._hash(
-                parent, tokens[start : start + size], self._extra_keys(request, start)
-            )
+            extra = _extra_keys(request.hash_spans, start, start + size)
+            parent = self._hash(parent, tokens[start : start + size], extra)
             hashes.append(parent)
 
-    def _extra_keys(self, request: Request, start: int) -> bytes:
-        """Return the canonical bytes of the extra keys of the block at token `start`, or b"" if it
-        has none. Only this engine knows the blocks of an adapter without a digest."""
-        keys: list[object] = []
-        if (lora := request.lora) is not None:
-            keys.append(
-                ["lora", lora.lora_name, lora.digest or f"{self._nonce}:{lora.lora_int_id}"]
-            )
-        if request.cache_salt is not None and start == 0:
-            keys.append(["salt", request.cache_salt])
-        if request.prompt_embeds is not None and start < request.num_prompt_tokens:
-            keys.append(
-                ["embeds", rows_digest(request.prompt_embeds, start, start + self.block_size)]
-            )
-        return msgspec.msgpack.encode(keys) if keys else b""
+
+def hash_spans(source: EngineRequest, block_size: int) -> list[HashSpan]:
+    """Return what the tokens of a request have beside their ids, in order. No span crosses the end
+    of a block. The adapter is not there before it is read."""
+    spans: list[HashSpan] = []
+    if source.cache_salt is not None:
+        spans.append(HashSpan(0, 1, ("salt", source.cache_salt)))
+    for embeds in source.prompt_embeds:
+        for start, stop in _pieces(embeds.start, embeds.stop, block_size):
+            spans.append(HashSpan(start, stop, ("embeds", rows_digest(embeds, start, stop))))
+    for name, values in source.token_inputs.items():
+        for start, stop in _pieces(0, len(values), block_size):
+            spans.append(HashSpan(start, stop, (name, *values[start:stop])))
+    return sorted(spans)
+
+
+def _pieces(start: int, stop: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """Cut a span where blocks end."""
+    ends = range(start // block_size * block_size + block_size, stop, block_size)
+    return pairwise([start, *ends, stop])
+
+
+def _extra_keys(spans: Sequence[HashSpan], start: int, stop: int) -> bytes:
+    """Return the canonical bytes of the extra keys of the block with the tokens start … stop, or
+    b"" if it has none: [[first token in the block, token after the last one, key], …]."""
+    first, end = (bisect_left(spans, bound, key=itemgetter(0)) for bound in (start, stop))
+    keys = [(span.start - start, span.stop - start, span.key) for span in spans[first:end]]
+    return msgspec.msgpack.encode(keys) if keys else b""
