@@ -19,7 +19,13 @@ from pegboard.data.request import EngineRequest, LoRARequest, PromptEmbeds
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
-from pegboard.engine.kv.hashes import BlockHasher, hash_spans, root_hash, sha256_block
+from pegboard.engine.kv.hashes import (
+    BlockHasher,
+    hash_spans,
+    root_hash,
+    set_adapter,
+    sha256_block,
+)
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.requests import Request
@@ -39,7 +45,7 @@ def make_request(tokens: list[int], **fields: Any) -> Request:
     )
     request = Request.of(source, hash_spans(source, 4))
     if source.lora is not None:
-        request.use_adapter(source.lora)
+        set_adapter(request, source.lora)
     return request
 
 

@@ -20,6 +20,7 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.data.request import LoRARequest
 from pegboard.engine.gates import Gate
+from pegboard.engine.kv.hashes import set_adapter
 from pegboard.engine.requests import Request
 from pegboard.errors import RequestError
 
@@ -114,7 +115,7 @@ class LoRASlots(Gate):
             return False
         self._next = None if self._next == key else self._next
         self._num_bypasses += 1
-        request.use_adapter(adapter.lora)  # it may have been reloaded
+        set_adapter(request, adapter.lora)  # it may have been reloaded
         self._held[request] = adapter
         adapter.num_users += 1
         return True

@@ -18,7 +18,7 @@ infinity."""
 def check_embeds(spans: Sequence[PromptEmbeds], width: int, num_tokens: int) -> None:
     """Raise RequestError unless these are finite rows of `width` numbers, at positions of a prompt
     of `num_tokens` tokens. width: 0 = prompts as embeddings are off."""
-    if spans and not width:
+    if not width:
         raise _refuse(
             "prompts as embeddings are off; start with enable_prompt_embeds "
             "(--enable-prompt-embeds)"

@@ -138,14 +138,6 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def use_adapter(self, lora: LoRARequest) -> None:
-        """Use the files of the adapter that have this digest."""
-        if self.lora is not None and self.lora.digest != lora.digest:
-            self.block_hashes.clear()
-        self.lora = lora
-        others = [span for span in self.hash_spans if span.key[0] != "lora"]
-        self.hash_spans = [HashSpan(0, 1, ("lora", lora.lora_name, lora.digest)), *others]
-
     def __repr__(self) -> str:
         return (
             f"Request({self.key!r}, {self.status.value}, "
@@ -241,13 +233,8 @@ def check_request(
     has_priority: the scheduling policy honours `priority`. embedding_size: the width of prompt
     embeddings; 0 = they are off. The engine checks grammars."""
     _check_prompt(request, limits)
-    check_embeds(request.prompt_embeds, embedding_size, len(request.prompt_token_ids))
-    for name, values in request.token_inputs.items():
-        if len(values) != len(request.prompt_token_ids):
-            raise RequestError(
-                f"{name} has {len(values)} values for {len(request.prompt_token_ids)} tokens",
-                parameter="prompt",
-            )
+    if request.prompt_embeds:
+        check_embeds(request.prompt_embeds, embedding_size, len(request.prompt_token_ids))
     if request.priority and not has_priority:
         raise RequestError(
             (
@@ -293,6 +280,6 @@ def _check_prompt(request: EngineRequest, limits: Limits) -> None:
     if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= end:
         bad = next(token for token in request.prompt_token_ids if not 0 <= token < end)
         raise RequestError(
-            f"token id {bad} is out of vocabulary: ids go from 0 to {limits.vocab_size - 1}",
+            f"token id {bad} is out of vocabulary: ids go from 0 to {end - 1}",
             parameter="prompt",
         )

@@ -24,7 +24,7 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from pegboard.data.request import EngineRequest
+from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.engine.prompt_embeds import rows_digest
 from pegboard.engine.requests import HashSpan, Request
 
@@ -120,6 +120,15 @@ def hash_spans(source: EngineRequest, block_size: int) -> list[HashSpan]:
         for start, stop in _pieces(0, len(values), block_size):
             spans.append(HashSpan(start, stop, (name, *values[start:stop])))
     return sorted(spans)
+
+
+def set_adapter(request: Request, lora: LoRARequest) -> None:
+    """Let the request use this adapter. Another digest gives all of its blocks other names."""
+    if request.lora is not None and request.lora.digest != lora.digest:
+        request.block_hashes.clear()
+    request.lora = lora
+    others = [span for span in request.hash_spans if span.key[0] != "lora"]
+    request.hash_spans = [HashSpan(0, 1, ("lora", lora.lora_name, lora.digest)), *others]
 
 
 def _pieces(start: int, stop: int, block_size: int) -> Iterator[tuple[int, int]]:
