@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Activation, LayerStack, Norm
+from pegboard.layers import Activation, Build, LayerStack, Norm
 from pegboard.ops import rope
 from pegboard_models.rope import scaled_rope
 from pegboard_testing.fake_build import fake_build, load_layers
@@ -123,6 +124,44 @@ class Step(nn.Module):
         return residual * 2 + self.index + extra, residual
 
 
+@given(num_layers=st.integers(2, 6), cut=st.integers(1, 5), unit=st.sampled_from([1.0, 0.25]))
+def test_parts_of_a_stack_compute_what_the_whole_does(
+    num_layers: int, cut: int, unit: float
+) -> None:
+    """Taps at all depths hand out the sum there, also where the stack is cut."""
+    cut = min(cut, num_layers - 1)
+    norm = Norm(fake_build().at("norm"), 1, 1.0)
+    load_layers([norm], {"norm.weight": torch.tensor([3.0])})
+
+    def stack(layers: range | None) -> tuple[LayerStack, Build]:
+        build = replace(fake_build(), layers=layers, taps=(*range(num_layers + 1),))
+        make = lambda at, index: Step(at.path, index)  # noqa: E731
+        return LayerStack(build.at("layers"), num_layers, make, norm, unit=unit), build
+
+    whole, build = stack(None)
+    first, build_of_first = stack(range(cut))
+    second, build_of_second = stack(range(cut, num_layers))
+    hidden = torch.ones(1, 1)
+    assert torch.equal(second(first(hidden.clone(), 0.5), 0.5), whole(hidden.clone(), 0.5))
+    residual = None
+    total = hidden
+    for index in range(num_layers + 1):
+        expected = total * unit
+        for parts in (build, build_of_first if index <= cut else build_of_second):
+            assert torch.equal(parts.declared.taps[index], expected)
+        hidden, residual = Step("", index)(hidden, residual, 0.5)
+        total = hidden + residual
+    assert [layer.path for layer in second.layers] == [
+        f"layers.{index}" for index in range(cut, num_layers)
+    ]
+
+
+def test_a_stack_without_the_last_norm_is_not_divided() -> None:
+    for more in ({"taps": (1,)}, {"layers": range(1)}):
+        with pytest.raises(ModelError, match="cannot be divided or tapped"):
+            LayerStack(replace(fake_build(), **more), 2, lambda build, index: Step("", index), None)
+
+
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 def test_a_stack_calls_its_layers_in_order(num_layers: int) -> None:
     norm = Norm(fake_build().at("norm"), 1, 1.0)
@@ -140,7 +179,7 @@ def test_a_stack_calls_its_layers_in_order(num_layers: int) -> None:
     residual = None
     for index in range(num_layers):
         hidden, residual = Step("", index)(hidden, residual, 0.5)
-    assert torch.equal(plain(torch.ones(1, 1), 0.5), hidden)
+    assert torch.equal(plain(torch.ones(1, 1), 0.5), hidden + residual)
     assert torch.equal(normalized(torch.ones(1, 1), 0.5), norm(hidden + residual))
     assert [layer.path for layer in plain.layers] == [
         f"layers.{index}" for index in range(num_layers)

@@ -14,7 +14,7 @@ class BoundModel(LoadedModel):
 
     def __init__(self, model: Any, *backends: Any) -> None:
         self.model = model
-        build: Any = SimpleNamespace(declared=Declared(), lora=None)
+        build: Any = SimpleNamespace(declared=Declared(), lora=None, taps=())
         attention: Any = SimpleNamespace(
             backends=list(enumerate(backends)), not_replayed=lambda pads: ""
         )

@@ -34,13 +34,15 @@ class LoRALimits:
 
 @dataclass(slots=True)
 class Declared:
-    """What the constructors of one model have registered, in order. inputs: the names of the
+    """What the constructors of one model have registered, in order. taps: depth → the hidden states
+    of the last step there, [T, size]. inputs: the names of the
     numbers that `Model.embed` gets for each token, after the ids. states: the state of one request
     in each state layer. weights: each weight method with its layer and the quantization
     method that made it."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
+    taps: dict[int, Tensor] = field(default_factory=dict)
     attention: dict[int, AttentionLayer] = field(default_factory=dict)
     states: dict[int, tuple[KVTensor, ...]] = field(default_factory=dict)
     weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(
@@ -55,11 +57,11 @@ class Build:
     dtype, device: torch names, of activations. quantization: how weights are stored. plain: the
     method for layers that `quantization` does not take. kernels: op name → bound callable.
     rope_style: how the checkpoint orders Q and K rows. max_positions: no step has a larger
-    position; None = only the config limits them. attention: layer index → its bound attention or
-    states, which core adds before `bind`. lora_rows: returns which tokens of the step use which
-    adapter, or None if none do; lora_head_rows: the same for the rows of the output head. None if
-    LoRA is off.
-    """
+    position; None = only the config limits them. layers: those that are built; None = all. taps:
+    the depths at which the model hands out its hidden states. attention: layer index → its bound
+    attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
+    use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
+    None if LoRA is off."""
 
     dtype: str
     device: str
@@ -69,6 +71,8 @@ class Build:
     path: str = ""
     rope_style: str = "halves"
     max_positions: int | None = None
+    layers: range | None = None
+    taps: tuple[int, ...] = ()
     lora: LoRALimits | None = None
     lora_rows: Callable[[], AdapterRows | None] | None = None
     lora_head_rows: Callable[[], AdapterRows | None] | None = None
@@ -78,6 +82,18 @@ class Build:
     def at(self, name: str | int) -> Build:
         """Return the same build for a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
+
+    def own_layers(self, num_layers: int) -> range:
+        """Return the layers to build. Raises ModelError if `layers` or `taps` name others than
+        those of a model with this number of layers."""
+        every = range(num_layers)
+        own = every if self.layers is None else self.layers
+        if not own or not {*own} <= {*every} or not {*self.taps} <= {*every, num_layers}:
+            raise ModelError(
+                f"the model has {num_layers} layers; it was asked for {own}, and for its states "
+                f"before {list(self.taps)}"
+            )
+        return own
 
     def method(
         self, kind: Literal["linear", "embedding"], layer: LinearLayer | EmbeddingLayer

@@ -4,6 +4,7 @@ stages."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ class LoadedModel:
     that they need. Raises ConfigError, ModelError or PluginError.
 
     first_layer: added to the model's layer indices in the KV cache, which all models of a worker
-    share. lora: None = the model takes no adapters.
+    share. lora: None = the model takes no adapters. layers, taps: see `Build`.
     """
 
     stages: Stages
@@ -50,12 +51,14 @@ class LoadedModel:
         *,
         first_layer: int = 0,
         lora: LoRALimits | None = None,
+        layers: range | None = None,
+        taps: tuple[int, ...] = (),
     ) -> None:
         self.setup = setup
         self.checkpoint = checkpoint
         self.first_layer = first_layer
         self.inputs: InputBuilder | None = None
-        self.build = self._build(lora)
+        self.build = replace(self._build(lora), layers=layers, taps=taps)
         registry = setup.registry
         need = Need(platform=setup.platform_name)
         self.entry = registry.choose("model", need, keys=checkpoint.architectures).require()
@@ -220,8 +223,7 @@ class LoadedModel:
     def connect(self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS) -> Stages:
         """Read the inputs of steps from these buffers. traits: the stages to record."""
         self.inputs = inputs
-        with_adapters = (False,) if self.build.lora is None else (False, True)
-        self.stages = Stages(self.model, inputs, with_adapters, traits)
+        self.stages = Stages(self.model, self.build, inputs, traits)
         return self.stages
 
     def plan(self, inputs: StepInputs) -> None:

@@ -131,7 +131,7 @@ class ModelRunner:
         planned = time.perf_counter()
         logits = None
         if fused is not None:
-            hidden, logits = fused(num_tokens)
+            hidden, logits = self.stages.decode(fused, num_tokens)
         else:
             given = self.given.collect(batch, inputs) if has_given else None
             hidden = self.stages.forward(recording, inputs, given)

@@ -20,26 +20,29 @@ from torch import Tensor
 
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.platform import Recording, Replay, Trait
+from pegboard.layers import Build
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
 
 
 class Stages:
-    """The stages of one bound model. with_adapters: whether to record steps without adapters, steps
-    with adapters, or both. traits: the stages to record."""
+    """The stages of one bound model. traits: the stages to record. taps: the hidden states of the
+    last step at the depths `build.taps`, in that order, [T, size]. They are valid until the next
+    step."""
 
     def __init__(
         self,
         model: Any,
+        build: Build,
         inputs: InputBuilder,
-        with_adapters: Sequence[bool] = (False,),
         traits: Sequence[Trait] = TRAITS,
     ) -> None:
         self.model = model
+        self.build = build
         self.inputs = inputs
-        self.with_adapters = with_adapters
         self.traits = traits
+        self.taps: Sequence[Tensor] = ()
         self.pads = False
         self.recordings: dict[tuple[Trait, bool], list[Recording]] = {}
         self.embedded = self.hidden = torch.empty(0)
@@ -66,14 +69,14 @@ class Stages:
         self.embedded = one.new_zeros(len(positions), one.shape[1])
         self.hidden = one.new_zeros(inputs.max_rows, self.width)
 
-        def decode(*ids_and_positions: Tensor) -> tuple[Tensor, Tensor]:
+        def decode(*ids_and_positions: Tensor) -> tuple[Tensor, ...]:
             *ids, positions = ids_and_positions
             hidden = model.forward(model.embed(*ids), positions)
-            return hidden, model.logits(hidden)
+            return hidden, model.logits(hidden), *self._tapped()
 
         runs: dict[Trait, tuple[Callable[..., tuple[Tensor, ...]], list[Tensor], int]] = {
             "forward": (
-                lambda rows, positions: (model.forward(rows, positions),),
+                lambda rows, positions: (model.forward(rows, positions), *self._tapped()),
                 [self.embedded, positions],
                 len(positions),
             ),
@@ -82,7 +85,8 @@ class Stages:
         }
         self.pads = replay.pads
         refusals = dict[str, list[str]]()
-        for trait, inputs.has_adapters in product(self.traits, self.with_adapters):
+        with_adapters = (False,) if self.build.lora is None else (False, True)
+        for trait, inputs.has_adapters in product(self.traits, with_adapters):
             run, buffers, largest = runs[trait]
             made: list[Recording] = []
             try:
@@ -107,6 +111,12 @@ class Stages:
                 return recording
         return None
 
+    def decode(self, recording: Recording, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden states [T, size] after the final norm, and their logits."""
+        hidden, logits, *taps = recording(num_tokens)
+        self.taps = [each.clone() for each in taps]  # the next recording overwrites them
+        return hidden, logits
+
     def forward(
         self,
         recording: Recording | None,
@@ -121,9 +131,16 @@ class Stages:
         if recording is None:
             hidden = self.model.forward(rows, inputs.positions)
             self.width = expect(hidden, Tensor, self.model, "forward").shape[1]
+            self.taps = self._tapped()
             return hidden
         self.embedded[: len(rows)].copy_(rows)
-        return recording(inputs.num_tokens)[0]
+        hidden, *taps = recording(inputs.num_tokens)
+        self.taps = [each.clone() for each in taps]
+        return hidden
+
+    def _tapped(self) -> tuple[Tensor, ...]:
+        taps = self.build.declared.taps
+        return tuple(taps[depth] for depth in self.build.taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, vocabulary] of these rows [N, size]. They are valid until the next

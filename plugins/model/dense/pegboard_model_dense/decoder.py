@@ -77,6 +77,8 @@ class Decoder(nn.Module):
                 f"the checkpoint's config scales residuals by {stream}; this architecture needs a "
                 "positive number"
             )
+        if build.layers is not None and (traits.passes > 1 or traits.skips):
+            raise ModelError("the layers of this architecture cannot be divided")
         factor = traits.embedding_scale / stream
         self.scale = Scale(build, traits.hidden_size, factor) if factor != 1.0 else None
         self.embedding = Embedding(build.at(names.embedding), traits.vocab_size, traits.hidden_size)
@@ -85,7 +87,9 @@ class Decoder(nn.Module):
             self.embedding_norm = LayerNorm(
                 build.at(names.embedding_norm), traits.hidden_size, traits.eps
             )
-        self.positions = Positions(build.at(names.positions), traits) if names.positions else None
+        is_first = build.layers is None or build.layers.start == 0
+        has_positions = names.positions and is_first
+        self.positions = Positions(build.at(names.positions), traits) if has_positions else None
         self.ropes = [make_rope(build, rule, traits.max_positions) for rule in traits.ropes]
         self.places = Places(build, traits.max_positions) if traits.alibi else None
         taps: dict[int, Tensor] = {}
@@ -96,6 +100,7 @@ class Decoder(nn.Module):
             len(traits.layers),
             lambda b, i: self.make_layer(b, i, traits, taps),
             make_norm(build.at(names.norm), traits.hidden_size, traits, stream, factor),
+            unit=stream,
         )
         self.passes = traits.passes
         make_head = NormalizedHead if traits.normalized_head else Head

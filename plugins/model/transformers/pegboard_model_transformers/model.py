@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import (
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Embedding
+from pegboard_model_transformers.depths import divide
 from pegboard_model_transformers.modules import (
     EXPERT_TENSORS,
     ModuleEmbedding,
@@ -70,7 +71,10 @@ class TransformersModel(nn.Module):
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
         inner = model.base_model
-        declare_attention(build, model, probe_attention(model, inner, dtype))
+        calls = probe_attention(model, inner, dtype)
+        check_attention(model, calls)
+        own = divide(build, inner, calls, lambda: probe_attention(model, inner, dtype))
+        declare_attention(build, model, own)
         make_buffers(model, build.device)
         self.embedding = declare_layers(build, model)
         for module in model.modules():
@@ -185,8 +189,8 @@ def refuse_config(config: Any, name: str) -> None:
             )
 
 
-def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> None:
-    """Declare one paged attention layer for each attention module."""
+def check_attention(model: Any, calls: list[AttentionCall]) -> None:
+    """Raise ModelError unless each layer attends once."""
     name = type(model).__name__
     num_layers = model.config.num_hidden_layers
     if len(calls) != num_layers or len({id(call.module) for call in calls}) != num_layers:
@@ -195,8 +199,15 @@ def declare_attention(build: Build, model: Any, calls: list[AttentionCall]) -> N
             "not each attend exactly once, such as hybrids with a recurrent state, need their "
             "own plugin"
         )
+
+
+def declare_attention(build: Build, model: Any, calls: Sequence[AttentionCall | None]) -> None:
+    """Declare one paged attention layer for each attention module. None = the layer is not
+    there."""
     paths = {id(module): path for path, module in model.named_modules()}
     for index, call in enumerate(calls):
+        if call is None:
+            continue
         layer = Attention(
             build.at(paths[id(call.module)]),
             index,
