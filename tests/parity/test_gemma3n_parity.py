@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+
+from pegboard.errors import ModelError
+from pegboard.worker import worker
+from pegboard.worker.loaded_model import LoadedModel
 
 SIZES = {
     "num_hidden_layers": 7,
@@ -36,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_cases(write: Any, check_parity: Any, name: str) -> None:
     check_parity(write("gemma3n_text", **CASES[name]))
+
+
+def test_it_is_not_divided(write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = write("gemma3n_text", **SIZES)
+    monkeypatch.setattr(worker, "LoadedModel", partial(LoadedModel, layers=range(3)))
+    with pytest.raises(ModelError, match="cannot be divided or tapped"):
+        open_llm(reference.directory)
 
 
 def test_preemption_and_two_answers(write: Any, check_parity: Any, check_cached: Any) -> None:

@@ -14,7 +14,6 @@ from pegboard.layers.build import Build, Layer
 from pegboard.layers.config import read, size_of
 from pegboard.layers.embedding import Embedding, Head
 from pegboard.layers.experts import Experts
-from pegboard.layers.latent import LatentAttention
 from pegboard.layers.linear import Linear, QKVLinear
 from pegboard.layers.norm import LayerNorm, Norm
 from pegboard.layers.rope import Rope, Rotation
@@ -29,7 +28,6 @@ __all__ = [
     "Embedding",
     "Experts",
     "Head",
-    "LatentAttention",
     "Layer",
     "LayerNorm",
     "LayerStack",

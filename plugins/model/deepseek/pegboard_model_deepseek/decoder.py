@@ -14,7 +14,6 @@ from pegboard.layers import (
     Build,
     Embedding,
     Head,
-    LatentAttention,
     LayerStack,
     Linear,
     Norm,
@@ -22,6 +21,7 @@ from pegboard.layers import (
     Rotation,
 )
 from pegboard_model_deepseek.shape import Shape
+from pegboard_models.latent import LatentAttention
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 LATENT_EPS = 1e-6

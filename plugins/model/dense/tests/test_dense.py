@@ -257,6 +257,13 @@ def test_what_is_not_supported_is_named(
         model({**SIZES, **MODELS[model], **values}, fake_build())
 
 
+@pytest.mark.parametrize("model", [current.Ouro, older.Solar])
+def test_layers_that_depend_on_earlier_ones_are_not_divided(model: type[Decoder]) -> None:
+    build = replace(fake_build(), layers=range(1))
+    with pytest.raises(ModelError, match="cannot be divided"):
+        model({**SIZES, **MODELS[model]}, build)
+
+
 def test_rows_that_are_merged_in_groups_take_no_adapters_and_transposed_ones_no_blocks() -> None:
     config = {**SIZES, **MODELS[older.InternLM2]}
     with pytest.raises(ModelError, match="adapters are not supported"):

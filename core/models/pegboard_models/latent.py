@@ -13,8 +13,8 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
 from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers.build import Build, Holder, Layer
-from pegboard.layers.rope import Rotation
+from pegboard.layers import Build, Layer, Rotation
+from pegboard.layers.build import Holder
 
 
 class LatentAttention(Layer):
