@@ -61,8 +61,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
 def test_the_longest_prompt_and_the_highest_id(
     pools: bool, chunked: bool, vocab: int, length: int, budget: int
 ) -> None:
-    """A completion needs room for one token. The second of two texts that are compared has ids
-    above the vocabulary."""
+    """A completion needs room for one token."""
     limits = fake_limits(
         vocab_size=vocab,
         max_model_len=length + (not pools),
@@ -70,7 +69,7 @@ def test_the_longest_prompt_and_the_highest_id(
         max_num_batched_tokens=budget,
         enable_chunked_prefill=chunked,
     )
-    highest = vocab * (2 if pools else 1) - 1
+    highest = vocab - 1
 
     def is_taken(prompt: list[int]) -> bool:
         pooling = PoolingParams() if pools else None

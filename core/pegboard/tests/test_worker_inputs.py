@@ -28,6 +28,7 @@ class Row:
     tokens: list[int]
     num_prompt: int
     num_computed: int = 0
+    kinds: list[int] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=lambda: [[], []])
 
 
@@ -40,7 +41,7 @@ class Twin:
         )
         self.sizes = sizes
         self.plan = plan
-        self.state = RowState(ROWS, CAPACITY, plan)
+        self.state = RowState(ROWS, CAPACITY, plan, ["kinds"])
         self.builder = InputBuilder(
             plan, max_tokens=200, max_rows=ROWS, state=self.state, device="cpu"
         )
@@ -78,6 +79,7 @@ class Twin:
                 row = self.rows[number] = Row(
                     list(tokens), len(tokens), draw(st.integers(0, len(tokens) - 1))
                 )
+                row.kinds = [1 + token % 7 for token in tokens] if draw(st.booleans()) else []
                 self.blocks(row, row.num_computed)
                 fresh = True
             else:
@@ -106,6 +108,7 @@ class Twin:
                         params,
                         None,
                         tables,
+                        token_inputs={"kinds": row.kinds, "unknown": [9]} if row.kinds else {},
                     )
                 )
             else:
@@ -200,6 +203,7 @@ def test_inputs_equal_the_same_made_by_hand(data: st.DataObject) -> None:
 
 def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]]) -> None:
     ids = []
+    kinds = []
     positions = []
     index = []
     drafts = []
@@ -210,6 +214,7 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
         span = range(row.num_computed, row.num_computed + count + len(proposed))
         full = [*row.tokens[: row.num_computed + count], *proposed]
         ids += [full[p] for p in span]
+        kinds += [row.kinds[p] if p < len(row.kinds) else 0 for p in span]
         positions += span
         for g, size in enumerate(twin.sizes):
             slots[g] += [row.tables[g][p // size] * size + p % size for p in span]
@@ -219,8 +224,10 @@ def check(twin: Twin, inputs: StepInputs, order: list[tuple[int, int, list[int]]
             offsets.append(offsets[-1] + 1 + len(proposed))
     num_rows = len(order)
     num_tokens = len(ids)
-    more = inputs.input_ids[num_tokens:].numel()  # padding
-    assert inputs.input_ids.tolist() == ids + [0] * more
+    input_ids, declared = inputs.to_embed
+    more = input_ids[num_tokens:].numel()  # padding
+    assert declared.tolist() == kinds + [0] * more
+    assert input_ids.tolist() == ids + [0] * more
     assert inputs.positions.tolist() == positions + [0] * more
     assert (
         list(range(num_tokens)) if inputs.logits_index is None else inputs.logits_index.tolist()
@@ -263,7 +270,7 @@ def test_buffers_keep_their_addresses() -> None:
         )
         inputs = twin.builder.build(twin.batch([(0, length, [])], [], [], []))
         tensors = (
-            inputs.input_ids,
+            *inputs.to_embed,
             inputs.positions,
             inputs.groups[0].slot_mapping,
             inputs.groups[0].block_table,
