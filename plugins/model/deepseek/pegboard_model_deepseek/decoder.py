@@ -9,18 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.interfaces.attention import SparseIndex
-from pegboard.layers import (
-    Activation,
-    Build,
-    Embedding,
-    Head,
-    LayerStack,
-    Linear,
-    Norm,
-    Rope,
-    Rotation,
-)
+from pegboard.layers import Build, Embedding, Head, LayerStack, Linear, Norm, Rope, Rotation
 from pegboard_model_deepseek.shape import Shape
+from pegboard_models.blocks import GatedMLP, PreNorm
+from pegboard_models.decoder import Decoder, scaled
 from pegboard_models.latent import LatentAttention
 from pegboard_models.rope import rope_parameters, scaled_rope
 
@@ -28,8 +20,8 @@ LATENT_EPS = 1e-6
 """The epsilon of the norms within attention. Configs do not contain it."""
 
 
-class LatentDecoder(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits.
+class LatentDecoder(Decoder):
+    """Attention and feed-forward, each after a norm.
 
     pairs: how the rotated channels are ordered (see `LatentAttention`). residual_scale: factor of
     what each block adds. rotates: whether the attention has rotary embeddings.
@@ -39,87 +31,67 @@ class LatentDecoder(nn.Module):
     rotates = True
 
     def __init__(
-        self, config: Mapping[str, Any], build: Build, shape: Shape, *, pairs: bool
+        self,
+        config: Mapping[str, Any],
+        build: Build,
+        shape: Shape,
+        *,
+        pairs: bool,
+        **factors: float,
     ) -> None:
-        super().__init__()
-        inner = build.at("model")
         self.pairs = pairs
-        self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope: Rope | None = None
+        inner = build.at("model")
+        hidden = shape.hidden_size
+        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
+        rope: Rope | None = None
         if self.rotates:
             base, scaling = rope_parameters(config)
-            self.rope = scaled_rope(
+            rope = scaled_rope(
                 inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
             )
-
-        def make(build: Build, index: int) -> nn.Module:
-            return self.layer(build, index, shape, config)
-
-        self.layers = LayerStack(
+        layers = LayerStack(
             inner.at("layers"),
             shape.num_layers,
-            make,
-            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
+            lambda build, index: self.layer(build, index, shape, config),
+            Norm(inner.at("norm"), hidden, shape.eps),
         )
-        tied = self.embed_tokens if shape.is_tied else None
-        self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
+        tied = embedding if shape.is_tied else None
+        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
+        super().__init__(embedding, layers, head, rope, **factors)
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         """Return a layer of the stack. A model with other layers overrides this."""
-        attention = SelfAttention(
-            build.at("self_attn"), index, shape, shape.scale(config), self.pairs
+
+        def norm(name: str) -> Norm:
+            return Norm(build.at(name), shape.hidden_size, shape.eps)
+
+        return PreNorm(
+            (norm("input_layernorm"), self.attention(build.at("self_attn"), index, shape, config)),
+            (norm("post_attention_layernorm"), self.feed_forward(build, index, shape, config)),
+            factor=self.residual_scale,
         )
-        feed_forward = self.feed_forward(build.at("mlp"), index, shape, config)
-        return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
+
+    def attention(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        """Return the attention of a layer. A model with another one overrides this."""
+        return LatentSelfAttention(build, index, shape, shape.scale(config), self.pairs)
 
     def feed_forward(
         self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
     ) -> nn.Module:
-        """Return the feed-forward block of a layer. A model with experts overrides this."""
-        return FeedForward(build, shape)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids)
-
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return self.layers(hidden, None if self.rope is None else self.rope(positions))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+        """Return the feed-forward block of a layer. build: of the layer. A model with experts
+        overrides this."""
+        return mlp(build.at("mlp"), shape)
 
 
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so
-    far."""
-
-    def __init__(
-        self,
-        build: Build,
-        shape: Shape,
-        attention: nn.Module,
-        feed_forward: nn.Module,
-        scale: float,
-    ) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
-        self.self_attn = attention
-        self.mlp = feed_forward
-        self.scale = scale
-        self.post_attention_layernorm = Norm(
-            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
-        )
-
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
-    ) -> tuple[Tensor, Tensor]:
-        hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden, residual = self.post_attention_layernorm.add(
-            scaled(self.self_attn.forward(hidden, rotation), self.scale), residual
-        )
-        return scaled(self.mlp.forward(hidden), self.scale), residual
+def mlp(build: Build, shape: Shape, width: int | None = None) -> GatedMLP:
+    """Return a feed-forward block. width: None = the config's."""
+    width = shape.intermediate_size if width is None else width
+    return GatedMLP(build, shape.hidden_size, width, shape.activation, bias=shape.mlp_bias)
 
 
-class SelfAttention(nn.Module):
+class LatentSelfAttention(nn.Module):
     """Latent attention. With q_lora_rank, queries too are functions of a small vector.
     latent_scale: factor of the latent. choice: how keys are chosen (see `deepseek_v32`)."""
 
@@ -186,27 +158,3 @@ class SelfAttention(nn.Module):
         """Return what the choice of keys needs of each token. small: the vector that queries are
         functions of."""
         return ()
-
-
-class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)). width: channels of gate and up; None = the config's
-    intermediate size."""
-
-    def __init__(self, build: Build, shape: Shape, width: int | None = None) -> None:
-        super().__init__()
-        inner = shape.intermediate_size if width is None else width
-        parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(
-            build, shape.hidden_size, 2 * inner, parts=parts, bias=shape.mlp_bias
-        )
-        self.down_proj = Linear(
-            build.at("down_proj"), inner, shape.hidden_size, bias=shape.mlp_bias
-        )
-        self.activation = Activation(build, shape.activation)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_up_proj(hidden)))
-
-
-def scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1.0 else x * factor

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Experts, Linear, RouterRule, read, size_of
-from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder
+from pegboard.layers import Build, Experts, RouterRule, read, size_of
+from pegboard_model_deepseek.decoder import LatentDecoder, mlp
 from pegboard_model_deepseek.shape import Shape, sparse_layers
+from pegboard_models.blocks import ExpertsBlock
 
 
 class DeepseekModel(LatentDecoder):
@@ -34,14 +35,9 @@ class DeepseekModel(LatentDecoder):
     ) -> nn.Module:
         num_experts = read(config, "n_routed_experts", int)
         if not num_experts or not sparse_layers(config, shape.num_layers)[index]:
-            return FeedForward(build, shape)
-        return ExpertsBlock(
-            build,
-            shape,
-            config,
-            num_experts,
-            router_rule(config, num_experts, score=self.score, method=self.method),
-        )
+            return super().feed_forward(build, index, shape, config)
+        rule = router_rule(config, num_experts, score=self.score, method=self.method)
+        return experts_block(build.at("mlp"), shape, config, num_experts, rule)
 
 
 class DeepseekV2Model(DeepseekModel):
@@ -83,42 +79,30 @@ def router_rule(
     )
 
 
-class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]: chosen experts, and shared ones that compute every token. names:
-    of gate, up and down."""
-
-    def __init__(
-        self,
-        build: Build,
-        shape: Shape,
-        config: Mapping[str, Any],
-        num_experts: int,
-        rule: RouterRule,
-        *,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    ) -> None:
-        super().__init__()
-        width = size_of(config, "moe_intermediate_size")
-        num_shared = read(config, "n_shared_experts", int) or 0
-        gate = build.at("gate")
-        self.gate = Linear(gate, shape.hidden_size, num_experts, is_router=True)
-        correction = f"{gate.path}.e_score_correction_bias" if rule.group_best == 2 else None
-        self.experts = Experts(
-            build.at("experts"),
-            num_experts,
-            shape.hidden_size,
-            width,
-            rule=rule,
-            activation=shape.activation,
-            names=names,
-            correction=correction,
-        )
-        self.shared = (
-            FeedForward(build.at("shared_experts"), shape, width * num_shared)
-            if num_shared
-            else None
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        shared = None if self.shared is None else self.shared.forward(hidden)
-        return self.experts(hidden, self.gate(hidden), shared)
+def experts_block(
+    build: Build,
+    shape: Shape,
+    config: Mapping[str, Any],
+    num_experts: int,
+    rule: RouterRule,
+    *,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertsBlock:
+    """Return a block of chosen experts, and of shared ones that compute every token. names: of
+    gate, up and down."""
+    width = size_of(config, "moe_intermediate_size")
+    num_shared = read(config, "n_shared_experts", int) or 0
+    gate = build.at("gate")
+    correction = f"{gate.path}.e_score_correction_bias" if rule.group_best == 2 else None
+    experts = Experts(
+        build.at("experts"),
+        num_experts,
+        shape.hidden_size,
+        width,
+        rule=rule,
+        activation=shape.activation,
+        names=names,
+        correction=correction,
+    )
+    shared = mlp(build.at("shared_experts"), shape, width * num_shared) if num_shared else None
+    return ExpertsBlock(gate, experts, shared)

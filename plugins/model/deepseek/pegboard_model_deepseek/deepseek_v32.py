@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import SparseIndex
 from pegboard.layers import Build, Linear, Rotation, size_of
-from pegboard_model_deepseek.decoder import DecoderLayer, SelfAttention
+from pegboard_model_deepseek.decoder import LatentSelfAttention
 from pegboard_model_deepseek.deepseek import DeepseekV3Model
 from pegboard_model_deepseek.shape import Shape
 from pegboard_models.parameters import Parameters
@@ -27,13 +27,13 @@ INDEX_EPS = 1e-6
 
 
 class DeepseekV32Model(DeepseekV3Model):
-    def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
-        attention = SparseAttention(build.at("self_attn"), index, shape, config, self.pairs)
-        feed_forward = self.feed_forward(build.at("mlp"), index, shape, config)
-        return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
+    def attention(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        return SparseAttention(build, index, shape, config, self.pairs)
 
 
-class SparseAttention(SelfAttention):
+class SparseAttention(LatentSelfAttention):
     """Latent attention to the keys with the best scores. The first channels of index vectors and
     keys are rotated in halves, whatever the order of the attention's own channels."""
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
 from pegboard.layers import Build, Linear, Norm, StateLayer, read, size_of
-from pegboard_model_deepseek.decoder import DecoderLayer, FeedForward, LatentDecoder, SelfAttention
-from pegboard_model_deepseek.deepseek import ExpertsBlock, router_rule
+from pegboard_model_deepseek.decoder import LatentDecoder
+from pegboard_model_deepseek.deepseek import experts_block, router_rule
 from pegboard_model_deepseek.shape import Shape, kinds, sparse_layers
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
@@ -44,25 +44,22 @@ class KimiLinearModel(LatentDecoder):
         self.is_sparse = sparse_layers(config, shape.num_layers)
         super().__init__(config, build, shape, pairs=True)
 
-    def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
-        attention: nn.Module
+    def attention(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
         if self.is_linear[index]:
-            attention = DeltaAttention(build.at("self_attn"), index, shape, config)
-        else:
-            attention = SelfAttention(
-                build.at("self_attn"), index, shape, shape.scale(config), self.pairs
-            )
-        feed_forward: nn.Module
-        if self.is_sparse[index]:
-            num_experts = size_of(config, "n_routed_experts")
-            own = build.at("block_sparse_moe")
-            rule = router_rule(config, num_experts, score="sigmoid", method="noaux_tc")
-            feed_forward = ExpertsBlock(
-                own, shape, config, num_experts, rule, names=("w1", "w3", "w2")
-            )
-        else:
-            feed_forward = FeedForward(build.at("mlp"), shape)
-        return DecoderLayer(build, shape, attention, feed_forward, self.residual_scale)
+            return DeltaAttention(build, index, shape, config)
+        return super().attention(build, index, shape, config)
+
+    def feed_forward(
+        self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]
+    ) -> nn.Module:
+        if not self.is_sparse[index]:
+            return super().feed_forward(build, index, shape, config)
+        num_experts = size_of(config, "n_routed_experts")
+        rule = router_rule(config, num_experts, score="sigmoid", method="noaux_tc")
+        block = build.at("block_sparse_moe")
+        return experts_block(block, shape, config, num_experts, rule, names=("w1", "w3", "w2"))
 
 
 class DeltaAttention(nn.Module):

@@ -26,7 +26,7 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard_model_deepseek.decoder import FeedForward, LatentDecoder, SelfAttention
+from pegboard_model_deepseek.decoder import LatentDecoder, LatentSelfAttention, mlp
 from pegboard_model_deepseek.shape import Shape
 from pegboard_models.parameters import Parameters
 
@@ -65,9 +65,9 @@ class ShortcutLayer(nn.Module):
             (shape.hidden_size / shape.rank) ** 0.5 if grown["mla_scale_kv_lora"] else 1.0
         )
 
-        def attention(half: int) -> SelfAttention:
+        def attention(half: int) -> LatentSelfAttention:
             path = build.at(f"self_attn.{half}")
-            return SelfAttention(
+            return LatentSelfAttention(
                 path, 2 * index + half, shape, scale, pairs=True, latent_scale=latent_scale
             )
 
@@ -80,7 +80,7 @@ class ShortcutLayer(nn.Module):
         self.second = attention(1)
         self.before = norms("input_layernorm")
         self.between = norms("post_attention_layernorm")
-        self.mlps = [FeedForward(build.at(f"mlps.{half}"), shape) for half in (0, 1)]
+        self.mlps = [mlp(build.at(f"mlps.{half}"), shape) for half in (0, 1)]
         self.experts = ZeroExpertsBlock(build.at("mlp"), shape, config)
 
     def forward(

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from pegboard.layers import Build, read
 from pegboard_model_deepseek.decoder import LatentDecoder
 from pegboard_model_deepseek.shape import Shape
@@ -19,12 +17,11 @@ class MiniCPM3Model(LatentDecoder):
         depth = read(config, "scale_depth", float)
         width = read(config, "dim_model_base", float)
         self.residual_scale = depth / shape.num_layers**0.5 if depth else 1.0
-        self.embed_scale = read(config, "scale_emb", float) or 1.0
-        self.logits_scale = width / shape.hidden_size if width else 1.0
-        super().__init__(config, build, shape, pairs=False)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids) * self.embed_scale
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden * self.logits_scale)
+        super().__init__(
+            config,
+            build,
+            shape,
+            pairs=False,
+            embed_scale=read(config, "scale_emb", float) or 1.0,
+            logits_scale=width / shape.hidden_size if width else 1.0,
+        )

@@ -35,11 +35,10 @@ from pegboard_model_dense.parts import (
     Positions,
     Rotate,
     Rows,
-    Scale,
-    Sum,
     make_norm,
 )
 from pegboard_model_dense.traits import ExpertTraits, LayerTraits, RopeTraits, Traits
+from pegboard_models.decoder import scaled
 from pegboard_models.rope import scaled_rope
 
 PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -80,7 +79,7 @@ class Decoder(nn.Module):
         if build.layers is not None and (traits.passes > 1 or traits.skips):
             raise ModelError("the layers of this architecture cannot be divided")
         factor = traits.embedding_scale / stream
-        self.scale = Scale(build, traits.hidden_size, factor) if factor != 1.0 else None
+        self.embedding_scale = factor
         self.embedding = Embedding(build.at(names.embedding), traits.vocab_size, traits.hidden_size)
         self.embedding_norm = None
         if names.embedding_norm:
@@ -154,9 +153,7 @@ class Decoder(nn.Module):
         return SelfAttention(build, index, traits, traits.layers[index], self.ropes)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.embedding(input_ids)
-        if self.scale is not None:
-            hidden = self.scale(hidden)
+        hidden = scaled(self.embedding(input_ids), self.embedding_scale)
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
@@ -171,9 +168,7 @@ class Decoder(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(hidden)
-        if self.logits_scale != 1.0:
-            logits = logits * self.logits_scale
+        logits = scaled(self.head(hidden), self.logits_scale)
         return (
             logits
             if self.logits_cap is None
@@ -247,11 +242,10 @@ class NormAfter(nn.Module):
             build.at(traits.names.after_attention), traits.hidden_size, traits
         )
         self.after_mlp = make_norm(build.at(traits.names.after_mlp), traits.hidden_size, traits)
-        self.add = Sum(build, traits.hidden_size)
 
     def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
-        hidden = self.add(self.after_attention(self.attention.forward(hidden, step)), hidden)
-        return self.add(self.after_mlp(self.feed_forward.forward(hidden)), hidden), None
+        hidden = hidden + self.after_attention(self.attention.forward(hidden, step))
+        return hidden + self.after_mlp(self.feed_forward.forward(hidden)), None
 
 
 class Parallel(nn.Module):

@@ -127,39 +127,6 @@ def make_norm(
     return AdjustedNorm(build, size, eps, offset if traits.norm == "rms+1" else 0.0, factor)
 
 
-class Scale(Layer):
-    """(x [T, size]) → factor · x. It is computed by the kernel that normalizes, because recordings
-    have no kernel for a product: with an epsilon of 2^60, which mean squares below 2^36 do not
-    change in float32, x / sqrt(mean(x²) + epsilon) is x / 2^30."""
-
-    def __init__(self, build: Build, size: int, factor: float) -> None:
-        super().__init__(build)
-        self.size = size
-        self.factor = factor
-
-    def bind(self) -> None:
-        weight = torch.full((self.size,), self.factor * 2.0**30, device=self.build.device)
-        norm = self.build.kernels["rms_norm"]
-        self.forward = lambda x: norm(x, weight, 2.0**60)
-
-
-class Sum(Layer):
-    """(x, residual) → their sum, in the residual's memory. It is computed by the kernel that
-    normalizes sums, because recordings have no kernel for a sum alone; the normalized result is not
-    used."""
-
-    def __init__(self, build: Build, size: int) -> None:
-        super().__init__(build)
-        self.size = size
-
-    def bind(self) -> None:
-        ones = torch.ones(
-            self.size, dtype=getattr(torch, self.build.dtype), device=self.build.device
-        )
-        add = self.build.kernels["add_rms_norm"]
-        self.forward = lambda x, residual: add(x, residual, ones, 1.0)[1]
-
-
 class Rotate(Layer):
     """(x [T, heads, D], rotation) → x with its channels rotated, for models that normalize what was
     rotated. Otherwise `Attention` rotates. Recordings rotate only within attention, so such a model

@@ -10,26 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import (
-    Attention,
     Build,
     Embedding,
     Experts,
     Head,
     LayerStack,
-    Linear,
     Norm,
-    QKVLinear,
-    Rope,
-    Rotation,
     RouterRule,
     read,
     size_of,
 )
+from pegboard_models.blocks import ExpertsBlock, PreNorm, SelfAttention, heads_of
 from pegboard_models.clamped_swiglu import ClampedSwiGLU
+from pegboard_models.decoder import Decoder
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 ALPHA = 1.702
@@ -44,9 +41,7 @@ class Shape:
         self.hidden_size = size_of(config, "hidden_size")
         self.expert_size = size_of(config, "intermediate_size")
         self.num_layers = size_of(config, "num_hidden_layers")
-        self.num_heads = size_of(config, "num_attention_heads")
-        self.num_kv_heads = read(config, "num_key_value_heads", int) or self.num_heads
-        self.head_dim = read(config, "head_dim", int) or self.hidden_size // self.num_heads
+        self.heads = heads_of(config)
         self.vocab_size = size_of(config, "vocab_size")
         self.max_positions = read(config, "max_position_embeddings", int) or 131072
         self.eps = read(config, "rms_norm_eps", float) or 1e-5
@@ -60,11 +55,6 @@ class Shape:
             read(config, "swiglu_alpha", float) or ALPHA,
             read(config, "swiglu_limit", float) or LIMIT,
         )
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} heads of keys "
-                "and values equally"
-            )
         window = read(config, "sliding_window", int)
         types = read(config, "layer_types", list[str])
         types = types or [
@@ -82,97 +72,54 @@ class Shape:
         ]
 
 
-class GptOssModel(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits."""
+class GptOssModel(Decoder):
+    """Attention and experts, each after a norm. A head's sink takes a part of its softmax and adds
+    nothing to the result."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__()
         shape = Shape(config)
+        hidden = shape.hidden_size
         base, scaling = rope_parameters(config)
         inner = build.at("model")
-        self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
-        self.rope = scaled_rope(
-            inner, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
-        )
-        self.layers = LayerStack(
-            inner.at("layers"),
-            shape.num_layers,
-            lambda b, i: DecoderLayer(b, i, shape, self.rope),
-            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
-        )
-        tied = self.embed_tokens if shape.is_tied else None
-        self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids)
-
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return self.layers(hidden, self.rope(positions))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
-
-
-class DecoderLayer(nn.Module):
-    """Attention and experts, each after a norm. `residual` is the sum of their results so far."""
-
-    def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
-        self.self_attn = SelfAttention(build.at("self_attn"), index, shape, rope)
-        self.post_attention_layernorm = Norm(
-            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
-        )
-        self.mlp = ExpertsBlock(build.at("mlp"), shape)
-
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation
-    ) -> tuple[Tensor, Tensor]:
-        hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn.forward(hidden, rotation)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp.forward(hidden), residual
-
-
-class SelfAttention(nn.Module):
-    """Grouped-query attention. A head's sink takes a part of its softmax and adds nothing to the
-    result."""
-
-    def __init__(self, build: Build, index: int, shape: Shape, rope: Rope) -> None:
-        super().__init__()
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.qkv_proj = QKVLinear(build, shape.hidden_size, *heads, bias=shape.bias)
-        self.o_proj = Linear(
-            build.at("o_proj"), shape.num_heads * shape.head_dim, shape.hidden_size, bias=shape.bias
-        )
-        self.attention = Attention(
-            build, index, *heads, window=shape.windows[index], rope=rope, has_sinks=True
+        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
+        rope = scaled_rope(
+            inner, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
         )
 
-    def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
-        q, k, v = self.qkv_proj(hidden)
-        return self.o_proj(self.attention(q, k, v, rotation))
+        def layer(build: Build, index: int) -> nn.Module:
+            attention = SelfAttention(
+                build.at("self_attn"),
+                index,
+                hidden,
+                shape.heads,
+                rope=rope,
+                bias=shape.bias,
+                window=shape.windows[index],
+                has_sinks=True,
+            )
+            block = build.at("mlp")
+            experts = Experts(
+                block.at("experts"),
+                shape.num_experts,
+                hidden,
+                shape.expert_size,
+                rule=RouterRule(shape.top_k, renormalize=True),
+                bias=True,
+                activation=shape.activation,
+                is_transposed=True,
+                is_interleaved=True,
+            )
+            return PreNorm(
+                (Norm(build.at("input_layernorm"), hidden, shape.eps), attention),
+                (
+                    Norm(build.at("post_attention_layernorm"), hidden, shape.eps),
+                    ExpertsBlock(block.at("router"), experts, bias=True),
+                ),
+            )
 
-
-class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]."""
-
-    def __init__(self, build: Build, shape: Shape) -> None:
-        super().__init__()
-        self.router = Linear(
-            build.at("router"), shape.hidden_size, shape.num_experts, bias=True, is_router=True
+        layers = LayerStack(
+            inner.at("layers"), shape.num_layers, layer, Norm(inner.at("norm"), hidden, shape.eps)
         )
-        self.experts = Experts(
-            build.at("experts"),
-            shape.num_experts,
-            shape.hidden_size,
-            shape.expert_size,
-            rule=RouterRule(shape.top_k, renormalize=True),
-            bias=True,
-            activation=shape.activation,
-            is_transposed=True,
-            is_interleaved=True,
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.experts(hidden, self.router(hidden))
+        tied = embedding if shape.is_tied else None
+        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
+        super().__init__(embedding, layers, head, rope)

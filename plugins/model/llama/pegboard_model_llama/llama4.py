@@ -19,24 +19,22 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import (
-    Attention,
     Build,
     Embedding,
     Experts,
     Head,
     Layer,
     LayerStack,
-    Linear,
     Norm,
-    QKVLinear,
     Rope,
     Rotation,
     RouterRule,
     read,
     size_of,
 )
-from pegboard_model_llama.experts import number_of_experts
-from pegboard_model_llama.llama import FeedForward, Shape
+from pegboard_model_llama.llama import Shape, mlp
+from pegboard_models.blocks import ExpertsBlock, PreNorm, SelfAttention
+from pegboard_models.decoder import Decoder
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 
@@ -75,7 +73,7 @@ class Llama4Shape(Shape):
         chosen: Any = read(config, "moe_layers", list)
         self.with_experts = range(step - 1, self.num_layers, step) if chosen is None else chosen
         self.dense_size = size_of(config, "intermediate_size_mlp")
-        self.num_experts = number_of_experts(config)
+        self.num_experts = read(config, "num_experts", int) or size_of(config, "num_local_experts")
         self.top_k = size_of(config, "num_experts_per_tok")
         self.normalizes = read(config, "use_qk_norm", bool) is not False
         self.tuning: tuple[int, float] | None = None
@@ -84,109 +82,87 @@ class Llama4Shape(Shape):
             self.tuning = read(config, "floor_scale", int) or 8192, 0.1 if scale is None else scale
 
 
-class Llama4Model(nn.Module):
-    """[T] token ids → [T, vocab] logits, in the stages that core calls: embed, forward, logits. Of
-    a checkpoint with images, only the text model is loaded."""
+class Llama4Model(Decoder):
+    """Of a checkpoint with images, only the text model is loaded."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        super().__init__()
         text = config.get("text_config")
         if isinstance(text, Mapping):
             config = text
             build = build.at("language_model")
         shape = Llama4Shape(config)
+        hidden = shape.hidden_size
         base, scaling = rope_parameters({"rope_theta": 500_000.0, **config})
         inner = build.at("model")
-        self.embed_tokens = Embedding(inner.at("embed_tokens"), shape.vocab_size, shape.hidden_size)
+        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
         in_pairs = replace(inner, rope_style="pairs")
-        self.rope = scaled_rope(
-            in_pairs, shape.head_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+        rope = scaled_rope(
+            in_pairs, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
         )
-        if shape.normalizes and self.rope.magnitude != 1.0:
+        if shape.normalizes and rope.magnitude != 1.0:
             raise ModelError(
                 "the checkpoint normalizes rotated queries and keys, which its rotary scaling "
                 "makes longer"
             )
-        self.lateness = (
+        lateness = (
             Lateness(build, shape.tuning) if shape.tuning and not all(shape.rotates) else None
         )
-        self.layers = LayerStack(
-            inner.at("layers"),
-            shape.num_layers,
-            lambda b, i: DecoderLayer(b, i, shape, self.rope),
-            Norm(inner.at("norm"), shape.hidden_size, shape.eps),
-        )
-        tied = self.embed_tokens if shape.is_tied else None
-        self.lm_head = Head(build.at("lm_head"), shape.vocab_size, shape.hidden_size, tied=tied)
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids)
+        def layer(build: Build, index: int) -> nn.Module:
+            block = build.at("feed_forward")
+            is_dense = index not in shape.with_experts
+            return PreNorm(
+                (
+                    Norm(build.at("input_layernorm"), hidden, shape.eps),
+                    ScaledAttention(build.at("self_attn"), index, shape, rope),
+                ),
+                (
+                    Norm(build.at("post_attention_layernorm"), hidden, shape.eps),
+                    mlp(block, shape, shape.dense_size) if is_dense else experts(block, shape),
+                ),
+            )
+
+        layers = LayerStack(
+            inner.at("layers"), shape.num_layers, layer, Norm(inner.at("norm"), hidden, shape.eps)
+        )
+        tied = embedding if shape.is_tied else None
+        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
+        super().__init__(embedding, layers, head, rope)
+        self.lateness = lateness
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        assert self.rope is not None
         factors = None if self.lateness is None else self.lateness(positions)
         return self.layers(hidden, self.rope(positions), factors)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
 
-
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm. `residual` is the sum of their results so
-    far."""
+class ScaledAttention(SelfAttention):
+    """The model normalizes queries and keys after their rotation, which does not change their
+    length, so they are normalized before it. Layers that do not rotate scale the queries of late
+    tokens."""
 
     def __init__(self, build: Build, index: int, shape: Llama4Shape, rope: Rope) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(build.at("input_layernorm"), shape.hidden_size, shape.eps)
-        self.self_attn = SelfAttention(build.at("self_attn"), index, shape, rope)
-        self.post_attention_layernorm = Norm(
-            build.at("post_attention_layernorm"), shape.hidden_size, shape.eps
-        )
-        block = build.at("feed_forward")
-        is_dense = index not in shape.with_experts
-        self.feed_forward = (
-            FeedForward(block, shape, shape.dense_size) if is_dense else ExpertsBlock(block, shape)
-        )
-
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, factors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn.forward(hidden, rotation, factors)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.feed_forward.forward(hidden), residual
-
-
-class SelfAttention(nn.Module):
-    """Grouped-query attention. The model normalizes queries and keys after their rotation, which
-    does not change their length, so they are normalized before it."""
-
-    def __init__(self, build: Build, index: int, shape: Llama4Shape, rope: Rope) -> None:
-        super().__init__()
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.qkv_proj = QKVLinear(build, shape.hidden_size, *heads, bias=shape.qkv_bias)
-        self.o_proj = Linear(
-            build.at("o_proj"),
-            shape.num_heads * shape.head_dim,
+        rotates = shape.rotates[index]
+        super().__init__(
+            build,
+            index,
             shape.hidden_size,
-            bias=shape.output_bias,
+            shape.heads,
+            rope=rope if rotates else None,
+            bias=shape.qkv_bias,
+            output_bias=shape.output_bias,
+            chunk=shape.chunks[index],
         )
-        self.rotates = shape.rotates[index]
-        own = rope if self.rotates else None
-        self.attention = Attention(build, index, *heads, chunk=shape.chunks[index], rope=own)
-        self.unit = (
-            UnitNorm(build, shape.head_dim, shape.eps)
-            if shape.normalizes and self.rotates
-            else None
-        )
+        if rotates and shape.normalizes:
+            self.q_norm = self.k_norm = UnitNorm(build, shape.heads[2], shape.eps)
+        self.rotates = rotates
 
-    def forward(self, hidden: Tensor, rotation: Rotation, factors: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation | None, factors: Tensor | None) -> Tensor:
+        if factors is None or self.rotates:
+            return super().forward(hidden, rotation)
         q, k, v = self.qkv_proj(hidden)
-        if self.unit is not None:
-            q = self.unit(q)
-            k = self.unit(k)
-        elif factors is not None and not self.rotates:
-            q = (q * factors).to(q.dtype)
-        return self.o_proj(self.attention(q, k, v, rotation))
+        out: Tensor = self.o_proj(self.attention((q * factors).to(q.dtype), k, v, rotation))
+        return out
 
 
 class UnitNorm(Layer):
@@ -224,15 +200,11 @@ class Lateness(Layer):
             ).view(-1, 1, 1)
 
 
-class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]. The scores of the chosen experts are factors of their inputs."""
-
-    def __init__(self, build: Build, shape: Llama4Shape) -> None:
-        super().__init__()
-        self.router = Linear(
-            build.at("router"), shape.hidden_size, shape.num_experts, is_router=True
-        )
-        self.experts = Experts(
+def experts(build: Build, shape: Llama4Shape) -> ExpertsBlock:
+    """Return a block in which the scores of the chosen experts are factors of their inputs."""
+    return ExpertsBlock(
+        build.at("router"),
+        Experts(
             build.at("experts"),
             shape.num_experts,
             shape.hidden_size,
@@ -241,8 +213,6 @@ class ExpertsBlock(nn.Module):
             activation=shape.activation,
             is_transposed=True,
             weighs_input=True,
-        )
-        self.shared_expert = FeedForward(build.at("shared_expert"), shape)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.experts(hidden, self.router(hidden), self.shared_expert.forward(hidden))
+        ),
+        mlp(build.at("shared_expert"), shape),
+    )

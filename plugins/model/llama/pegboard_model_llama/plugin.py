@@ -2,8 +2,16 @@
 
 from pegboard.interfaces.model import ModelSpec
 
-LLAMA = ModelSpec(api="1.0", implementation="pegboard_model_llama.llama:LlamaModel")
-MIXTRAL = ModelSpec(api="1.0", implementation="pegboard_model_llama.experts:MixtralModel")
-QWEN_MOE = ModelSpec(api="1.0", implementation="pegboard_model_llama.experts:QwenMoeModel")
-OLMOE = ModelSpec(api="1.0", implementation="pegboard_model_llama.experts:OlmoeModel")
-LLAMA4 = ModelSpec(api="1.0", implementation="pegboard_model_llama.llama4:Llama4Model")
+
+def _spec(place: str) -> ModelSpec:
+    return ModelSpec(api="1.0", implementation=f"pegboard_model_llama.{place}")
+
+
+LLAMA = _spec("llama:LlamaModel")
+QWEN2 = _spec("llama:Qwen2Model")
+QWEN3 = _spec("llama:Qwen3Model")
+MIXTRAL = _spec("experts:MixtralModel")
+QWEN2_MOE = _spec("experts:Qwen2MoeModel")
+QWEN3_MOE = _spec("experts:Qwen3MoeModel")
+OLMOE = _spec("experts:OlmoeModel")
+LLAMA4 = _spec("llama4:Llama4Model")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_llama.llama import LlamaModel
+from pegboard_model_llama.llama import LlamaModel, Qwen2Model, Qwen3Model
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,6 +30,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-4,
 }
+CLASSES = {"qwen2": Qwen2Model, "qwen3": Qwen3Model}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied": {"tie_word_embeddings": True},
@@ -177,7 +178,7 @@ def built(
 ) -> tuple[LlamaModel, set[str]]:
     """Run the model with fake attention over one complete request."""
     build = fake_build(**more)
-    model = LlamaModel(config, build)
+    model = CLASSES.get(config["model_type"], LlamaModel)(config, build)
     used = load_layers(build.declared.layers, tensors, bind=False)
 
     def bound(window: int | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -11,22 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Experts, Rotation, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import (
-    Block,
-    ExpertsBlock,
-    FeedForward,
-    Names,
-    SelfAttention,
-    StateDecoder,
-    head_size,
-    scaled,
-)
+from pegboard.layers import Build, Experts, Rope, Rotation, RouterRule, read, size_of
+from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block, head_size
 from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
 from pegboard_model_mamba.pure import step_limits, step_rank
+from pegboard_models.blocks import ExpertsBlock, GatedMLP
+from pegboard_models.decoder import scaled
 
 IS_ATTENTION = {
     "attention": True,
@@ -52,17 +46,15 @@ class HybridModel(StateDecoder):
         eps = read(config, "rms_norm_eps", float) or 1e-5
         kinds = self.attention_layers(config)
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             mixer: nn.Module
             if kinds[index]:
-                mixer = self.attention(build.at("self_attn"), index, config)
+                mixer = self.attention(build.at("self_attn"), index, config, rope)
             else:
                 mixer = self.state(build.at(self.state_name), index, config)
-            parts = [
-                ("input_layernorm", mixer),
-                (self.second_norm, self.feed_forward(build, index, config)),
-            ]
-            return Block(build, hidden, eps, parts, self.factor)
+            second = self.feed_forward(build, index, config)
+            parts = ("input_layernorm", mixer), (self.second_norm, second)
+            return block(build, hidden, eps, *parts, factor=self.factor)
 
         rotary = int(head_size(config) * self.rotary_share)
         super().__init__(
@@ -79,8 +71,10 @@ class HybridModel(StateDecoder):
         """Return for each layer whether it has attention."""
         return layer_kinds(config, "layer_types")
 
-    def attention(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
-        return SelfAttention(build, index, config, rope=lambda: self.rope)
+    def attention(
+        self, build: Build, index: int, config: Mapping[str, Any], rope: Rope | None
+    ) -> nn.Module:
+        return attention(build, index, config, rope)
 
     def state(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
         return Mamba2(build, index, mamba2_shape(config))
@@ -88,9 +82,7 @@ class HybridModel(StateDecoder):
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
         width = size_of(config, "intermediate_size")
         bias = bool(read(config, "mlp_bias", bool))
-        return FeedForward(
-            build.at("feed_forward"), size_of(config, "hidden_size"), width, bias=bias
-        )
+        return GatedMLP(build.at("feed_forward"), size_of(config, "hidden_size"), width, bias=bias)
 
 
 class BambaModel(HybridModel):
@@ -112,14 +104,16 @@ class GraniteHybridModel(HybridModel):
         logits = read(config, "logits_scaling", float) or 1.0
         super().__init__(config, build, embed_scale=embed, logits_scale=1 / logits)
 
-    def attention(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
+    def attention(
+        self, build: Build, index: int, config: Mapping[str, Any], rope: Rope | None
+    ) -> nn.Module:
         scale = read(config, "attention_multiplier", float) or 1.0
-        return SelfAttention(build, index, config, rope=lambda: self.rope, scale=scale)
+        return attention(build, index, config, rope, scale=scale)
 
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
         hidden = size_of(config, "hidden_size")
         width = size_of(config, "shared_intermediate_size")
-        shared = FeedForward(
+        shared = GatedMLP(
             build.at("shared_mlp"), hidden, width, names=("input_linear", "output_linear")
         )
         num_experts = read(config, "num_local_experts", int)
@@ -181,12 +175,11 @@ class FalconH1Model(StateDecoder):
         width = size_of(config, "intermediate_size")
         bias = bool(read(config, "mlp_bias", bool))
 
-        def make(build: Build, index: int) -> nn.Module:
-            block = FeedForward(build.at("feed_forward"), hidden, width, bias=bias, factors=factors)
-            both = SideBySide(build, index, config, self)
-            return Block(
-                build, hidden, eps, [("input_layernorm", both), ("pre_ff_layernorm", block)]
-            )
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
+            mlp = ScaledMLP(build.at("feed_forward"), hidden, width, factors, bias=bias)
+            both = SideBySide(build, index, config, rope)
+            parts = ("input_layernorm", both), ("pre_ff_layernorm", mlp)
+            return block(build, hidden, eps, *parts)
 
         super().__init__(
             config,
@@ -200,12 +193,30 @@ class FalconH1Model(StateDecoder):
         )
 
 
+class ScaledMLP(GatedMLP):
+    """factors: of gate and of the result."""
+
+    def __init__(
+        self, build: Build, hidden: int, width: int, factors: tuple[float, float], *, bias: bool
+    ) -> None:
+        super().__init__(build, hidden, width, bias=bias)
+        gate, self.factor = factors
+        pair = torch.tensor((gate, 1.0), dtype=getattr(torch, build.dtype), device=build.device)
+        self.gate_factor = None if gate == 1.0 else pair.repeat_interleave(width)
+
+    def forward(self, hidden: Tensor, *step: Any) -> Tensor:
+        both = self.gate_up_proj(hidden)
+        if self.gate_factor is not None:
+            both = both * self.gate_factor
+        return scaled(self.down_proj(self.activation(both)), self.factor)
+
+
 class SideBySide(nn.Module):
     """[T, hidden] → [T, hidden]: the sum of Mamba-2 and attention. The states are named by indices
     after those of all layers."""
 
     def __init__(
-        self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder
+        self, build: Build, index: int, config: Mapping[str, Any], rope: Rope | None
     ) -> None:
         super().__init__()
 
@@ -220,9 +231,7 @@ class SideBySide(nn.Module):
         num_layers = size_of(config, "num_hidden_layers")
         scale = head_size(config) ** -0.5 * factor("key_multiplier")
         self.mamba = Mamba2(build.at("mamba"), num_layers + index, mamba2_shape(config))
-        self.self_attn = SelfAttention(
-            build.at("self_attn"), index, config, rope=lambda: model.rope, scale=scale
-        )
+        self.self_attn = attention(build.at("self_attn"), index, config, rope, scale=scale)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         mixed = scaled(self.mamba.forward(scaled(hidden, self.ssm_in)), self.ssm_out)

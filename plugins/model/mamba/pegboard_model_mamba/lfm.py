@@ -8,18 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from pegboard.layers import Build, Experts, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import (
-    Block,
-    ExpertsBlock,
-    FeedForward,
-    Names,
-    SelfAttention,
-    StateDecoder,
-    head_size,
-)
+from pegboard.layers import Build, Experts, Rope, RouterRule, read, size_of
+from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.mixers import GatedConv
+from pegboard_models.blocks import ExpertsBlock, GatedMLP
 
 NAMES = ("w1", "w3", "w2")
 
@@ -32,24 +25,16 @@ class Lfm2Model(StateDecoder):
         bias = bool(read(config, "conv_bias", bool))
         kinds = layer_kinds(config, "layer_types")
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             mixer: nn.Module
             if kinds[index]:
                 own = build.at("self_attn")
                 norms = ("q_layernorm", "k_layernorm")
-                mixer = SelfAttention(
-                    own,
-                    index,
-                    config,
-                    rope=lambda: self.rope,
-                    norms=norms,
-                    eps=eps,
-                    output="out_proj",
-                )
+                mixer = attention(own, index, config, rope, norms=norms, eps=eps, output="out_proj")
             else:
                 mixer = GatedConv(build.at("conv"), index, hidden, width, bias)
-            block = self.feed_forward(build.at("feed_forward"), index, config)
-            return Block(build, hidden, eps, [("operator_norm", mixer), ("ffn_norm", block)])
+            second = self.feed_forward(build.at("feed_forward"), index, config)
+            return block(build, hidden, eps, ("operator_norm", mixer), ("ffn_norm", second))
 
         names = Names(norm="embedding_norm")
         super().__init__(
@@ -57,7 +42,7 @@ class Lfm2Model(StateDecoder):
         )
 
     def feed_forward(self, build: Build, index: int, config: Mapping[str, Any]) -> nn.Module:
-        return FeedForward(build, size_of(config, "hidden_size"), dense_width(config), names=NAMES)
+        return GatedMLP(build, size_of(config, "hidden_size"), dense_width(config), names=NAMES)
 
 
 class Lfm2MoeModel(Lfm2Model):
@@ -67,7 +52,7 @@ class Lfm2MoeModel(Lfm2Model):
         hidden = size_of(config, "hidden_size")
         dense = read(config, "num_dense_layers", int)
         if index < (2 if dense is None else dense):
-            return FeedForward(build, hidden, size_of(config, "intermediate_size"), names=NAMES)
+            return GatedMLP(build, hidden, size_of(config, "intermediate_size"), names=NAMES)
         scale = read(config, "routed_scaling_factor", float) or 1.0
         renormalize = read(config, "norm_topk_prob", bool) is not False
         rule = RouterRule(

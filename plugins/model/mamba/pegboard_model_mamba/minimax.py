@@ -22,21 +22,18 @@ from pegboard.layers import (
     Experts,
     Linear,
     Norm,
+    Rope,
     Rotation,
     RouterRule,
     StateLayer,
     read,
     size_of,
 )
-from pegboard_model_mamba.decoder import (
-    ExpertsBlock,
-    SelfAttention,
-    StateDecoder,
-    head_size,
-    scaled,
-)
+from pegboard_model_mamba.decoder import StateDecoder, attention, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.qwen_next import in_groups
+from pegboard_models.blocks import ExpertsBlock
+from pegboard_models.decoder import scaled
 
 OLDER_KINDS = {0: "linear_attention", 1: "full_attention"}
 
@@ -66,13 +63,13 @@ class MiniMaxModel(StateDecoder):
         num_experts = size_of(config, "num_local_experts")
         width = size_of(config, "intermediate_size")
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             own = build.at("self_attn")
             block = build.at("block_sparse_moe")
             mixer: nn.Module
             if kinds[index]:
                 plain = {**config, "attention_bias": False}
-                mixer = SelfAttention(own, index, plain, rope=lambda: self.rope, window=window)
+                mixer = attention(own, index, plain, rope, window=window)
             else:
                 mixer = LightningAttention(own, index, config)
             experts = Experts(
@@ -82,8 +79,8 @@ class MiniMaxModel(StateDecoder):
                 "input_layernorm": mixer,
                 "post_attention_layernorm": ExpertsBlock(block.at("gate"), experts),
             }
-            attention = factors(config, "full" if kinds[index] else "linear", "_attention", "_attn")
-            return PostNormBlock(build, hidden, eps, parts, (attention, factors(config, "mlp")))
+            first = factors(config, "full" if kinds[index] else "linear", "_attention", "_attn")
+            return PostNormBlock(build, hidden, eps, parts, (first, factors(config, "mlp")))
 
         rotary = read(config, "rotary_dim", int) or head_size(config)
         super().__init__(

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Experts, Linear, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import Block, Names, SelfAttention, StateDecoder
+from pegboard.layers import Build, Experts, Linear, Rope, RouterRule, read, size_of
+from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block
 from pegboard_model_mamba.mixers import Mamba2, Mamba2Shape
 
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -45,20 +45,20 @@ class NemotronHModel(StateDecoder):
             limits=(read(config, "time_step_min", float) or 0.0, math.inf),
         )
         head_dim = read(config, "head_dim", int) or read(config, "attention_head_dim", int)
-        attention = {**config, "head_dim": head_dim, "attention_bias": False}
+        attention_config = {**config, "head_dim": head_dim, "attention_bias": False}
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             own = build.at("mixer")
             part = nn.Module()
             if kinds[index] == "linear_attention":
                 part = Mamba2(own, index, shape)
             elif kinds[index] == "full_attention":
-                part = SelfAttention(own, index, attention)
+                part = attention(own, index, attention_config)
             elif kinds[index] == "moe":
                 part = LatentExperts(own, config, bias)
             else:
                 part = SquaredReLU(own, hidden, size_of(config, "intermediate_size"), bias)
-            return Block(build, hidden, eps, [("norm", part)])
+            return block(build, hidden, eps, ("norm", part))
 
         names = Names("backbone", "embeddings", norm="norm_f")
         super().__init__(

@@ -21,9 +21,10 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard_model_mamba.decoder import FeedForward, Names, StateDecoder
+from pegboard_model_mamba.decoder import Names, StateDecoder
 from pegboard_model_mamba.mixers import ones
 from pegboard_model_mamba.qwen_next import OffsetNorm, in_groups
+from pegboard_models.blocks import GatedMLP, PreNorm
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
@@ -41,12 +42,19 @@ class Plamo2Model(StateDecoder):
         eps = read(config, "rms_norm_eps", float) or 1e-6
         head_dim = read(config, "hidden_size_per_head", int) or 128
 
-        def make(build: Build, index: int) -> nn.Module:
+        hidden = size_of(config, "hidden_size")
+        width = size_of(config, "intermediate_size")
+
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             own = (build.at("mixer"), index, config, head_dim, eps)
             mixer: nn.Module = (
-                PlamoMamba(*own) if has_state(config, index) else PlamoAttention(*own, self.rope)
+                PlamoMamba(*own) if has_state(config, index) else PlamoAttention(*own, rope)
             )
-            return PlamoBlock(build, config, eps, mixer)
+            mlp = GatedMLP(build.at("mlp"), hidden, width, names=("gate_up_proj", "down_proj"))
+            before, after, before_mlp, after_mlp = (
+                OffsetNorm(build.at(name), hidden, eps, offset) for name, offset in NORMS.items()
+            )
+            return PreNorm((before, mixer, after), (before_mlp, mlp, after_mlp))
 
         names = Names(layers="layers.layers")
         super().__init__(
@@ -73,31 +81,6 @@ def has_state(config: Mapping[str, Any], index: int) -> bool:
     if num_layers <= step // 2:
         return index != num_layers - 1
     return index % step != step // 2
-
-
-class PlamoBlock(nn.Module):
-    """y = x + norm(mixer(norm(x))), then y + norm(feed_forward(norm(y))). `residual` is the sum so
-    far."""
-
-    def __init__(
-        self, build: Build, config: Mapping[str, Any], eps: float, mixer: nn.Module
-    ) -> None:
-        super().__init__()
-        hidden = size_of(config, "hidden_size")
-        width = size_of(config, "intermediate_size")
-        self.norms = [
-            OffsetNorm(build.at(name), hidden, eps, offset) for name, offset in NORMS.items()
-        ]
-        self.mixer = mixer
-        self.mlp = FeedForward(build.at("mlp"), hidden, width, names=("gate_up_proj", "down_proj"))
-
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation | None
-    ) -> tuple[Tensor, Tensor]:
-        before_mixer, after_mixer, before_mlp, after_mlp = self.norms
-        hidden, residual = before_mixer.add(hidden, residual)
-        hidden, residual = before_mlp.add(after_mixer(self.mixer(hidden, rotation)), residual)
-        return after_mlp(self.mlp.forward(hidden)), residual
 
 
 class PlamoMamba(nn.Module):

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, read, size_of
-from pegboard_model_mamba.decoder import Block, Names, StateDecoder
+from pegboard.layers import Build, Rope, read, size_of
+from pegboard_model_mamba.decoder import Names, StateDecoder, block
 from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
 
 NAMES = Names(root="backbone", embedding="embeddings", norm="norm_f")
@@ -38,8 +38,8 @@ class MambaModel(StateDecoder):
             eps=read(config, "mixer_rms_eps", float) or 1e-6,
         )
 
-        def make(build: Build, index: int) -> nn.Module:
-            return Block(build, hidden, eps, [("norm", Mamba(build.at("mixer"), index, shape))])
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
+            return block(build, hidden, eps, ("norm", Mamba(build.at("mixer"), index, shape)))
 
         super().__init__(config, build, make, eps=eps, names=NAMES, is_tied=True)
 
@@ -66,8 +66,8 @@ class Mamba2Model(StateDecoder):
             limits=step_limits(config),
         )
 
-        def make(build: Build, index: int) -> nn.Module:
-            return Block(build, hidden, eps, [("norm", Mamba2(build.at("mixer"), index, shape))])
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
+            return block(build, hidden, eps, ("norm", Mamba2(build.at("mixer"), index, shape)))
 
         super().__init__(config, build, make, eps=eps, names=NAMES)
 

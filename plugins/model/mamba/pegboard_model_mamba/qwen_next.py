@@ -26,8 +26,9 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard_model_mamba.decoder import Block, FeedForward, StateDecoder, head_size
+from pegboard_model_mamba.decoder import StateDecoder, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
+from pegboard_models.blocks import ExpertsBlock, GatedMLP, heads_of
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
@@ -49,17 +50,20 @@ class Qwen3NextModel(StateDecoder):
             or 0.25
         )
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             mixer: nn.Module
             if kinds[index]:
-                mixer = GatedAttention(build.at("self_attn"), index, config, self)
+                mixer = GatedAttention(build.at("self_attn"), index, config, rope)
             else:
                 mixer = GatedDeltaNet(build.at("linear_attn"), index, config)
-            parts = [
+            return block(
+                build,
+                hidden,
+                eps,
                 ("input_layernorm", mixer),
                 ("post_attention_layernorm", feed_forward(build.at("mlp"), index, config)),
-            ]
-            return Block(build, hidden, eps, parts, norm=OffsetNorm)
+                norm=OffsetNorm,
+            )
 
         super().__init__(
             config, build, make, eps=eps, rotary_dim=int(head_size(config) * share), norm=OffsetNorm
@@ -144,19 +148,12 @@ class GatedAttention(nn.Module):
     then its gate."""
 
     def __init__(
-        self, build: Build, index: int, config: Mapping[str, Any], model: StateDecoder
+        self, build: Build, index: int, config: Mapping[str, Any], rope: Rope | None
     ) -> None:
         super().__init__()
         hidden = size_of(config, "hidden_size")
-        heads = size_of(config, "num_attention_heads")
-        head_dim = head_size(config)
-        kv_heads = read(config, "num_key_value_heads", int) or heads
+        heads, kv_heads, head_dim = heads_of(config)
         bias = bool(read(config, "attention_bias", bool))
-        if heads % kv_heads:
-            raise ModelError(
-                f"the checkpoint's config has {heads} attention heads, not a multiple of "
-                f"{kv_heads} key-value heads"
-            )
         self.heads = heads
         inner = heads * head_dim
         shared = kv_heads * head_dim
@@ -171,7 +168,6 @@ class GatedAttention(nn.Module):
         self.q_norm, self.k_norm = (
             OffsetNorm(build.at(name), head_dim, eps) for name in ("q_norm", "k_norm")
         )
-        rope: Rope | None = model.rope
         self.attention = Attention(build, index, heads, kv_heads, head_dim, rope=rope)
         self.o_proj = Linear(build.at("o_proj"), inner, hidden, bias=bias)
         self.head_dim = head_dim
@@ -181,26 +177,6 @@ class GatedAttention(nn.Module):
         q, k, v = (x.unflatten(1, (-1, self.head_dim)) for x in (q, k, v))
         mixed = self.attention(self.q_norm(q), self.k_norm(k), v, rotation)
         out: Tensor = self.o_proj(mixed * gate.sigmoid())
-        return out
-
-
-class SharedExperts(nn.Module):
-    """[T, hidden] → [T, hidden]. The shared expert computes every token. Its results have a gate, a
-    number for each token."""
-
-    def __init__(self, build: Build, experts: Experts, width: int) -> None:
-        super().__init__()
-        self.gate = Linear(
-            build.at("gate"), experts.hidden_size, experts.num_experts, is_router=True
-        )
-        self.experts = experts
-        self.shared = FeedForward(build.at("shared_expert"), experts.hidden_size, width)
-        self.shared_gate = Linear(build.at("shared_expert_gate"), experts.hidden_size, 1)
-
-    def forward(self, hidden: Tensor, rotation: object = None) -> Tensor:
-        out: Tensor = self.experts(
-            hidden, self.gate(hidden), self.shared.forward(hidden), self.shared_gate(hidden)
-        )
         return out
 
 
@@ -214,7 +190,7 @@ def feed_forward(build: Build, index: int, config: Mapping[str, Any]) -> nn.Modu
         or not num_experts
         or (index + 1) % (read(config, "decoder_sparse_step", int) or 1)
     ):
-        return FeedForward(build, hidden, size_of(config, "intermediate_size"))
+        return GatedMLP(build, hidden, size_of(config, "intermediate_size"))
     rule = RouterRule(
         size_of(config, "num_experts_per_tok"),
         renormalize=read(config, "norm_topk_prob", bool) is not False,
@@ -226,7 +202,9 @@ def feed_forward(build: Build, index: int, config: Mapping[str, Any]) -> nn.Modu
         size_of(config, "moe_intermediate_size"),
         rule=rule,
     )
-    return SharedExperts(build, experts, size_of(config, "shared_expert_intermediate_size"))
+    width = size_of(config, "shared_expert_intermediate_size")
+    shared = GatedMLP(build.at("shared_expert"), hidden, width)
+    return ExpertsBlock(build.at("gate"), experts, shared, build.at("shared_expert_gate"))
 
 
 def in_groups(build: Build, groups: int, *sizes: int) -> Tensor:

@@ -27,13 +27,15 @@ class Zamba2Model(StateDecoder):
                 f"the checkpoint's config has hidden_act={act!r}; this architecture is served "
                 "with gelu"
             )
+        if build.layers is not None:
+            raise ModelError("the layers of this architecture cannot be divided")
         hidden = size_of(config, "hidden_size")
         num_layers = size_of(config, "num_hidden_layers")
         eps = read(config, "rms_norm_eps", float) or 1e-5
         callers = calling_layers(config)
         blocks: list[SharedBlock] = []
 
-        def make(build: Build, index: int) -> nn.Module:
+        def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             if index not in callers:
                 return MambaLayer(build, index, config, eps)
             turn = callers.index(index)
@@ -42,7 +44,7 @@ class Zamba2Model(StateDecoder):
             block = blocks[turn % len(blocks)]
             mamba = MambaLayer(build.at("mamba_decoder"), num_layers + index, config, eps)
             return CallingLayer(
-                build, index, block, Additions(block.build, turn, config), mamba, self.rope
+                build, index, block, Additions(block.build, turn, config), mamba, rope
             )
 
         rotary = (

@@ -166,7 +166,7 @@ def test_step_limits() -> None:
                 "num_key_value_heads": 3,
                 "attn_layer_indices": [0],
             },
-            "multiple of 3",
+            "cannot share 3",
         ),
         (
             NemotronHModel,
