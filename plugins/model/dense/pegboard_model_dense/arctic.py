@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.layers import Build, RouterRule, read, size_of
-from pegboard_model_dense.decoder import Decoder, ExpertsBlock, FeedForward, Step
-from pegboard_model_dense.experts import number_of_experts, with_experts
-from pegboard_model_dense.parts import make_norm
-from pegboard_model_dense.traits import ExpertTraits, Names, Traits, common
+from pegboard_model_dense.architecture import Architecture, ExpertSizes, Names
+from pegboard_model_dense.attention import Step
+from pegboard_model_dense.blocks import ExpertsBlock, GatedMLP
+from pegboard_model_dense.config import common, number_of_experts, with_experts
+from pegboard_model_dense.decoder import Decoder
 
 
 class Arctic(Decoder):
@@ -23,11 +24,11 @@ class Arctic(Decoder):
         super().__init__(config, build)
 
     @staticmethod
-    def traits(config: Mapping[str, Any]) -> Traits:
+    def architecture(config: Mapping[str, Any]) -> Architecture:
         names = Names(mlp="block_sparse_moe.mlp", up=("w1", "w3"), down="w2")
-        traits = common({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}, names=names)
+        model = common({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}, names=names)
         top_k = size_of(config, "num_experts_per_tok")
-        own = ExpertTraits(
+        own = ExpertSizes(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
             rule=RouterRule(top_k, renormalize=top_k > 1),
@@ -36,16 +37,14 @@ class Arctic(Decoder):
             names=("w1", "w3", "w2"),
         )
         every = read(config, "moe_layer_frequency", int) or 2
-        return with_experts(traits, own, lambda index: (index + 1) % every == 0)
+        return with_experts(model, own, lambda index: (index + 1) % every == 0)
 
-    def make_layer(
-        self, build: Build, index: int, traits: Traits, taps: dict[int, Tensor]
-    ) -> nn.Module:
-        experts = traits.layers[index].experts
+    def make_layer(self, build: Build, index: int, model: Architecture) -> nn.Module:
+        experts = model.layers[index].experts
         if experts is None or not self.is_parallel:
-            return super().make_layer(build, index, traits, taps)
-        attention = self.make_attention(build.at(traits.names.attention), index, traits)
-        return HybridLayer(build, traits, attention, ExpertsBlock(build, traits, experts))
+            return super().make_layer(build, index, model)
+        attention = self.make_attention(build.at(model.names.attention), index, model)
+        return HybridLayer(build, model, attention, ExpertsBlock(build, model, experts))
 
 
 class HybridLayer(nn.Module):
@@ -53,15 +52,15 @@ class HybridLayer(nn.Module):
     feed-forward block is as wide as the model."""
 
     def __init__(
-        self, build: Build, traits: Traits, attention: nn.Module, experts: ExpertsBlock
+        self, build: Build, model: Architecture, attention: nn.Module, experts: ExpertsBlock
     ) -> None:
         super().__init__()
-        size = traits.hidden_size
+        size = model.hidden_size
         self.attention = attention
         self.experts = experts
-        self.feed_forward = FeedForward(build.at("residual_mlp"), traits, size)
+        self.feed_forward = GatedMLP(build.at("residual_mlp"), model, size)
         self.before_attention, self.before_mlp, self.before_experts = (
-            make_norm(build.at(name), size, traits)
+            model.norm(build.at(name), size, model.eps)
             for name in ("input_layernorm", "residual_layernorm", "post_attention_layernorm")
         )
 

@@ -6,10 +6,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pegboard.layers import RouterRule, read, size_of
+from pegboard.interfaces.weight_loader import WantedWeight
+from pegboard.layers import Norm, RouterRule, read, size_of
+from pegboard.layers.build import PlainTensor
+from pegboard_model_dense.architecture import Architecture, ExpertSizes, LayerSizes, Names
+from pegboard_model_dense.config import common, refuse, with_experts
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.experts import with_experts
-from pegboard_model_dense.traits import ExpertTraits, LayerTraits, Names, Traits, common, refuse
+
+
+class ScaleNorm(Norm):
+    """A Norm whose weight may be called scale."""
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        names = [f"{self.build.path}.{part}" for part in ("weight", "scale")]
+        name = next((name for name in names if name in available), names[0])
+        self.weight = PlainTensor({name: (0, self.size)}, (self.size,), self.build)
+        return [WantedWeight(name, (self.size,))]
 
 
 class Grok(Decoder):
@@ -17,7 +29,7 @@ class Grok(Decoder):
     value of the config."""
 
     @staticmethod
-    def traits(config: Mapping[str, Any]) -> Traits:
+    def architecture(config: Mapping[str, Any]) -> Architecture:
         # both are of Grok-2
         refuse(config, {"residual_moe": False, "router_logit_softcapping": 0.0})
         names = Names(
@@ -35,21 +47,21 @@ class Grok(Decoder):
         }
         heads = size_of(config, "num_attention_heads")
         scale = read(config, "attn_output_multiplier", float) or 1.0
-        layer = LayerTraits(
+        layer = LayerSizes(
             read(config, "num_key_value_heads", int) or heads,
             size_of(config, "intermediate_size"),
             scale=scale,
         )
-        traits = common(
+        model = common(
             own,
             names=names,
-            norm="rms, scale",
+            norm=ScaleNorm,
             layers=(layer,) * size_of(config, "num_hidden_layers"),
             soft_cap=read(config, "max_attn_value", float) or 30.0,
             embedding_scale=read(config, "embedding_multiplier_scale", float) or 1.0,
             logits_scale=read(config, "output_multiplier_scale", float) or 1.0,
         )
-        experts = ExpertTraits(
+        experts = ExpertSizes(
             count=size_of(config, "num_experts"),
             width=layer.width,
             rule=RouterRule(size_of(config, "num_experts_per_tok")),
@@ -57,4 +69,4 @@ class Grok(Decoder):
             modules="moe_block.experts",
             names=("linear", "linear_v", "linear_1"),
         )
-        return with_experts(traits, experts)
+        return with_experts(model, experts)

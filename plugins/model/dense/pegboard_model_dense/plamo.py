@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.layers import read
-from pegboard_model_dense.current import windowed
+from pegboard_model_dense.architecture import Architecture, Names, Rotary
+from pegboard_model_dense.config import common, refuse, types_of_layers, windowed
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.traits import Names, RopeTraits, Traits, common, refuse, types_of_layers
+from pegboard_model_dense.norms import OffsetNorm, each_head
 
 
 class Plamo3(Decoder):
@@ -19,7 +21,7 @@ class Plamo3(Decoder):
     minus 1, and those after a block minus 1/5 and 5^-1.5."""
 
     @staticmethod
-    def traits(config: Mapping[str, Any]) -> Traits:
+    def architecture(config: Mapping[str, Any]) -> Architecture:
         refuse(config, {"scale_embedding": False, "linear_type": "normal"})
         names = Names(
             layers="model.layers.layers",
@@ -43,17 +45,21 @@ class Plamo3(Decoder):
             **plain,
             "hidden_act": "silu",
         }
-        traits = common(
-            base, names=names, norm="rms+1", qk_norm="heads", after_offsets=(1 / 5, 5**-1.5)
+        model = common(
+            base,
+            names=names,
+            norm=OffsetNorm,
+            head_norm=each_head,
+            after_norms=(partial(OffsetNorm, offset=1 / 5), partial(OffsetNorm, offset=5**-1.5)),
         )
         every = read(config, "sliding_window_pattern", int) or 8
         default = [
             "full_attention" if (i + 1) % every == 0 else "sliding_attention"
-            for i in range(len(traits.layers))
+            for i in range(len(model.layers))
         ]
-        layers = windowed(traits, types_of_layers(config, default), _window(config))
+        layers = windowed(model, types_of_layers(config, default), _window(config))
         layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
-        return replace(traits, layers=layers, ropes=_ropes(config, traits.head_dim))
+        return replace(model, layers=layers, ropes=_ropes(config, model.head_dim))
 
 
 def _window(config: Mapping[str, Any]) -> int:
@@ -71,7 +77,7 @@ def _window(config: Mapping[str, Any]) -> int:
     return read(config, "sliding_window", int) or read(config, "window_size", int) or 128
 
 
-def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeTraits, RopeTraits]:
+def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rotary, Rotary]:
     """Return the rotary embeddings of layers without and with a window."""
     base = (
         read(config, "rope_theta", float) or read(config, "rope_global_theta", float) or 150_000.0
@@ -92,4 +98,4 @@ def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeTraits, RopeTr
             "truncate": False,
         }
     local = read(config, "rope_local_theta", float) or 10_000.0
-    return RopeTraits(base, scaling, head_dim), RopeTraits(local, {}, head_dim)
+    return Rotary(base, scaling, head_dim), Rotary(local, {}, head_dim)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Linear, RouterRule, read, size_of
-from pegboard_model_dense.decoder import Decoder, Step
-from pegboard_model_dense.experts import with_experts
-from pegboard_model_dense.parts import make_norm
-from pegboard_model_dense.traits import ExpertTraits, Traits, common, renamed
+from pegboard_model_dense.architecture import Architecture, ExpertSizes
+from pegboard_model_dense.attention import Step
+from pegboard_model_dense.config import common, renamed, with_experts
+from pegboard_model_dense.decoder import Decoder
 
 
 class Step3(Decoder):
@@ -22,7 +22,7 @@ class Step3(Decoder):
         super().__init__(config, build)
 
     @staticmethod
-    def traits(config: Mapping[str, Any]) -> Traits:
+    def architecture(config: Mapping[str, Any]) -> Architecture:
         base = {
             "rms_norm_eps": 1e-5,
             "head_dim": 256,
@@ -30,7 +30,7 @@ class Step3(Decoder):
             "num_key_value_heads": 1,
             "hidden_act": "silu",
         }
-        own = ExpertTraits(
+        own = ExpertSizes(
             count=size_of(config, "moe_num_experts"),
             width=size_of(config, "moe_intermediate_size"),
             rule=RouterRule(
@@ -42,12 +42,12 @@ class Step3(Decoder):
             shared="share_expert",
             shared_width=size_of(config, "share_expert_dim"),
         )
-        traits = common(base)
-        chosen = _layers_with_experts(config, len(traits.layers))
-        return with_experts(traits, own, lambda index: index in chosen)
+        model = common(base)
+        chosen = _layers_with_experts(config, len(model.layers))
+        return with_experts(model, own, lambda index: index in chosen)
 
-    def make_attention(self, build: Build, index: int, traits: Traits) -> nn.Module:
-        return FactorizedAttention(build, index, traits, self.query_rank, self.ropes[0])
+    def make_attention(self, build: Build, index: int, model: Architecture) -> nn.Module:
+        return FactorizedAttention(build, index, model, self.query_rank, self.ropes[0])
 
 
 def _layers_with_experts(config: Mapping[str, Any], count: int) -> set[int]:
@@ -68,17 +68,17 @@ class FactorizedAttention(nn.Module):
     """Multi-matrix factorization attention: q = wq(norm(q_proj(x))), one key and one value for all
     heads."""
 
-    def __init__(self, build: Build, index: int, traits: Traits, rank: int, rope: Any) -> None:
+    def __init__(self, build: Build, index: int, model: Architecture, rank: int, rope: Any) -> None:
         super().__init__()
-        hidden = traits.hidden_size
-        dim = traits.head_dim
-        heads = traits.num_heads
+        hidden = model.hidden_size
+        dim = model.head_dim
+        heads = model.num_heads
         self.heads = heads
         self.dim = dim
         self.q_proj = Linear(build.at("q_proj"), hidden, rank)
         self.k_proj = Linear(build.at("k_proj"), hidden, dim)
         self.v_proj = Linear(build.at("v_proj"), hidden, dim)
-        self.norm = make_norm(build.at("inter_norm"), rank, traits)
+        self.norm = model.norm(build.at("inter_norm"), rank, model.eps)
         self.wq = Linear(build.at("wq"), rank, heads * dim)
         self.out = Linear(build.at("o_proj"), heads * dim, hidden)
         self.attention = Attention(build, index, heads, 1, dim, rope=rope)

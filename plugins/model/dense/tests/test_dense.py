@@ -10,13 +10,38 @@ from typing import Any
 
 import pytest
 import torch
-from pegboard_model_dense import arctic, current, experts, gpt, grok, older, plamo, step
+from pegboard_model_dense import (
+    apertus,
+    arcee,
+    arctic,
+    bloom,
+    cohere,
+    deci,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    grok,
+    hunyuan,
+    olmo,
+    ouro,
+    phi,
+    plamo,
+    relatives,
+    solar,
+    sparse,
+    step,
+)
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.parts import NormalizedHead, alibi_slopes
+from pegboard_model_dense.positions import alibi_slopes
+from pegboard_model_dense.relatives import NormalizedHead
 from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WeightPiece
+from pegboard.layers import Head
 from pegboard.layers.build import LoRALimits
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.fake_build import fake_build, load_layers
@@ -45,26 +70,26 @@ GROUPS = {
 }
 OLD_SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 4, "hidden_size": 16, "vocab_size": 29}
 MODELS: dict[type[Decoder], dict[str, Any]] = {
-    current.Gemma: {"head_dim": 4},
-    current.Gemma2: {
+    gemma.Gemma: {"head_dim": 4},
+    gemma.Gemma2: {
         "head_dim": 4,
         "sliding_window": 5,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    current.Gemma3: {"head_dim": 4, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
-    current.Phi3: {"sliding_window": 5},
-    current.Granite: {"residual_multiplier": 0.5, "attention_multiplier": 0.1},
-    current.Olmo2: {"model_type": "olmo3"},
-    current.Glm: {"model_type": "glm4", "head_dim": 8},
-    current.Cwm: {"sliding_window": 5},
-    current.SeedOss: {"head_dim": 4},
-    current.SmolLM3: {"no_rope_layers": [1, 0]},
-    current.Ernie: {"use_bias": True, "head_dim": 4},
-    current.Exaone4: {"sliding_window": 5, "sliding_window_pattern": "LG"},
-    current.Arcee: {"mlp_bias": True},
-    current.Apertus: {"attention_bias": True},
-    current.Ouro: {"total_ut_steps": 2, "early_exit_threshold": 1.0},
-    current.HunYuan: {"head_dim": 4, "use_qk_norm": True},
+    gemma.Gemma3: {"head_dim": 4, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
+    phi.Phi3: {"sliding_window": 5},
+    granite.Granite: {"residual_multiplier": 0.5, "attention_multiplier": 0.1},
+    olmo.Olmo2: {"model_type": "olmo3"},
+    glm.Glm: {"model_type": "glm4", "head_dim": 8},
+    relatives.Cwm: {"sliding_window": 5},
+    relatives.SeedOss: {"head_dim": 4},
+    relatives.SmolLM3: {"no_rope_layers": [1, 0]},
+    ernie.Ernie: {"use_bias": True, "head_dim": 4},
+    exaone.Exaone4: {"sliding_window": 5, "sliding_window_pattern": "LG"},
+    arcee.Arcee: {"mlp_bias": True},
+    apertus.Apertus: {"attention_bias": True},
+    ouro.Ouro: {"total_ut_steps": 2, "early_exit_threshold": 1.0},
+    hunyuan.HunYuan: {"head_dim": 4, "use_qk_norm": True},
     arctic.Arctic: {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -80,64 +105,64 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
         "moe_intermediate_size": 8,
         "share_expert_dim": 8,
     },
-    older.Biased: {"bias": True, "qkv_bias": False},
-    older.Fairseq2: {},
-    older.Baichuan: {"num_key_value_heads": 4},
-    older.InternLM2: {"bias": True},
-    older.QWen: {"num_key_value_heads": 4, "kv_channels": 4, "no_bias": True},
-    older.TeleChat: {**OLD_SIZES, "ffn_hidden_size": 24},
-    older.TeleFLM: {"use_mup": True, "input_mult": 2.0},
-    older.MiniCPM: {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 8},
-    older.Solar: {"bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]},
-    older.Deci: {"num_key_value_heads_per_layer": [4, 2]},
-    older.ChatGLM: {
+    relatives.Biased: {"bias": True, "qkv_bias": False},
+    relatives.Fairseq2: {},
+    relatives.Baichuan: {"num_key_value_heads": 4},
+    relatives.InternLM2: {"bias": True},
+    relatives.QWen: {"num_key_value_heads": 4, "kv_channels": 4, "no_bias": True},
+    relatives.TeleChat: {**OLD_SIZES, "ffn_hidden_size": 24},
+    relatives.TeleFLM: {"use_mup": True, "input_mult": 2.0},
+    relatives.MiniCPM: {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 8},
+    solar.Solar: {"bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]},
+    deci.Deci: {"num_key_value_heads_per_layer": [4, 2]},
+    glm.ChatGLM: {
         "kv_channels": 4,
         "multi_query_attention": True,
         "multi_query_group_num": 2,
         "padded_vocab_size": 29,
     },
-    older.Exaone: {"activation_function": "silu"},
-    experts.GraniteMoe: {
+    exaone.Exaone: {"activation_function": "silu"},
+    granite.GraniteMoe: {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 8,
     },
-    experts.Glm4Moe: {**GROUPS, "use_qk_norm": True, "head_dim": 8},
-    experts.MiniMaxM2: {
+    glm.Glm4Moe: {**GROUPS, "use_qk_norm": True, "head_dim": 8},
+    sparse.MiniMaxM2: {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "head_dim": 8,
         "rotary_dim": 4,
     },
-    experts.ErnieMoe: {
+    ernie.ErnieMoe: {
         "moe_num_experts": 4,
         "moe_k": 2,
         "moe_intermediate_size": 8,
         "moe_layer_start_index": 1,
     },
-    experts.Afmoe: {
+    arcee.Afmoe: {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 8,
         "head_dim": 4,
         "sliding_window": 5,
     },
-    experts.PhiMoe: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
-    experts.FlexOlmo: {"num_experts": 4, "num_experts_per_tok": 2},
-    experts.HunYuanMoe: {
+    phi.PhiMoe: {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+    olmo.FlexOlmo: {"num_experts": 4, "num_experts_per_tok": 2},
+    hunyuan.HunYuanMoe: {
         "num_experts": 4,
         "moe_topk": [2, 1],
         "num_shared_expert": [1, 1],
         "moe_intermediate_size": [8, 8],
     },
-    experts.Bailing: {
+    sparse.Bailing: {
         **GROUPS,
         "num_experts": 8,
         "score_function": "sigmoid",
         "num_shared_experts": 1,
     },
-    experts.DeepSeekMoe: {**GROUPS, "n_shared_experts": 1},
-    experts.Dbrx: {
+    sparse.DeepSeekMoe: {**GROUPS, "n_shared_experts": 1},
+    sparse.Dbrx: {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {
             "ffn_hidden_size": 8,
@@ -148,16 +173,16 @@ MODELS: dict[type[Decoder], dict[str, Any]] = {
     },
     gpt.Orion: {},
     gpt.StableLM: {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
-    gpt.Falcon: {**OLD_SIZES, "multi_query": False, "parallel_attn": True, "alibi": True},
+    bloom.Falcon: {**OLD_SIZES, "multi_query": False, "parallel_attn": True, "alibi": True},
     gpt.GPTJ: {**OLD_SIZES, "rotary_dim": 2, "activation_function": "gelu_new"},
-    gpt.MPT: {"d_model": 16, "n_layers": 2, "n_heads": 4, "attn_config": {"alibi": True}},
-    gpt.Bloom: OLD_SIZES,
-    gpt.Jais: {**OLD_SIZES, "n_inner": 24},
-    gpt.Phi: {"qk_layernorm": True, "partial_rotary_factor": 0.5},
+    bloom.MPT: {"d_model": 16, "n_layers": 2, "n_heads": 4, "attn_config": {"alibi": True}},
+    bloom.Bloom: OLD_SIZES,
+    bloom.Jais: {**OLD_SIZES, "n_inner": 24},
+    phi.Phi: {"qk_layernorm": True, "partial_rotary_factor": 0.5},
     gpt.Starcoder2: {"sliding_window": 5, "use_bias": True},
     gpt.Nemotron: {"norm_eps": 1e-5},
-    gpt.Cohere: {"model_type": "cohere2", "logit_scale": 0.25},
-    gpt.Olmo: {"clip_qkv": 8.0},
+    cohere.Cohere: {"model_type": "cohere2", "logit_scale": 0.25},
+    olmo.Olmo: {"clip_qkv": 8.0},
 }
 
 
@@ -193,60 +218,60 @@ def test_every_tensor_has_a_shape_and_odd_values_are_model_errors(model: type[De
     ("model", "values", "words"),
     [
         (
-            current.Gemma2,
+            gemma.Gemma2,
             {"layer_types": ["full_attention"]},
             "layer_types has 1 entries for 2 layers",
         ),
-        (current.Gemma3, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        (current.Phi3, {"num_key_value_heads": 3}, "cannot share 3"),
-        (current.Granite, {"residual_multiplier": -1.0}, "scales residuals by -1.0"),
-        (current.Phi3, {"hidden_act": "relu2"}, "unknown activation"),
+        (gemma.Gemma3, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        (phi.Phi3, {"num_key_value_heads": 3}, "cannot share 3"),
+        (granite.Granite, {"residual_multiplier": -1.0}, "scales residuals by -1.0"),
+        (phi.Phi3, {"hidden_act": "relu2"}, "unknown activation"),
         (
-            current.Apertus,
+            apertus.Apertus,
             {"xielu": [[1.0, 2.0, 0.5]]},
             "three finite numbers for each of 2 layers",
         ),
-        (current.Ouro, {"early_exit_threshold": 0.5}, "early_exit_threshold=0.5"),
-        (current.Ouro, {"total_ut_steps": 0}, "expected 1 to 64"),
+        (ouro.Ouro, {"early_exit_threshold": 0.5}, "early_exit_threshold=0.5"),
+        (ouro.Ouro, {"total_ut_steps": 0}, "expected 1 to 64"),
         (grok.Grok, {"residual_moe": True}, "residual_moe=True"),
         (plamo.Plamo3, {"sliding_window": [5, 7]}, "windows of one length"),
         (plamo.Plamo3, {"rope_scaling_factor": 4.0}, "without initial_context_length"),
         (step.Step3, {"moe_layers_enum": "1,a"}, "moe_layers_enum='1,a'"),
-        (older.QWen, {"rotary_pct": 0.5}, "rotary_pct=0.5"),
-        (older.MiniCPM, {"num_experts": 8}, "num_experts=8"),
-        (older.Solar, {"bskcn_3": [0], "bskcn_1": [1]}, "no earlier layer in bskcn_1"),
-        (older.Deci, {"num_key_value_heads_per_layer": [1]}, "neither block_configs"),
+        (relatives.QWen, {"rotary_pct": 0.5}, "rotary_pct=0.5"),
+        (relatives.MiniCPM, {"num_experts": 8}, "num_experts=8"),
+        (solar.Solar, {"bskcn_3": [0], "bskcn_1": [1]}, "no earlier layer in bskcn_1"),
+        (deci.Deci, {"num_key_value_heads_per_layer": [1]}, "neither block_configs"),
         (
-            older.Deci,
+            deci.Deci,
             {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 2},
             "replace_with_linear",
         ),
-        (older.ChatGLM, {"position_encoding_2d": True}, "the first ChatGLM"),
-        (experts.Glm4Moe, {"topk_group": 5}, "2 of 8 experts cannot be chosen from 5 of 4 groups"),
+        (glm.ChatGLM, {"position_encoding_2d": True}, "the first ChatGLM"),
+        (glm.Glm4Moe, {"topk_group": 5}, "2 of 8 experts cannot be chosen from 5 of 4 groups"),
         (
-            experts.Glm4Moe,
+            glm.Glm4Moe,
             {"num_experts_per_tok": 7, "topk_group": 1},
             "7 of 8 experts cannot be chosen from 1 of 4 groups",
         ),
-        (experts.Glm4Moe, {"n_routed_experts": None}, "n_routed_experts=None"),
-        (experts.MiniMaxM2, {"num_experts_per_tok": 9}, "does not fit 4 experts"),
-        (experts.Afmoe, {"score_func": "softmax"}, "score_func='softmax'"),
-        (experts.PhiMoe, {"num_experts_per_tok": 3}, "num_experts_per_tok=3"),
-        (experts.PhiMoe, {"rope_scaling": {"type": "longrope"}}, "without short_mscale"),
-        (experts.HunYuanMoe, {"moe_topk": [2]}, "layer 1 has no value"),
-        (experts.HunYuanMoe, {"use_cla": True}, "use_cla=True"),
-        (experts.Bailing, {"score_function": "tanh"}, "score_function='tanh'"),
-        (experts.Bailing, {"norm_head": True}, "norm_head=True"),
+        (glm.Glm4Moe, {"n_routed_experts": None}, "n_routed_experts=None"),
+        (sparse.MiniMaxM2, {"num_experts_per_tok": 9}, "does not fit 4 experts"),
+        (arcee.Afmoe, {"score_func": "softmax"}, "score_func='softmax'"),
+        (phi.PhiMoe, {"num_experts_per_tok": 3}, "num_experts_per_tok=3"),
+        (phi.PhiMoe, {"rope_scaling": {"type": "longrope"}}, "without short_mscale"),
+        (hunyuan.HunYuanMoe, {"moe_topk": [2]}, "layer 1 has no value"),
+        (hunyuan.HunYuanMoe, {"use_cla": True}, "use_cla=True"),
+        (sparse.Bailing, {"score_function": "tanh"}, "score_function='tanh'"),
+        (sparse.Bailing, {"norm_head": True}, "norm_head=True"),
         (
-            experts.Dbrx,
+            sparse.Dbrx,
             {"ffn_config": {"moe_normalize_expert_weights": 2}},
             "moe_normalize_expert_weights=2",
         ),
-        (experts.Dbrx, {"ffn_config": [1]}, "expected an object"),
+        (sparse.Dbrx, {"ffn_config": [1]}, "expected an object"),
         (gpt.StableLM, {"qk_layernorm": True}, "qk_layernorm=True"),
-        (gpt.MPT, {"attn_config": {"qk_ln": True}}, "qk_ln=True"),
-        (gpt.Bloom, {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
-        (gpt.Jais, {"position_embedding_type": "learned"}, "position_embedding_type='learned'"),
+        (bloom.MPT, {"attn_config": {"qk_ln": True}}, "qk_ln=True"),
+        (bloom.Bloom, {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        (bloom.Jais, {"position_embedding_type": "learned"}, "position_embedding_type='learned'"),
         (gpt.GPTJ, {"activation_function": "mish"}, "known without a gate: gelu"),
     ],
 )
@@ -257,7 +282,7 @@ def test_what_is_not_supported_is_named(
         model({**SIZES, **MODELS[model], **values}, fake_build())
 
 
-@pytest.mark.parametrize("model", [current.Ouro, older.Solar])
+@pytest.mark.parametrize("model", [ouro.Ouro, solar.Solar])
 def test_layers_that_depend_on_earlier_ones_are_not_divided(model: type[Decoder]) -> None:
     build = replace(fake_build(), layers=range(1))
     with pytest.raises(ModelError, match="cannot be divided"):
@@ -265,11 +290,11 @@ def test_layers_that_depend_on_earlier_ones_are_not_divided(model: type[Decoder]
 
 
 def test_rows_that_are_merged_in_groups_take_no_adapters_and_transposed_ones_no_blocks() -> None:
-    config = {**SIZES, **MODELS[older.InternLM2]}
+    config = {**SIZES, **MODELS[relatives.InternLM2]}
     with pytest.raises(ModelError, match="adapters are not supported"):
-        older.InternLM2(config, fake_build(lora=LoRALimits(1, 8, "float32")))
+        relatives.InternLM2(config, fake_build(lora=LoRALimits(1, 8, "float32")))
     build = fake_build()
-    gpt.Jais({**SIZES, **MODELS[gpt.Jais]}, build)
+    bloom.Jais({**SIZES, **MODELS[bloom.Jais]}, build)
     layer = next(layer for layer in build.declared.layers if layer.build.path.endswith("0.attn"))
     layer.declare({})
     with pytest.raises(ModelError, match="is stored as Q4_0"):
@@ -285,16 +310,16 @@ def test_a_normalized_head_divides_rows_by_their_lengths() -> None:
     load_layers([head], {"lm_head.weight": weight})
     x = torch.randn(2, 4)
     torch.testing.assert_close(head(x), x @ (weight / weight.norm(dim=1, keepdim=True)).T)
-    assert older.Baichuan.traits(
-        {**SIZES, "num_key_value_heads": 4, "vocab_size": 125696}
-    ).normalized_head
-    assert not older.Baichuan.traits({**SIZES, "num_key_value_heads": 4}).normalized_head
+    sizes = {**SIZES, "num_key_value_heads": 4}
+    for vocab_size, head_class in ((125696, NormalizedHead), (125695, Head)):
+        config = {**sizes, "vocab_size": vocab_size}
+        assert relatives.Baichuan.architecture(config).head is head_class
 
 
 def test_a_scaled_residual_needs_no_product() -> None:
     """The stream is divided by the scale, so the norms' epsilon is divided by its square."""
     build = fake_build()
-    current.Granite({**SIZES, **MODELS[current.Granite], "rms_norm_eps": 1e-4}, build)
+    granite.Granite({**SIZES, **MODELS[granite.Granite], "rms_norm_eps": 1e-4}, build)
     norms = {
         layer.build.path: layer.eps for layer in build.declared.layers if hasattr(layer, "eps")
     }
@@ -316,7 +341,7 @@ def test_positions_above_the_first_part_of_a_key_are_exact() -> None:
     rounded position would add."""
     build = fake_build()
     build = replace(build, dtype="bfloat16", max_positions=40002)
-    gpt.Bloom({**SIZES, **MODELS[gpt.Bloom]}, build)
+    bloom.Bloom({**SIZES, **MODELS[bloom.Bloom]}, build)
     layer, places = (
         next(layer for layer in build.declared.layers if type(layer).__name__ == name)
         for name in ("AlibiAttention", "Places")

@@ -1,0 +1,181 @@
+"""Layers and their feed-forward blocks. A layer is built as Layer(build, architecture, attention,
+feed_forward) and called as `LayerStack` says; the step is a `Step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pegboard.errors import ModelError
+from pegboard.layers import Activation, Build, Linear
+from pegboard_model_dense.architecture import Architecture, ExpertSizes
+from pegboard_model_dense.attention import Step
+from pegboard_model_dense.experts import FlatExperts
+from pegboard_model_dense.rows import ArrangedLinear, Rows
+
+PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    **{
+        name: lambda x: functional.gelu(x, approximate="tanh")
+        for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+    },
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+"""Activations of a block without a gate, by their Hugging Face names."""
+
+
+class PreNorm(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)). `residual` is the sum so far. Results
+    may be normalized, too. A layer may lack a block (DeciLM)."""
+
+    def __init__(
+        self,
+        build: Build,
+        model: Architecture,
+        attention: nn.Module | None,
+        feed_forward: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        names = model.names
+        first, second = model.after_norms
+        size = model.hidden_size
+        eps = model.eps / model.residual_scale**2  # the sum is the model's, divided by the scale
+        self.attention = attention
+        self.feed_forward = feed_forward
+        if attention is not None:
+            self.before_attention = model.norm(build.at(names.before_attention), size, eps)
+        if feed_forward is not None:
+            self.before_mlp = model.norm(build.at(names.before_mlp), size, eps)
+        self.after_attention, self.after_mlp = (
+            norm(build.at(name), size, model.eps) if name else None
+            for norm, name in ((first, names.after_attention), (second, names.after_mlp))
+        )
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.attention is not None:
+            hidden, residual = self.before_attention.add(hidden, residual)
+            hidden = self.attention.forward(hidden, step)
+            hidden = hidden if self.after_attention is None else self.after_attention(hidden)
+        if self.feed_forward is not None:
+            hidden, residual = self.before_mlp.add(hidden, residual)
+            hidden = self.feed_forward.forward(hidden)
+            hidden = hidden if self.after_mlp is None else self.after_mlp(hidden)
+        return hidden, residual
+
+
+class PostNorm(nn.Module):
+    """x + norm(attention(x)), then x + norm(feed_forward(x)) (OLMo 2, EXAONE 4)."""
+
+    def __init__(
+        self, build: Build, model: Architecture, attention: nn.Module, feed_forward: nn.Module
+    ) -> None:
+        super().__init__()
+        names = model.names
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.after_attention, self.after_mlp = (
+            model.norm(build.at(name), model.hidden_size, model.eps)
+            for name in (names.after_attention, names.after_mlp)
+        )
+
+    def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
+        hidden = hidden + self.after_attention(self.attention.forward(hidden, step))
+        return hidden + self.after_mlp(self.feed_forward.forward(hidden)), None
+
+
+class Parallel(nn.Module):
+    """x + attention(norm(x)) + feed_forward(norm(x)). If names.before_mlp is given, the
+    feed-forward block has its own norm."""
+
+    def __init__(
+        self, build: Build, model: Architecture, attention: nn.Module, feed_forward: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.before_attention, self.before_mlp = (
+            model.norm(build.at(name), model.hidden_size, model.eps) if name else None
+            for name in (model.names.before_attention, model.names.before_mlp)
+        )
+
+    def forward(self, hidden: Tensor, residual: None, step: Step) -> tuple[Tensor, None]:
+        normalized = self.before_attention(hidden)
+        for_mlp = normalized if self.before_mlp is None else self.before_mlp(hidden)
+        mixed = self.attention.forward(normalized, step)
+        return hidden + mixed + self.feed_forward.forward(for_mlp), None
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) · up(x))."""
+
+    num_first = 2
+
+    def __init__(self, build: Build, model: Architecture, width: int) -> None:
+        super().__init__()
+        names = model.names
+        hidden = model.hidden_size
+        rows = Rows(None, model.transposed)
+        columns = self.num_first * width
+        parts = dict.fromkeys(names.up, columns // len(names.up))
+        self.up = ArrangedLinear(build, hidden, columns, rows, parts=parts, bias=model.up_bias)
+        self.down = ArrangedLinear(build.at(names.down), width, hidden, rows, bias=model.down_bias)
+        self.activation = self.make_activation(build, model.activation)
+
+    def make_activation(self, build: Build, name: str) -> Any:
+        """Return the activation of the first projection's results."""
+        return Activation(build, name)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down(self.activation(self.up(hidden)))
+        return out
+
+
+class PlainMLP(GatedMLP):
+    """down(activation(up(x)))."""
+
+    num_first = 1
+
+    def make_activation(self, build: Build, name: str) -> Any:
+        if name in PLAIN_ACTIVATIONS:
+            return PLAIN_ACTIVATIONS[name]
+        known = ", ".join(PLAIN_ACTIVATIONS)
+        raise ModelError(
+            f"{build.path}: unknown activation {name!r}; known without a gate: {known}"
+        )
+
+
+class ExpertsBlock(nn.Module):
+    """[T, hidden] → [T, hidden]: the chosen experts, and those that compute every token. build: of
+    the layer."""
+
+    def __init__(self, build: Build, model: Architecture, own: ExpertSizes) -> None:
+        super().__init__()
+        self.router = Linear(build.at(own.router), model.hidden_size, own.count, is_router=True)
+        self.experts = FlatExperts(
+            build.at(own.modules),
+            own.count,
+            model.hidden_size,
+            own.width,
+            rule=own.rule,
+            activation=model.activation,
+            names=own.names,
+            merged=own.merged,
+            correction=build.at(own.correction).path if own.correction else None,
+        )
+        self.shared = (
+            model.mlp(build.at(own.shared), model, own.shared_width) if own.shared_width else None
+        )
+
+    def forward(self, hidden: Tensor, shared: Tensor | None = None) -> Tensor:
+        """shared: [T, hidden], added to the sum; None = what the shared experts compute, if there
+        are any."""
+        if self.shared is not None:
+            shared = self.shared.forward(hidden)
+        out: Tensor = self.experts(hidden, self.router(hidden), shared)
+        return out
