@@ -1,2 +1,2 @@
-"""Decoder models described by data: names of tensors, norms, biases, scales, rotary embeddings,
-experts."""
+"""Decoder models that differ from Llama in names of tensors, norms, biases, factors, rotary
+embeddings or experts."""

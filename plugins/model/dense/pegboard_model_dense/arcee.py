@@ -14,8 +14,7 @@ from pegboard_model_dense.config import (
     common,
     number_of_experts,
     refuse,
-    types_of_layers,
-    windowed,
+    windows_by_type,
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
@@ -58,11 +57,7 @@ class Afmoe(Decoder):
         model = common(base, names=names, head_norm=each_head, qkv_bias=bias, out_bias=bias)
         every = read(config, "global_attn_every_n_layers", int) or 4
         window = read(config, "sliding_window", int) or 1024
-        default = [
-            "sliding_attention" if (i + 1) % every else "full_attention"
-            for i in range(len(model.layers))
-        ]
-        layers = windowed(model, types_of_layers(config, default), window)
+        layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
         scale = read(config, "route_scale", float)
         dense = read(config, "num_dense_layers", int)
         width = size_of(config, "moe_intermediate_size")

@@ -11,7 +11,7 @@ from typing import Any
 from pegboard.layers import LayerNorm, read
 from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import Parallel
-from pegboard_model_dense.config import common, types_of_layers, windowed
+from pegboard_model_dense.config import common, windows_by_type
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.norms import own_weights
 
@@ -43,13 +43,8 @@ class Cohere(Decoder):
         if not is_second:
             return model
         every = read(config, "sliding_window_pattern", int) or 4
-        default = [
-            "full_attention" if (i + 1) % every == 0 else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
-        types = types_of_layers(config, default)
         window = read(config, "sliding_window", int) or 4096
-        layers = windowed(model, types, window)
+        layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
         return replace(
             model,
             layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers),

@@ -21,6 +21,9 @@ BOTH_NORMS = Names(
 )
 
 
+KINDS = ("sliding_attention", "full_attention")
+
+
 def renamed(config: Mapping[str, Any], **names: str) -> dict[str, Any]:
     """Return the config with values under the names of Llama's config. names: the new name = the
     config's. A value that the config has under Llama's name stays."""
@@ -91,20 +94,25 @@ def refuse(config: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
             )
 
 
-def types_of_layers(config: Mapping[str, Any], default: str | list[str]) -> list[str]:
-    """Return `layer_types`, for each layer "full_attention" or "sliding_attention". default: if the
-    config has none; one word is for all layers. Raises ModelError if there are too few."""
-    count = size_of(config, "num_hidden_layers")
-    types = read(config, "layer_types", list[str]) or (
-        [default] * count if isinstance(default, str) else default
-    )
-    if len(types) < count or not {"full_attention", "sliding_attention"}.issuperset(types):
+def windows_by_type(
+    config: Mapping[str, Any],
+    model: Architecture,
+    window: int | None,
+    is_full: Callable[[int], bool] = lambda index: True,
+) -> tuple[LayerSizes, ...]:
+    """Return the layers with a window, in tokens, for those of type "sliding_attention". The other
+    type in `layer_types` is "full_attention". is_full: which layers have it if the config has no
+    types. Raises ModelError if there are too few."""
+    count = len(model.layers)
+    types = read(config, "layer_types", list[str])
+    types = types or [KINDS[is_full(index)] for index in range(count)]
+    if len(types) < count or not {*KINDS}.issuperset(types):
         raise ModelError(
             f"layer_types has {len(types)} entries for {count} layers: "
             f"{sorted(map(str, set(types)))}; expected one for each layer, full_attention or "
             "sliding_attention"
         )
-    return types[:count]
+    return windowed(model, types[:count], window)
 
 
 def windowed(model: Architecture, types: list[str], window: int | None) -> tuple[LayerSizes, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from pegboard.layers import read, size_of
 from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import PostNorm
-from pegboard_model_dense.config import common, renamed, types_of_layers, windowed
+from pegboard_model_dense.config import common, renamed, windows_by_type
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.norms import each_head
 
@@ -59,11 +59,7 @@ class Exaone4(Decoder):
             if isinstance(pattern, str)
             else "L" * (size_of({"pattern": pattern}, "pattern") - 1) + "G"
         )
-        default = [
-            "full_attention" if letters[i % len(letters)] == "G" else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
-        layers = windowed(model, types_of_layers(config, default), window)
+        layers = windows_by_type(config, model, window, lambda i: letters[i % len(letters)] == "G")
         return replace(
             model,
             layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers),

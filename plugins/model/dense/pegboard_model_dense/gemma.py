@@ -14,8 +14,7 @@ from pegboard_model_dense.config import (
     common,
     refuse,
     ropes_of_types,
-    types_of_layers,
-    windowed,
+    windows_by_type,
 )
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.norms import OffsetNorm, each_head
@@ -42,13 +41,9 @@ class Gemma2(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         refuse(config, {"use_bidirectional_attention": False})
         model = gemma(config, names=BOTH_NORMS, **caps(config, 50.0, 30.0))
-        types = types_of_layers(config, ["sliding_attention", "full_attention"] * len(model.layers))
-        return replace(
-            model,
-            layers=scaled_layers(
-                config, windowed(model, types, read(config, "sliding_window", int) or 4096)
-            ),
-        )
+        window = read(config, "sliding_window", int) or 4096
+        layers = windows_by_type(config, model, window, lambda i: i % 2 == 1)
+        return replace(model, layers=scaled_layers(config, layers))
 
 
 class Gemma3(Decoder):
@@ -65,14 +60,9 @@ class Gemma3(Decoder):
             **caps(config, None, None),
         )
         every = read(config, "sliding_window_pattern", int) or 6
-        default = [
-            "full_attention" if (i + 1) % every == 0 else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
-        types = types_of_layers(config, default)
-        layers = scaled_layers(
-            config, windowed(model, types, read(config, "sliding_window", int) or 4096)
-        )
+        window = read(config, "sliding_window", int) or 4096
+        layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
+        layers = scaled_layers(config, layers)
         local = {"base": read(config, "rope_local_base_freq", float) or 10000.0, "scaling": {}}
         layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
         return replace(model, layers=layers, ropes=ropes_of_types(config, model, local))

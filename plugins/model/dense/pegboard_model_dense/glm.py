@@ -18,8 +18,7 @@ from pegboard_model_dense.config import (
     refuse,
     renamed,
     rule_of,
-    types_of_layers,
-    windowed,
+    windows_by_type,
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
@@ -113,11 +112,9 @@ class Glm4Moe(Decoder):
         window = read(config, "sliding_window", int)
         if is_dots and window and read(config, "use_sliding_window", bool) is not False:
             first = read(config, "max_window_layers", int) or 0
-            default = [
-                "full_attention" if i < first else "sliding_attention"
-                for i in range(len(model.layers))
-            ]
-            model = replace(model, layers=windowed(model, types_of_layers(config, default), window))
+            model = replace(
+                model, layers=windows_by_type(config, model, window, lambda i: i < first)
+            )
         width = size_of(config, "moe_intermediate_size")
         own = ExpertSizes(
             count=number_of_experts(config),

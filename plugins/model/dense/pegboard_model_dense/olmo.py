@@ -17,8 +17,7 @@ from pegboard_model_dense.config import (
     number_of_experts,
     ropes_of_types,
     rule_of,
-    types_of_layers,
-    windowed,
+    windows_by_type,
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
@@ -59,12 +58,8 @@ class Olmo2(Decoder):
         )
         if config.get("model_type") != "olmo3":
             return model
-        default = [
-            "full_attention" if (i + 1) % 4 == 0 else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
-        types = types_of_layers(config, default)
-        layers = windowed(model, types, read(config, "sliding_window", int) or 4096)
+        window = read(config, "sliding_window", int) or 4096
+        layers = windows_by_type(config, model, window, lambda i: (i + 1) % 4 == 0)
         layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
         return replace(model, layers=layers, ropes=ropes_of_types(config, model, {"scaling": {}}))
 

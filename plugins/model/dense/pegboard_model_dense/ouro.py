@@ -9,7 +9,7 @@ from typing import Any
 from pegboard.errors import ModelError
 from pegboard.layers import read
 from pegboard_model_dense.architecture import Architecture, Names
-from pegboard_model_dense.config import common, refuse, types_of_layers, windowed
+from pegboard_model_dense.config import common, refuse, windows_by_type
 from pegboard_model_dense.decoder import Decoder
 
 MAX_PASSES = 64
@@ -36,6 +36,4 @@ class Ouro(Decoder):
             if read(config, "use_sliding_window", bool)
             else None
         )
-        return replace(
-            model, layers=windowed(model, types_of_layers(config, "full_attention"), window)
-        )
+        return replace(model, layers=windows_by_type(config, model, window))

@@ -10,7 +10,7 @@ from typing import Any
 from pegboard.errors import ModelError
 from pegboard.layers import read
 from pegboard_model_dense.architecture import Architecture, Names, Rotary
-from pegboard_model_dense.config import common, refuse, types_of_layers, windowed
+from pegboard_model_dense.config import common, refuse, windows_by_type
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.norms import OffsetNorm, each_head
 
@@ -53,11 +53,7 @@ class Plamo3(Decoder):
             after_norms=(partial(OffsetNorm, offset=1 / 5), partial(OffsetNorm, offset=5**-1.5)),
         )
         every = read(config, "sliding_window_pattern", int) or 8
-        default = [
-            "full_attention" if (i + 1) % every == 0 else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
-        layers = windowed(model, types_of_layers(config, default), _window(config))
+        layers = windows_by_type(config, model, _window(config), lambda i: (i + 1) % every == 0)
         layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
         return replace(model, layers=layers, ropes=_ropes(config, model.head_dim))
 

@@ -25,7 +25,7 @@ from pegboard.errors import ModelError
 from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.layers import Head, read, size_of
 from pegboard_model_dense.architecture import Architecture, Names
-from pegboard_model_dense.config import common, is_on, refuse, renamed, types_of_layers, windowed
+from pegboard_model_dense.config import common, is_on, refuse, renamed, windows_by_type
 from pegboard_model_dense.decoder import Decoder
 from pegboard_model_dense.positions import alibi_slopes
 from pegboard_model_dense.rows import GroupedQKV, KeyValueQKV
@@ -88,12 +88,8 @@ class Cwm(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         model = common(config)
-        default = [
-            "full_attention" if i % 4 == 0 else "sliding_attention"
-            for i in range(len(model.layers))
-        ]
         window = read(config, "sliding_window", int) or 8192
-        return replace(model, layers=windowed(model, types_of_layers(config, default), window))
+        return replace(model, layers=windows_by_type(config, model, window, lambda i: i % 4 == 0))
 
 
 class SmolLM3(Decoder):
@@ -113,11 +109,7 @@ class SmolLM3(Decoder):
         if len(rotates) < len(layers):
             raise ModelError(f"no_rope_layers has {len(rotates)} entries for {len(layers)} layers")
         if read(config, "use_sliding_window", bool):
-            layers = windowed(
-                model,
-                types_of_layers(config, "full_attention"),
-                read(config, "sliding_window", int),
-            )
+            layers = windows_by_type(config, model, read(config, "sliding_window", int))
         pairs = zip(layers, rotates, strict=False)
         return replace(
             model, layers=tuple(replace(own, rope=0 if on else None) for own, on in pairs)

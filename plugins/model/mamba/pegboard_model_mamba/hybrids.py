@@ -249,6 +249,7 @@ def mamba2_shape(config: Mapping[str, Any]) -> Mamba2Shape:
     bias = bool(read(config, "mamba_proj_bias", bool))
     is_falcon = "ssm_multipliers" in config or "mamba_rms_norm" in config
     norm = "before" if read(config, "mamba_norm_before_gate", bool) is not False else "after"
+    factors = read(config, "ssm_multipliers", list[float]) or ()
     return Mamba2Shape(
         hidden=hidden,
         heads=heads,
@@ -262,7 +263,7 @@ def mamba2_shape(config: Mapping[str, Any]) -> Mamba2Shape:
         eps=read(config, "rms_norm_eps", float) or 1e-5,
         limits=step_limits(config),
         norm=("after" if not is_falcon else norm if read(config, "mamba_rms_norm", bool) else ""),
-        factors=config.get("ssm_multipliers") or (),
+        factors=() if {*factors} == {1.0} else factors,
     )
 
 

@@ -31,6 +31,7 @@ class NemotronHModel(StateDecoder):
                 f"the checkpoint's config has mlp_hidden_act={act!r}; this architecture is served "
                 "with relu2"
             )
+        least = read(config, "time_step_min", float)
         shape = Mamba2Shape(
             hidden=hidden,
             heads=size_of(config, "mamba_num_heads"),
@@ -42,7 +43,7 @@ class NemotronHModel(StateDecoder):
             conv_bias=read(config, "use_conv_bias", bool) is not False,
             out_bias=bool(read(config, "use_bias", bool)),
             eps=eps,
-            limits=(read(config, "time_step_min", float) or 0.0, math.inf),
+            limits=(0.001 if least is None else least, math.inf),
         )
         head_dim = read(config, "head_dim", int) or read(config, "attention_head_dim", int)
         attention_config = {**config, "head_dim": head_dim, "attention_bias": False}
