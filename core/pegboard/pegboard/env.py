@@ -107,15 +107,15 @@ def _is_on(name: str) -> bool:
 def plugin_options() -> dict[tuple[str, str, str], str]:
     """Return all `PEGBOARD__KIND__NAME__FIELD` variables as {(kind, name, field): value}. The keys
     are lower case."""
-    found = {}
+    options = {}
     for key, value in os.environ.items():
         if not key.startswith("PEGBOARD__"):
             continue
         parts = key.lower().split("__")[1:]
         if len(parts) != 3 or not all(parts):
             raise ConfigError(f"environment variable {key}: expected PEGBOARD__KIND__NAME__FIELD")
-        found[parts[0], parts[1], parts[2]] = value
-    return found
+        options[parts[0], parts[1], parts[2]] = value
+    return options
 
 
 def num_cpus() -> int:

@@ -243,13 +243,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`, or None if no name is similar. Leading
     dashes of a flag are ignored. Two names are also similar if one begins with the other."""
     by_plain = {_plain(item): item for item in sorted(known, reverse=True)}
-    given = _plain(name)
-    found = get_close_matches(given, by_plain, n=1, cutoff=0.75)
-    found += sorted(
-        (item for item in by_plain if len(given) > 2 and item.startswith(given)), key=len
+    plain = _plain(name)
+    matches = get_close_matches(plain, by_plain, n=1, cutoff=0.75)
+    matches += sorted(
+        (item for item in by_plain if len(plain) > 2 and item.startswith(plain)), key=len
     )
-    found += [item for item in by_plain if len(item) > 2 and given.startswith(item)]
-    return by_plain[found[0]] if found else None
+    matches += [item for item in by_plain if len(item) > 2 and plain.startswith(item)]
+    return by_plain[matches[0]] if matches else None
 
 
 def _plain(name: str) -> str:

@@ -65,16 +65,16 @@ def installed() -> Installed:
 def installed_on(path: Sequence[str]) -> Installed:
     """Read the folders and zip files of `path` now, without a cache. If two distributions have the
     same name, the first one counts."""
-    found: dict[str, list[Entry]] = {}
+    by_distribution: dict[str, list[Entry]] = {}
     summaries: dict[str, str] = {}
     for folder in path:
         for distribution, metadata in distributions(folder):
             name = normalized(metadata["Name"])
             entries = list(_entries_of(distribution, name, metadata["Version"]))
-            if entries and name not in found:
-                found[name] = entries
+            if entries and name not in by_distribution:
+                by_distribution[name] = entries
                 summaries[name] = metadata.get("Summary") or ""
-    every = {entry for entries in found.values() for entry in entries}
+    every = {entry for entries in by_distribution.values() for entry in entries}
     return Installed(tuple(sorted(every, key=lambda entry: entry.sort_key)), summaries)
 
 

@@ -16,7 +16,7 @@ from pegboard_chat.parsing.structural_tag import Format, constraint, json_value,
 
 
 def with_special_tokens(given: Constraint, token_ids: Mapping[str, int]) -> Constraint:
-    """Return the constraint with tokens in place of texts that are tokens. It is unchanged if it
+    """Return the constraint with tokens instead of texts that are tokens. It is unchanged if it
     has no such texts. token_ids: text → id of all special tokens, except those that end an output.
     """
     if given.kind != "structural_tag" or not token_ids:

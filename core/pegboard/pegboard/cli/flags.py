@@ -130,9 +130,9 @@ class FlagParser(argparse.ArgumentParser):
             flag = layer.setdefault("engine", {}).setdefault("model", arguments.model)
             if flag != arguments.model:
                 raise UsageError(f"two models: {arguments.model!r} and --model {flag!r}")
-        own = {section: dict((defaults or {}).get(section, {})) for section in self._sections}
+        values = {section: dict((defaults or {}).get(section, {})) for section in self._sections}
         return settings_from(
-            [(own, self.prog), *config_layers(arguments.config), (layer, "the command line")]
+            [(values, self.prog), *config_layers(arguments.config), (layer, "the command line")]
         ), arguments
 
     def _refuse_unknown(self, flags: Iterable[str]) -> None:
@@ -175,14 +175,14 @@ class FlagParser(argparse.ArgumentParser):
             self._print_flags(groups[word]._group_actions)
         else:
             exact = [action for action in self._actions if f"--{word}" in action.option_strings]
-            found = exact or [
+            matches = exact or [
                 action
                 for action in self._actions
                 if any(word in name for name in action.option_strings)
             ]
-            if not found:
+            if not matches:
                 raise UsageError(f"no flag matches {word!r}{did_you_mean(f'--{word}', self.flags)}")
-            self._print_flags(found)
+            self._print_flags(matches)
 
     def _print_flags(self, actions: Sequence[argparse.Action]) -> None:
         shown = self._get_formatter()

@@ -389,7 +389,9 @@ class Settings:
 
     def section(self, cls: type[Section]) -> Section:
         """Return the settings of the section that is declared by `cls`, or its defaults."""
-        return next((own for own in self.sections.values() if isinstance(own, cls)), cls())
+        return next(
+            (section for section in self.sections.values() if isinstance(section, cls)), cls()
+        )
 
     def with_engine(self, source: str, **values: Any) -> "Settings":
         """Return a copy with some engine values replaced. `source` is recorded as the source of

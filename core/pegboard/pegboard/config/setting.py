@@ -50,7 +50,7 @@ class Setting:
 @cache
 def settings_in(cls: type[msgspec.Struct], section: str) -> tuple[Setting, ...]:
     """Return the settings of a section in declaration order."""
-    found = []
+    settings = []
     hints = get_type_hints(cls, include_extras=True)
     for declared in msgspec.structs.fields(cls):
         plain, meta = get_args(hints[declared.name])
@@ -59,10 +59,10 @@ def settings_in(cls: type[msgspec.Struct], section: str) -> tuple[Setting, ...]:
             if declared.default is not msgspec.NODEFAULT
             else declared.default_factory()
         )
-        found.append(
+        settings.append(
             Setting(declared.name, section, plain, default, meta.description, **meta.extra)
         )
-    return tuple(found)
+    return tuple(settings)
 
 
 def build(cls: type[Section], values: Mapping[str, Any], source: str) -> Section:

@@ -56,18 +56,20 @@ def engine_settings(model: str | None, values: Mapping[str, Any]) -> Settings:
     """Return the settings of `LLM(model, **values)`: engine fields, `plugin_options={"kind.name":
     {field: value}}`, and `plugin_files=["FILE.py"]`. `logits_processors` may hold classes. Raises
     ConfigError, which names the field, if one is unknown or wrong."""
-    given = dict(values)
-    files = given.pop("plugin_files", None) or []
+    settings = dict(values)
+    files = settings.pop("plugin_files", None) or []
     files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
-    plugins = {"options": given.pop("plugin_options", None) or {}, "files": files}
-    if isinstance(processors := given.get("logits_processors"), list | tuple):
-        given["logits_processors"] = [
+    plugins = {"options": settings.pop("plugin_options", None) or {}, "files": files}
+    if isinstance(processors := settings.get("logits_processors"), list | tuple):
+        settings["logits_processors"] = [
             _class_path(item) if isinstance(item, type) else item for item in processors
         ]
     if model is not None:
-        given["model"] = model
-    theirs = {name: given.pop(name) for name in list(given) if is_vllm_name(name)}
-    return settings_from([({"engine": given, "plugins": plugins, VLLM: theirs}, "the arguments")])
+        settings["model"] = model
+    theirs = {name: settings.pop(name) for name in list(settings) if is_vllm_name(name)}
+    return settings_from(
+        [({"engine": settings, "plugins": plugins, VLLM: theirs}, "the arguments")]
+    )
 
 
 def _class_path(processor: type) -> str:
@@ -244,8 +246,8 @@ def read_config_file(path: Path) -> Layer:
 def _place(layer: Layer, key: str, value: Any, path: Path) -> None:
     setting = all_settings().get(key)
     if key in sections() and isinstance(value, Mapping):
-        own = {str(name).replace("-", "_"): item for name, item in value.items()}
-        layer.setdefault(key, {}).update(own)
+        values = {str(name).replace("-", "_"): item for name, item in value.items()}
+        layer.setdefault(key, {}).update(values)
     elif setting is not None and setting.section != "plugins":
         layer.setdefault(setting.section, {})[key] = coerced(setting, value)
     elif is_vllm_name(key):

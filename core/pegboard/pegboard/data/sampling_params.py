@@ -84,16 +84,16 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, forbid_unknown_field
     parameter: str = "structured_outputs"
 
     def __post_init__(self) -> None:
-        given = [name for name in CONSTRAINT_KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
+        constraints = [name for name in CONSTRAINT_KINDS if getattr(self, name) is not None]
+        if len(constraints) != 1:
             raise RequestError(
                 (
                     f"{self.parameter}: expected exactly one of {', '.join(CONSTRAINT_KINDS)}; "
-                    f"got {', '.join(given) or 'none'}"
+                    f"got {', '.join(constraints) or 'none'}"
                 ),
                 parameter=self.parameter,
             )
-        name = given[0]
+        name = constraints[0]
         reason = self._wrong(name, getattr(self, name))
         if reason is None and not isinstance(self.whitespace_pattern, str | None):
             name = "whitespace_pattern"
@@ -280,8 +280,8 @@ class SamplingParams(
     def all_stop_token_ids(self) -> set[int]:
         """The token ids that end the output: the request's own, and those of end of sequence unless
         the request ignores them."""
-        own = set(self.stop_token_ids or ())
-        return own if self.ignore_eos else own | set(self.eos_token_ids)
+        token_ids = set(self.stop_token_ids or ())
+        return token_ids if self.ignore_eos else token_ids | set(self.eos_token_ids)
 
     @property
     def text_hold_back(self) -> int:
@@ -298,8 +298,8 @@ class SamplingParams(
         """Raise `RequestError` if the model cannot serve these parameters: ids outside the
         vocabulary, or too many logprobs."""
         for name in ("logprobs", "prompt_logprobs"):
-            asked = getattr(self, name)
-            wanted = vocab_size if asked == -1 else asked
+            count = getattr(self, name)
+            wanted = vocab_size if count == -1 else count
             if wanted is not None and 0 <= max_logprobs < wanted:
                 _fail(
                     self,

@@ -19,8 +19,8 @@ from pegboard.errors import RequestError
 R = TypeVar("R")
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of the requests that the engine has: they end with finish reason "abort", they run
-to their end, or they stop and go on after the pause."""
+"""How a pause treats the requests that the engine has: they end with finish reason "abort", they
+run to their end, or they stop and go on after the pause."""
 
 TAGS = ("weights", "kv_cache")
 """The parts of the memory that sleep releases."""
@@ -70,7 +70,7 @@ class CollectiveRpc(Action[list[Any]], tag="collective_rpc"):
 
 class UpdateWeights(Action[None], tag="update_weights"):
     """Replace the weights by those in a folder or file on the engine's machine, a checkpoint of the
-    same model. mode: what becomes of running requests, as in `pause_generation`; in a pause, its
+    same model. mode: how running requests are treated, as in `pause_generation`; in a pause, its
     mode counts. Nothing that was computed before is used any more. Raises RequestError if the path
     is not such a checkpoint. The weights are then the same as before."""
 
@@ -132,7 +132,7 @@ class WakeUp(Action[bool], tag="wake_up"):
 
 
 class IsSleeping(Action[bool], tag="is_sleeping"):
-    """Return whether the engine sleeps, also if only a part of its memory is missing."""
+    """Return whether the engine sleeps, even if only a part of its memory is missing."""
 
 
 class AddLoRA(Action[bool], tag="add_lora"):

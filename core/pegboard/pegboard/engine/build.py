@@ -118,14 +118,14 @@ def _fit_kv(
 ) -> tuple[KVPlan, Limits]:
     """Divide the KV cache. A size that is only the platform's default may grow to `room_bytes`, if
     the model's context needs it. One that was measured takes all that there is."""
-    asked = plan.settings.engine
-    is_default = config.kv_cache_memory_bytes is not None and asked.kv_cache_memory_bytes is None
+    settings = plan.settings.engine
+    is_default = config.kv_cache_memory_bytes is not None and settings.kv_cache_memory_bytes is None
     kv_plan, fitting = fit_kv(
         specs,
         kv_bytes,
         limits,
         room_bytes=room_bytes if is_default else 0,
-        shorten=asked.max_model_len in AUTO_LEN,
+        shorten=settings.max_model_len in AUTO_LEN,
         num_blocks_override=config.num_gpu_blocks_override,
         whole_prompts=plan.pooling is not None and not config.enable_chunked_prefill,
     )
@@ -162,7 +162,7 @@ def choose_for_model(
     memory = worker.setup.platform.memory()
     room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    names = {weight.name for own in model.declared.values() for weight in own}
+    names = {weight.name for weights in model.declared.values() for weight in weights}
     return *_fit_kv(plan, config, limits, model.kv_specs(), kv_bytes, room_bytes), names
 
 
@@ -183,9 +183,9 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 
 
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
-    asked = config.distributed_executor_backend
+    backend = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    entry = registry.choose("executor", Need(), explicit=asked, prefers=prefers).require()
+    entry = registry.choose("executor", Need(), explicit=backend, prefers=prefers).require()
     return registry.build(
         entry,
         ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))),
@@ -194,8 +194,8 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:
     """Return the scheduling policy, and whether it honours priorities."""
-    asked = config.scheduling_policy or default_name("scheduling_policy")
-    entry = registry.choose("scheduling_policy", Need(), explicit=asked).require()
+    name = config.scheduling_policy or default_name("scheduling_policy")
+    entry = registry.choose("scheduling_policy", Need(), explicit=name).require()
     return registry.build(entry, SchedulingPolicySetup(limits)), "priority" in registry.spec(
         entry
     ).flags

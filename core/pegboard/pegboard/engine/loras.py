@@ -171,26 +171,26 @@ class LoRASlots(Gate):
     def remove(self, lora_id: int) -> bool:
         """Forget the adapter with this id. Running requests keep it until they end. Return False if
         there is none."""
-        found = list(self._known(lora_id))
-        for adapter in found:
+        adapters = list(self._known(lora_id))
+        for adapter in adapters:
             self._retire(adapter)
-        return bool(found)
+        return bool(adapters)
 
     def pin(self, lora_id: int) -> bool:
         """Never evict the adapter from memory or from its slot, until it is removed. Raises
         RequestError if it is not loaded, or if there are no slots left to pin."""
-        found = list(self._known(lora_id))
-        if not found:
+        adapters = list(self._known(lora_id))
+        if not adapters:
             raise RequestError(
                 f"no adapter with the id {lora_id} is loaded; add it first", parameter="lora_id"
             )
         pinned = {adapter.ticket for adapter in self._adapters.values() if adapter.is_pinned}
-        if len(pinned | {adapter.ticket for adapter in found}) > self._max_loras:
+        if len(pinned | {adapter.ticket for adapter in adapters}) > self._max_loras:
             raise RequestError(
                 f"all {self._max_loras} slots are pinned; remove a pinned adapter first",
                 parameter="lora_id",
             )
-        for adapter in found:
+        for adapter in adapters:
             adapter.is_pinned = True
         return True
 

@@ -301,9 +301,9 @@ class Scheduler:
         self, request: Request, token_ids: list[int], output: StepOutput, place: int, now_s: float
     ) -> Ended | None:
         is_first = not request.output_token_ids
-        kept, reason = request.append_until_stop(token_ids, self._limits.max_model_len)
+        tokens, reason = request.append_until_stop(token_ids, self._limits.max_model_len)
         self._commit(request)
-        delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=kept)
+        delta = RequestDelta(request_id=request.request_id, index=request.index, token_ids=tokens)
         if is_first:
             delta.num_cached_tokens = request.num_cached_tokens
             self._live.count("external_prefix_cache_hits_total", request.num_external_tokens)
@@ -311,10 +311,10 @@ class Scheduler:
                 positions = _positions(output.prompt_logprobs[request.row])
                 delta.prompt_logprobs = msgspec.Raw(msgspec.msgpack.encode(positions))
         if output.logprobs is not None and (logprobs := output.logprobs[place]) is not None:
-            delta.logprobs = _positions(logprobs)[: len(kept)]
-        self._metrics.tokens(request, len(kept), now_s)
+            delta.logprobs = _positions(logprobs)[: len(tokens)]
+        self._metrics.tokens(request, len(tokens), now_s)
         if request.grammar is not None:
-            reason = self._grammars.advance(request, kept, delta, reason)
+            reason = self._grammars.advance(request, tokens, delta, reason)
         if reason is not None:
             return Ended(request, delta, reason)
         self._live.emit(delta)
@@ -335,21 +335,21 @@ class Scheduler:
             request.status = RequestStatus.WAITING
             self._kv.commit(request, request.num_computed_tokens)
         for key, first_bad_token in failed.items():
-            found = live.get(key)
-            if found is None or found.status not in (
+            loading = live.get(key)
+            if loading is None or loading.status not in (
                 RequestStatus.LOADING,
                 RequestStatus.RUNNING,
             ):
                 continue
             if self._limits.kv_load_failure_policy == "fail":
-                live.fail(found, "error", LOAD_FAILED)
-            elif found.status is RequestStatus.RUNNING:
+                live.fail(loading, "error", LOAD_FAILED)
+            elif loading.status is RequestStatus.RUNNING:
                 # what it computed after the load is invalid and was not committed
-                found.not_loaded()
-                live.preempt(found)
+                loading.not_loaded()
+                live.preempt(loading)
             else:
-                live.connectors.ended(found)
-                self._continue_without(found, first_bad_token)
+                live.connectors.ended(loading)
+                self._continue_without(loading, first_bad_token)
 
     def _continue_without(self, request: Request, first_bad_token: int) -> None:
         """Handle a failed load between steps: keep the blocks if possible, and compute from the

@@ -75,11 +75,11 @@ class BeamSearch:
         longer = [
             BeamSearchSequence(
                 [*beam.tokens, token],
-                [*beam.logprobs, dict(found)],
+                [*beam.logprobs, dict(candidates)],
                 beam.cum_logprob + entry.logprob,
             )
-            for beam, found in zip(self.beams, logprobs, strict=True)
-            for token, entry in found.items()
+            for beam, candidates in zip(self.beams, logprobs, strict=True)
+            for token, entry in candidates.items()
         ]
         going_on = []
         for beam in longer:
@@ -88,14 +88,14 @@ class BeamSearch:
                 self._completed.append(beam)
             else:
                 going_on.append(beam)
-        kept = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
+        best = sorted(going_on, key=self._rank, reverse=True)[: self._params.beam_width]
         self._num_rounds_left -= 1
         # all beams of a search have the same length, so they reach the limit together
         is_over = self._num_rounds_left == 0 or bool(
-            kept and len(kept[0].tokens) >= self._max_model_len
+            best and len(best[0].tokens) >= self._max_model_len
         )
-        self._completed += kept if is_over else []
-        self.beams = [] if is_over else kept
+        self._completed += best if is_over else []
+        self.beams = [] if is_over else best
 
     def best(self) -> list[BeamSearchSequence]:
         """Return the `beam_width` best beams, best first. A beam without end of sequence has the
@@ -148,14 +148,15 @@ async def beam_search_online(
     """Stream one final output with the `beam_width` best completions. Their `text` and `token_ids`
     do not include the prompt. All beams of a round run at once. Raises what `EngineClient.generate`
     raises. Closing the iterator aborts the request."""
-    asked = step_params(params)
+    params_of_step = step_params(params)
     check_beam_prompt(prompt)
     try:
-        first = await _last(client.generate(prompt, asked, request))
+        first = await _last(client.generate(prompt, params_of_step, request))
     except RequestError as error:
         if error.parameter != "logprobs":
             raise
-        reason = f"{params.beam_width} beams need {asked.logprobs} logprobs in every round: {error}"
+        count = params_of_step.logprobs
+        reason = f"{params.beam_width} beams need {count} logprobs in every round: {error}"
         raise RequestError(reason, parameter="n") from error
     prompt_token_ids = list(first.prompt_token_ids or ())
     search = BeamSearch(prompt_token_ids, params, eos_token_ids, client.models()[0].max_model_len)
@@ -169,7 +170,7 @@ async def beam_search_online(
             for index in range(len(prompts))
         ]
         rounds = [
-            _last(client.generate(longer, asked, name))
+            _last(client.generate(longer, params_of_step, name))
             for longer, name in zip(prompts, names, strict=True)
         ]
         search.extend([last_logprobs(output) for output in await _all(rounds)])

@@ -204,16 +204,17 @@ class LLM(SyncControls):
     ) -> list[BeamSearchOutput]:
         """Return the `beam_width` best continuations of each prompt. All prompts are searched
         together. See `pegboard.front.beam_search`. Raises RequestError as `generate` does."""
-        asked = step_params(params)
+        params_of_step = step_params(params)
         engine = self.llm_engine
         tokenizer = self.get_tokenizer()
         builder = engine.builder
         length = engine.plan.max_model_len
-        given = [as_prompt(prompt) for prompt in as_list(prompts)]
-        for prompt in given:
+        all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
+        for prompt in all_prompts:
             check_beam_prompt(prompt)
         first = [
-            builder.build(prompt, asked, f"beam-{index}") for index, prompt in enumerate(given)
+            builder.build(prompt, params_of_step, f"beam-{index}")
+            for index, prompt in enumerate(all_prompts)
         ]
         searches = [
             BeamSearch(request.prompt_token_ids, params, builder.eos_token_ids, length)
@@ -221,7 +222,7 @@ class LLM(SyncControls):
         ]
         while live := [search for search in searches if search.beams]:
             inputs = [Prompt(token_ids=beam.tokens) for search in live for beam in search.beams]
-            outputs = iter(self.generate(inputs, asked, use_tqdm=use_tqdm))
+            outputs = iter(self.generate(inputs, params_of_step, use_tqdm=use_tqdm))
             for search in live:
                 search.extend([last_logprobs(next(outputs)) for _ in search.beams])
         results = []
@@ -251,8 +252,8 @@ class LLM(SyncControls):
         if self.is_sleeping():
             raise RequestError("the engine sleeps; call wake_up first")
         all_prompts = [as_prompt(prompt) for prompt in as_list(prompts)]
-        given = PoolingParams() if pooling_params is None else pooling_params
-        all_params = per_prompt("pooling_params", given, len(all_prompts))
+        pooling = PoolingParams() if pooling_params is None else pooling_params
+        all_params = per_prompt("pooling_params", pooling, len(all_prompts))
         loras = per_prompt("lora_request", lora_request, len(all_prompts))
         build = self.llm_engine.builder.build_pooling
         requests = []
@@ -287,14 +288,14 @@ class LLM(SyncControls):
         lora_request: Loras = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of prompts, in their order. See `encode`."""
-        found = self.encode(
+        outputs = self.encode(
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             pooling_task="embed",
         )
-        return results_of(found, EmbeddingRequestOutput, EmbeddingOutput)
+        return results_of(outputs, EmbeddingRequestOutput, EmbeddingOutput)
 
     def classify(
         self,
@@ -306,14 +307,14 @@ class LLM(SyncControls):
     ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of the model's classes for prompts, in their order. See
         `encode`."""
-        found = self.encode(
+        outputs = self.encode(
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             pooling_task="classify",
         )
-        return results_of(found, ClassificationRequestOutput, ClassificationOutput)
+        return results_of(outputs, ClassificationRequestOutput, ClassificationOutput)
 
     def score(
         self,
@@ -336,8 +337,8 @@ class LLM(SyncControls):
         if pooling is not None and pooling.task == "embed":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
             found = self.embed(texts, pooling_params=pooling_params, **more)
-            made = dict(zip(texts, found, strict=True))
-            return [scored(made[first], made[second]) for first, second in pairs]
+            vectors = dict(zip(texts, found, strict=True))
+            return [scored(vectors[first], vectors[second]) for first, second in pairs]
         prompts = [Prompt(text=first, second_text=second) for first, second in pairs]
         outputs = self.encode(prompts, pooling_params, pooling_task="classify", **more)
         return [score_of_classes(output) for output in outputs]
@@ -360,10 +361,10 @@ class LLM(SyncControls):
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """Return one prompt or several as a list. One list of token ids is one prompt."""
     is_many = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-    given: Any = prompts
-    if not is_many or (given and all(isinstance(item, int) for item in given)):
-        return [given]
-    return list(given)
+    value: Any = prompts
+    if not is_many or (value and all(isinstance(item, int) for item in value)):
+        return [value]
+    return list(value)
 
 
 def per_prompt(name: str, value: Any, num_prompts: int) -> list[Any]:

@@ -197,10 +197,10 @@ class _Outputs:
 def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
     """Return the sums of all samples in vLLM's classes, as `LLM.get_metrics` returns them. A
     counter with the label `position` becomes one Vector per engine."""
-    found: list[MetricValue] = []
+    values: list[MetricValue] = []
     for metric, readings in totals.readings():
         if metric.labels != ("position",):
-            found.extend(_value(reading, *_series(reading, model_name)) for reading in readings)
+            values.extend(_value(reading, *_series(reading, model_name)) for reading in readings)
             continue
         for engine in sorted({reading.engine for reading in readings}):
             own = sorted(
@@ -209,8 +209,8 @@ def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
             )
             name, labels = _series(own[0], model_name)
             del labels["position"]
-            found.append(Vector(name, labels, [int(reading.value) for reading in own]))
-    return found
+            values.append(Vector(name, labels, [int(reading.value) for reading in own]))
+    return values
 
 
 def _series(reading: Reading, model_name: str) -> tuple[str, dict[str, str]]:

@@ -296,10 +296,10 @@ class Completion:
         text += piece
         self.text = text
         for stop in self._stop if len(self.token_ids) > self._min_tokens else ():
-            found = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
-            if found >= 0:
+            start = text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1))
+            if start >= 0:
                 self.text = text[
-                    : found + len(stop) if self.params.include_stop_str_in_output else found
+                    : start + len(stop) if self.params.include_stop_str_in_output else start
                 ]
                 return stop
         return None

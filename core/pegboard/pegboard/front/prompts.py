@@ -81,20 +81,20 @@ def as_prompt(value: PromptInput) -> Prompt:
 
 
 def _from_mapping(value: Mapping[str, Any]) -> Prompt:
-    given = {key: item for key, item in value.items() if item is not None}
+    fields = {key: item for key, item in value.items() if item is not None}
     for key in _MEDIA_KEYS:
-        if given.pop(key, None):
+        if fields.pop(key, None):
             raise RequestError(f"{key}: this model takes text only", parameter=key)
-    unknown = [key for key in given if key not in _PROMPT_KEYS]
+    unknown = [key for key in fields if key not in _PROMPT_KEYS]
     if unknown:
         raise RequestError(
             f"unknown prompt field {unknown[0]!r}; expected {', '.join(_PROMPT_KEYS)}",
             parameter=unknown[0],
         )
-    text = given.get("prompt")
-    token_ids = given.get("prompt_token_ids")
-    embeds = _embeds(given["prompt_embeds"], token_ids) if "prompt_embeds" in given else ()
-    salt = given.get("cache_salt")
+    text = fields.get("prompt")
+    token_ids = fields.get("prompt_token_ids")
+    embeds = _embeds(fields["prompt_embeds"], token_ids) if "prompt_embeds" in fields else ()
+    salt = fields.get("cache_salt")
     return Prompt(text=text, token_ids=token_ids, cache_salt=salt, embeds=embeds)
 
 
@@ -131,8 +131,8 @@ class RequestBuilder:
         self._named_reasoning = self.parsers.reasoning if is_named else None
         self._validators, self._arguments = _validators(plan, registry)
         self._kv_names = _kv_names(plan, registry)
-        own = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
-        self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *own]))
+        eos_token_ids = tokenizer.vocabulary().eos_token_ids if tokenizer is not None else ()
+        self.eos_token_ids = list(dict.fromkeys([*plan.eos_token_ids, *eos_token_ids]))
 
     def get_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer. Raises RequestError if `skip_tokenizer_init` is set."""
@@ -345,14 +345,15 @@ class RequestBuilder:
                 raise RequestError(f"{name}: {reason}", parameter="extra_args")
 
     def _kv_parameters(self, params: SamplingParams) -> dict[str, Any] | None:
-        """Return what the KV connectors are told about the request. A null means "not given"."""
-        given = (params.extra_args or {}).get(KV_PARAMETERS) or {}
-        if not isinstance(given, dict):
+        """Return the parameters for the KV connectors. A null means "not given"."""
+        parameters = (params.extra_args or {}).get(KV_PARAMETERS) or {}
+        if not isinstance(parameters, dict):
             raise RequestError(
-                f"{KV_PARAMETERS} must be an object, got {given!r:.60}", parameter=KV_PARAMETERS
+                f"{KV_PARAMETERS} must be an object, got {parameters!r:.60}",
+                parameter=KV_PARAMETERS,
             )
-        given = {name: value for name, value in given.items() if value is not None}
-        if unknown := sorted(map(str, set(given) - self._kv_names)):
+        parameters = {name: value for name, value in parameters.items() if value is not None}
+        if unknown := sorted(map(str, set(parameters) - self._kv_names)):
             known = (
                 f"known: {', '.join(sorted(self._kv_names))}"
                 if self._kv_names
@@ -365,7 +366,7 @@ class RequestBuilder:
                 ),
                 parameter=KV_PARAMETERS,
             )
-        return given or None
+        return parameters or None
 
     def _with_embeds(
         self, prompt: Prompt, params: SamplingParams
@@ -435,8 +436,8 @@ class RequestBuilder:
             if second is not None:
                 token_ids, types = ids_of_pair(self.tokenizer, self.plan, text, second, most)
             else:
-                found = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
-                token_ids = expect(found, list, self.tokenizer, "encode")
+                encoded = self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+                token_ids = expect(encoded, list, self.tokenizer, "encode")
         if most is not None and self.plan.pooling is None:
             token_ids = token_ids[-most:]
         elif most is not None and len(token_ids) > most:
@@ -512,7 +513,7 @@ def _validators(
     """Return the functions of the configured logits processors that check a request's parameters,
     by name, each with the id of its plugin, and all names in `extra_args` that the processors read,
     or None if one of them does not say. Raises PluginError."""
-    found: dict[str, tuple[str, Callable[[SamplingParams], str | None]]] = {}
+    validators: dict[str, tuple[str, Callable[[SamplingParams], str | None]]] = {}
     arguments: frozenset[str] | None = frozenset()
     for name in plan.settings.engine.logits_processors or ():
         assert registry is not None, "a plan with plugins comes with their registry"
@@ -523,5 +524,5 @@ def _validators(
             None if arguments is None or spec.arguments is None else arguments.union(spec.arguments)
         )
         if spec.validate is not None:
-            found[name] = entry.id, import_part(entry, spec.validate, "validate")
-    return found, arguments
+            validators[name] = entry.id, import_part(entry, spec.validate, "validate")
+    return validators, arguments

@@ -68,10 +68,10 @@ class ApiSetup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt, as text, as token ids or as embeddings. text: if there are also token ids, the
-    text that they came from. embeds: the rows of the whole prompt, or, beside token ids, rows that
-    take the place of some of their embeddings. chat: the conversation that the ids were rendered
-    from. If it is given, a structured output starts after the reasoning with which this model
-    begins its answers. second_text: a model with one class scores it together with `text`."""
+    text that they came from. embeds: the rows of the whole prompt, or, with token ids, rows that
+    replace some of their embeddings. chat: the conversation that the ids were rendered from. If it
+    is given, a structured output starts after the reasoning with which this model begins its
+    answers. second_text: a model with one class scores it together with `text`."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None

@@ -80,7 +80,7 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 class State(msgspec.Struct, frozen=True, tag=True):
     """A request has one state instead of a slot per token. checkpoint_every: the state is saved
-    every so many tokens for the prefix cache; 0 = never. draft_states: number of extra states,
+    every this many tokens for the prefix cache; 0 = never. draft_states: number of extra states,
     which hold the state after each draft."""
 
     checkpoint_every: int = 0

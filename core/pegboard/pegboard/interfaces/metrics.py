@@ -225,11 +225,11 @@ class Totals:
 
     def readings(self) -> Iterator[tuple[Metric, list[Reading]]]:
         """Yield every declared metric with its series, in the order of declaration."""
-        found: dict[str, list[Reading]] = {name: [] for name in self._metrics}
+        readings: dict[str, list[Reading]] = {name: [] for name in self._metrics}
         for reading in self._readings.values():
-            found[reading.metric.name].append(reading)
+            readings[reading.metric.name].append(reading)
         for name, metric in self._metrics.items():
-            yield metric, found[name]
+            yield metric, readings[name]
 
     def _open(self, engine: int) -> None:
         self._engines.add(engine)

@@ -93,7 +93,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
     """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom.
-    is_head: the outputs are logits. num_experts: W consists of the matrices of so many experts,
+    is_head: the outputs are logits. num_experts: W consists of the matrices of this many experts,
     which have equal numbers of rows; 0 = it is not of experts."""
 
     path: str

@@ -211,5 +211,5 @@ class WeightLayer(Layer):
             self.method.finish()
 
     def holders(self) -> list[Holder]:
-        own: list[Holder] = [] if self.method is None else [self.method]
-        return own + super().holders()
+        holders: list[Holder] = [] if self.method is None else [self.method]
+        return holders + super().holders()

@@ -167,7 +167,7 @@ class Experts(Layer):
         """Return what the checkpoint's stacked tensors are for each expert: its tensor, the stacked
         one, and the expert; None = a tensor that is the same for all."""
         prefix = f"{self.build.path}."
-        found: dict[str, tuple[TensorEntry, str, int | None]] = {}
+        sources: dict[str, tuple[TensorEntry, str, int | None]] = {}
         for name, entry in available.items():
             last = name.removeprefix(prefix)
             module = next(
@@ -187,9 +187,9 @@ class Experts(Layer):
             shape = entry.shape[1:] if is_stack else entry.shape
             shape = shape[::-1] if self.is_transposed and ending == "weight" else shape
             for expert in range(self.num_experts):
-                own = replace(entry, name=f"{prefix}{expert}.{module}.{ending}", shape=shape)
-                found[own.name] = own, name, expert if is_stack else None
-        return found
+                piece = replace(entry, name=f"{prefix}{expert}.{module}.{ending}", shape=shape)
+                sources[piece.name] = piece, name, expert if is_stack else None
+        return sources
 
     def accept(self, piece: WeightPiece) -> None:
         for name, expert, target in self.targets[piece.name]:
@@ -204,9 +204,9 @@ class Experts(Layer):
         if not isinstance(data, Tensor):
             size = len(data) // self.num_experts
             return WeightPiece(name, piece.stored, shape, data[expert * size : (expert + 1) * size])
-        own = data[expert]
-        own = own.T if self.is_transposed and name.endswith(".weight") else own
-        return WeightPiece(name, piece.stored, tuple(own.shape), own)
+        matrix = data[expert]
+        matrix = matrix.T if self.is_transposed and name.endswith(".weight") else matrix
+        return WeightPiece(name, piece.stored, tuple(matrix.shape), matrix)
 
     def finish(self) -> None:
         for method in self.methods:
@@ -257,8 +257,8 @@ class Experts(Layer):
                 used = adapter_rows(used, places, starts)
                 hidden = activation(add_first(first(rows, starts), rows, used))
                 rows = add_down(down(hidden, starts), hidden, used)
-            found: Tensor = add_up(rows, places, None if weighs_input else weights, shared, gate)
-            return found
+            total: Tensor = add_up(rows, places, None if weighs_input else weights, shared, gate)
+            return total
 
         self.forward = compute
         if rule is not None:
@@ -280,13 +280,13 @@ class Experts(Layer):
         these like transformers' module of the experts, or its base layer. That module is called as
         in the checkpoint, or it is `experts` there, or `mlp.experts` of the decoder layer. Raises
         ModelError if the shapes do not fit."""
-        found = dict(weights)
+        unstacked = dict(weights)
         path = self.build.path
         modules = (path, f"{path}.experts", re.sub(r"(.*\.\d+)\..*", r"\1.mlp.experts", path))
         for name in (
             f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")
         ):
-            if (pair := found.pop(name, None)) is not None:
+            if (pair := unstacked.pop(name, None)) is not None:
                 own = next(
                     (own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None),
                     None,
@@ -297,8 +297,8 @@ class Experts(Layer):
                         f"{self.hidden_size} and {self.intermediate_size} channels: A "
                         f"{list(pair[0].shape)}, B {list(pair[1].shape)}"
                     )
-                found |= own
-        return found
+                unstacked |= own
+        return unstacked
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class AdapterSlots:
         """Return an adapter's matrices for this layer as they are stored. weights: module path → (A
         [rank, in], B [out, rank]). Raises ModelError if the rank is too large, a shape does not fit
         or a value is not finite."""
-        found = []
+        weights_of_parts = []
         for index, (name, part) in enumerate(self.modules.items()):
             if name not in weights:
                 continue
@@ -82,16 +82,16 @@ class AdapterSlots:
             b = (b * scaling).T.to(self.b.dtype).contiguous()
             if not (a.isfinite().all() and b.isfinite().all()):
                 raise ModelError(f"{name} has values that are not finite")
-            found.append((index, a, b))
-        return found
+            weights_of_parts.append((index, a, b))
+        return weights_of_parts
 
     def load(self, slot: int, fitted: Fitted) -> None:
         """Copy an adapter into a slot, from 1 on. Modules that the adapter does not change get
         zeros."""
-        own = slice((slot - 1) * self.num_experts, slot * self.num_experts)
-        a = self.a[own]
-        b = self.b[own]
-        ranks = self.ranks[own]
+        slots = slice((slot - 1) * self.num_experts, slot * self.num_experts)
+        a = self.a[slots]
+        b = self.b[slots]
+        ranks = self.ranks[slots]
         if ranks.any():
             a.zero_()
             b.zero_()
@@ -118,11 +118,11 @@ class AdapterSlots:
             return None
         each_a = a.view(num_experts, -1, a.shape[1])
         each_b = b.view(bounds[-1], -1, num_experts)
-        found = {}
+        matrices = {}
         for index, name in enumerate(self.modules):
             expert, part = divmod(index, self.num_parts)
-            found[name] = each_a[expert], each_b[bounds[part] : bounds[part + 1], :, expert]
-        return found
+            matrices[name] = each_a[expert], each_b[bounds[part] : bounds[part + 1], :, expert]
+        return matrices
 
     def product(self) -> Callable[[Tensor, Tensor, AdapterRows], Tensor]:
         """Return what adds the products of the adapters to y, for the input x: (y [T, out], x [T,

@@ -73,8 +73,10 @@ class LayerNorm(Norm):
         return [WantedWeight(name, (self.size,)) for part, name in names.items() if has[part]]
 
     def accept(self, piece: WeightPiece) -> None:
-        own = self.bias if self.bias is not None and piece.name in self.bias.names else self.weight
-        own.accept(piece)
+        target = (
+            self.bias if self.bias is not None and piece.name in self.bias.names else self.weight
+        )
+        target.accept(piece)
 
     def bind(self) -> None:
         weight = self.weight.data

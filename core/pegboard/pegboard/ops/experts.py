@@ -96,13 +96,13 @@ def sum_experts(
     shared: [T, out], added to the sum: the result of experts that compute every token. gate: [T,
     1], logits of its factor.
     """
-    found = rows[places].float()
-    found = found.sum(1) if weights is None else (found * weights.unsqueeze(-1)).sum(1)
+    total = rows[places].float()
+    total = total.sum(1) if weights is None else (total * weights.unsqueeze(-1)).sum(1)
     if shared is not None:
-        found = found + (
+        total = total + (
             shared.float() if gate is None else shared.float() * gate.float().sigmoid()
         )
-    return found.to(rows.dtype)
+    return total.to(rows.dtype)
 
 
 def one_by_one(

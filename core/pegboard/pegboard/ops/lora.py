@@ -61,14 +61,14 @@ def lora_add(
     starts = rows.starts.tolist()
     width = a.shape[2] // (len(bounds) - 1)
     for slot in range(len(a)):
-        own = rows.order[starts[slot + 1] : starts[slot + 2]].long()
+        places = rows.order[starts[slot + 1] : starts[slot + 2]].long()
         rank = int(ranks[slot])
-        if not len(own) or not rank:
+        if not len(places) or not rank:
             continue
-        shrunk = a[slot, x[own]].to(y.dtype) if x.dim() == 1 else x[own] @ a[slot].to(x.dtype)
+        shrunk = a[slot, x[places]].to(y.dtype) if x.dim() == 1 else x[places] @ a[slot].to(x.dtype)
         parts = [
             shrunk[:, p * width : p * width + rank] @ b[slot, :rank, start:stop].to(y.dtype)
             for p, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
         ]
-        y.index_add_(0, own, torch.cat(parts, 1).to(y.dtype))
+        y.index_add_(0, places, torch.cat(parts, 1).to(y.dtype))
     return y

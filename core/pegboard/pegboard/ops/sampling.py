@@ -36,8 +36,8 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
         order = logits.sort(-1, descending=True).values
         probs = order.double().softmax(-1)
         before = probs.cumsum(-1) - probs
-        kept = (before < top_p.double().unsqueeze(-1)).sum(-1, keepdim=True).clamp_(min=1)
-        floor = torch.where(top_p.unsqueeze(-1) < 1, order.gather(-1, kept - 1), NEG_INF)
+        count = (before < top_p.double().unsqueeze(-1)).sum(-1, keepdim=True).clamp_(min=1)
+        floor = torch.where(top_p.unsqueeze(-1) < 1, order.gather(-1, count - 1), NEG_INF)
         logits = logits.masked_fill(logits < floor, NEG_INF)
     return logits
 

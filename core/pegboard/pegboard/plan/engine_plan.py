@@ -384,7 +384,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
     """Check that every plugin that the user named is installed, or is a class that fits, before
     anything is fetched or loaded."""
     engine = settings.engine
-    asked: dict[str, Sequence[str | None]] = {
+    by_kind: dict[str, Sequence[str | None]] = {
         "platform": [engine.device],
         "executor": [engine.distributed_executor_backend],
         "scheduling_policy": [engine.scheduling_policy],
@@ -398,7 +398,7 @@ def _check_names(registry: Registry, settings: Settings) -> None:
         "tool_parser": [engine.tool_call_parser if engine.tool_call_parser != NONE else None],
         "reasoning_parser": [engine.reasoning_parser if engine.reasoning_parser != NONE else None],
     }
-    for kind, names in asked.items():
+    for kind, names in by_kind.items():
         for name in names:
             if name not in (None, "auto"):
                 entry = registry.find(kind, str(name))

@@ -131,12 +131,12 @@ def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
     If the family names model types or architectures, one of them must fit. If it names file
     patterns, a file must fit. Every marker must occur in the template.
     """
-    found: list[str] = []
+    names: list[str] = []
     if need.model_type is not None and need.model_type in spec.model_types:
-        found.append(f"model type {need.model_type}")
+        names.append(f"model type {need.model_type}")
     if shared := sorted(spec.architectures & (need.architectures or frozenset())):
-        found.append(f"architecture {shared[0]}")
-    if not found and (spec.model_types or spec.architectures):
+        names.append(f"architecture {shared[0]}")
+    if not names and (spec.model_types or spec.architectures):
         return 0, "neither its model types nor its architectures fit"
     if spec.file_patterns:
         fitting = sorted(
@@ -146,12 +146,12 @@ def matches(spec: ModelFamilySpec, need: ModelFamilyNeed) -> tuple[int, str]:
         )
         if not fitting:
             return 0, f"there is no file {' or '.join(spec.file_patterns)}"
-        found.append(f"file {fitting[0]}")
+        names.append(f"file {fitting[0]}")
     missing = [marker for marker in spec.template_markers if marker not in (need.template or "")]
     if missing:
         return 0, f"the chat template has no {missing[0]!r}"
-    found += [f"template marker {marker!r}" for marker in spec.template_markers]
-    return len(found), ", ".join(found) or "the family names nothing to match"
+    names += [f"template marker {marker!r}" for marker in spec.template_markers]
+    return len(names), ", ".join(names) or "the family names nothing to match"
 
 
 def describe(need: ModelFamilyNeed) -> str:

@@ -57,14 +57,14 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         raise ConfigError(
             f"hf_overrides: architectures is {brief(names)}, expected a list of names"
         )
-    given = {"rope_theta", "rope_scaling"} & overrides.keys()
+    rope_names = {"rope_theta", "rope_scaling"} & overrides.keys()
     if "rope_parameters" in overrides:
         merged.pop("rope_scaling", None)
-    elif given and isinstance(rope, Mapping):
+    elif rope_names and isinstance(rope, Mapping):
         if any(isinstance(part, Mapping) for part in rope.values()):
             raise ConfigError(
                 "hf_overrides: the model has rope_parameters per type of layer; override them, "
-                f"not {min(given)}"
+                f"not {min(rope_names)}"
             )
         kept = {
             name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope
@@ -76,7 +76,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         )
         if "rope_theta" in overrides:
             scaling["rope_theta"] = overrides["rope_theta"]
-        merged = {name: value for name, value in merged.items() if name not in given} | {
+        merged = {name: value for name, value in merged.items() if name not in rope_names} | {
             "rope_parameters": scaling
         }
     return merged
@@ -103,13 +103,13 @@ def rope_parameters(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return (base, scaling) from a Hugging Face config, whether it has `rope_theta` and
     `rope_scaling` or `rope_parameters`. Raises ModelError if these are not objects, or if a value
     that every rule reads as a number or a name is something else."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
+    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
         raise ModelError(
-            f"the model's config has rope_parameters or rope_scaling {brief(given)}, expected an "
+            f"the model's config has rope_parameters or rope_scaling {brief(values)}, expected an "
             "object"
         )
-    parameters = dict(given)
+    parameters = dict(values)
     if original := config.get("original_max_position_embeddings"):
         parameters["original_max_position_embeddings"] = original
     base = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
@@ -201,20 +201,22 @@ def eos_token_ids(num_tokens: int, configs: Iterable[Mapping[str, Any]]) -> tupl
     """Return the ids that end an output, without duplicates. An id outside the vocabulary of
     `num_tokens` can never be generated, so it is left out with a warning. Raises ModelError if a
     value is not an id or a list of ids."""
-    found: list[int] = []
+    token_ids: list[int] = []
     for config in configs:
         for part in (config, text_config(config)):
             value = part.get("eos_token_id")
-            found += value if isinstance(value, list | tuple) else [] if value is None else [value]
-    if wrong := [token for token in found if type(token) is not int]:
+            token_ids += (
+                value if isinstance(value, list | tuple) else [] if value is None else [value]
+            )
+    if wrong := [token for token in token_ids if type(token) is not int]:
         raise ModelError(
             f"the checkpoint has eos_token_id {repr(wrong[0])[:80]}, expected a token id or a "
             "list of token ids"
         )
-    if outside := [token for token in found if not 0 <= token < num_tokens]:
+    if outside := [token for token in token_ids if not 0 <= token < num_tokens]:
         log.warning(
             "eos_token_id %s is outside the vocabulary of %d tokens and is ignored",
             str(outside[0])[:80],
             num_tokens,
         )
-    return tuple(dict.fromkeys(token for token in found if 0 <= token < num_tokens))
+    return tuple(dict.fromkeys(token for token in token_ids if 0 <= token < num_tokens))

@@ -108,11 +108,11 @@ def _exists(text: str) -> bool:
 
 def weight_patterns(registry: Registry) -> tuple[str, ...]:
     """Return the file name patterns that the installed weight loaders read."""
-    found: set[str] = set()
+    patterns: set[str] = set()
     for entry in registry.entries("weight_loader"):
         with contextlib.suppress(PluginError):  # choosing a broken loader reports the error
-            found |= set(getattr(registry.spec(entry), "file_patterns", ()))
-    return tuple(sorted(found))
+            patterns |= set(getattr(registry.spec(entry), "file_patterns", ()))
+    return tuple(sorted(patterns))
 
 
 def _weight_endings(registry: Registry) -> tuple[str, ...]:

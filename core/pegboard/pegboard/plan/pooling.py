@@ -44,8 +44,8 @@ def choose_pooling(
         raise ConfigError(
             "runner 'pooling' samples no tokens, so drafts have no effect; remove spec_method"
         )
-    asked = engine.pooler or default_name("pooler")
-    entry = registry.choose("pooler", Need(), explicit=asked).require()
+    name = engine.pooler or default_name("pooler")
+    entry = registry.choose("pooler", Need(), explicit=name).require()
     spec = registry.spec(entry)
     assert isinstance(spec, PoolerSpec)
     plan = import_part(entry, spec.plan, "plan")

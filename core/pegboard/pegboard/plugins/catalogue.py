@@ -105,17 +105,17 @@ class Catalogue:
         """Return {qualified name: the entry that replaces it}. Both the plugin (`replaces`) and the
         operator (`override`) must want this. Only the specs of overriding plugins are read."""
         if kind not in self._replacements:
-            found: dict[str, Entry] = {}
+            replacements: dict[str, Entry] = {}
             for entry in self.entries(kind) if self.config.override else ():
                 if not policy.overrides(self.config, entry):
                     continue
                 for qualified in self.spec(entry).replaces:
                     distribution, _, name = qualified.rpartition(":")
                     target = f"{normalized(distribution)}:{name}"
-                    if target in found:
-                        raise self.conflict(kind, qualified, [found[target], entry])
-                    found[target] = entry
-            self._replacements[kind] = found
+                    if target in replacements:
+                        raise self.conflict(kind, qualified, [replacements[target], entry])
+                    replacements[target] = entry
+            self._replacements[kind] = replacements
         return self._replacements[kind]
 
     def enabled(self, kind: str) -> list[Entry]:

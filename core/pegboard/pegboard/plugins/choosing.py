@@ -55,9 +55,9 @@ class Chooser:
         """
         key = key or (keys[0] if keys else "")
         if explicit not in (None, "auto"):
-            made = self.record(self._choose_explicit(kind, need, str(explicit), key))
+            decision = self.record(self._choose_explicit(kind, need, str(explicit), key))
         else:
-            made = self._choose_ranked(
+            decision = self._choose_ranked(
                 kind,
                 need,
                 key=key,
@@ -66,8 +66,8 @@ class Chooser:
                 among=among,
                 required=required,
             )
-        logger.debug("%s", made.line())
-        return made
+        logger.debug("%s", decision.line())
+        return decision
 
     def record(self, decision: Decision) -> Decision:
         """Keep a decision for explanations and for the lock. Returns the decision."""
@@ -121,13 +121,15 @@ class Chooser:
                     if not self._catalogue.blocked(entry)
                 ]
                 continue
-            found = [self._judge(entry, need) for entry in named]
-            judged += found
-            suited = [(c.entry, self._catalogue.spec(c.entry)) for c in found if c.gate == "ranked"]
+            candidates = [self._judge(entry, need) for entry in named]
+            judged += candidates
+            suited = [
+                (c.entry, self._catalogue.spec(c.entry)) for c in candidates if c.gate == "ranked"
+            ]
             if keys is not None and name != WILDCARD:
                 self._refuse_unclear(
                     Decision(kind, None, tuple(by_gate(judged)), key, need_text(need)),
-                    found,
+                    candidates,
                     suited,
                 )
             ranked, rank = pick(

@@ -20,13 +20,16 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
     `spec_fields` holds fields of the kind's spec as a mapping. A flag of the kind is also set if
     the class has an attribute of that name that is True. Raises PluginBroken."""
     kind = KINDS[entry.kind]
-    given: Any = getattr(made, "spec_fields", {})
+    spec_fields: Any = getattr(made, "spec_fields", {})
     known = {item.name for item in fields(expected)} - {"api", "implementation", "replaces"}
     if not isinstance(made, type):
         reason = f"is a {type(made).__name__}, expected a class"
-    elif not isinstance(given, dict):
-        reason = f"has spec_fields = {given!r}, expected a mapping of fields of {expected.__name__}"
-    elif unknown := sorted(set(given) - known):
+    elif not isinstance(spec_fields, dict):
+        reason = (
+            f"has spec_fields = {spec_fields!r}, expected a mapping of fields of "
+            f"{expected.__name__}"
+        )
+    elif unknown := sorted(set(spec_fields) - known):
         reason = (
             f"has the unknown field {unknown[0]!r} in spec_fields{did_you_mean(unknown[0], known)}"
         )
@@ -40,11 +43,11 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
     elif wrong := misfit(entry.kind, "implementation", made):
         reason = wrong
     else:
-        own = {flag for flag in expected.FLAGS if getattr(made, flag, False) is True}
+        class_flags = {flag for flag in expected.FLAGS if getattr(made, flag, False) is True}
         try:
-            flags = own.union(given.get("flags", ()))
+            flags = class_flags.union(spec_fields.get("flags", ()))
             fitting = {
-                **given,
+                **spec_fields,
                 "api": f"{kind.major}.{kind.minor}",
                 "implementation": entry.value,
                 "flags": frozenset(flags),
@@ -61,23 +64,23 @@ def interface_of(kind: str, part: str) -> tuple[Any, list[str]]:
     of the spec."""
     module, _, spec = KINDS[kind].spec.partition(":")
     values = vars(import_module(module)).items()
-    found = [
+    interfaces = [
         value
         for name, value in values
         if name.startswith(spec[:-4]) and getattr(value, "_is_protocol", False)
     ]
-    interface = dict(zip(("implementation", "worker"), found, strict=False)).get(part)
-    given = vars(interface).items() if interface else ()
+    interface = dict(zip(("implementation", "worker"), interfaces, strict=False)).get(part)
+    members = vars(interface).items() if interface else ()
     return interface, [
         name
-        for name, value in given
+        for name, value in members
         if name[0] != "_" and callable(getattr(value, "__func__", value))
     ]
 
 
 def misfit(kind: str, part: str, made: Any) -> str:
     """Return why a plugin's object does not fit its interface: what it lacks, or how a method must
-    be callable. Return "" if it fits. Of a class, only what it lacks is told, unless the
+    be callable. Return "" if it fits. Of a class, only missing members are reported, unless the
     constructor can assign it."""
     interface, methods = interface_of(kind, part)
     optional = () if getattr(made, "host_tokens", False) else ("extend",)
@@ -108,11 +111,11 @@ def misfit(kind: str, part: str, made: Any) -> str:
         ]
         plain = [one for one in needed if one.kind is not one.KEYWORD_ONLY]
         try:
-            given = inspect.signature(getattr(made, name))
+            signature = inspect.signature(getattr(made, name))
         except (TypeError, ValueError):
             continue  # it is not a function of Python
         try:
-            given.bind(*plain, **{one.name: one for one in needed if one not in plain})
+            signature.bind(*plain, **{one.name: one for one in needed if one not in plain})
         except TypeError as error:
-            return f"has {name}{given}, and it is called as {name}{declared}: {error}"
+            return f"has {name}{signature}, and it is called as {name}{declared}: {error}"
     return ""

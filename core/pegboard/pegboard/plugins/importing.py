@@ -32,14 +32,14 @@ def import_object(path: str) -> Any:
     """Return the object at "module:OBJECT" (attributes may be dotted), or the module for "module".
     The module may be a file, "/path/FILE.py", which is run once per process."""
     module_name, _, attributes = path.partition(":")
-    found: Any = (
+    target: Any = (
         _import_file(module_name)
         if module_name.endswith(".py")
         else import_module(module_name.strip())
     )
     for attribute in filter(None, attributes.strip().split(".")):
-        found = getattr(found, attribute)
-    return found
+        target = getattr(target, attribute)
+    return target
 
 
 def module_name(path: str) -> str:
@@ -72,10 +72,10 @@ def import_part(entry: Entry, path: str, what: str) -> Any:
     try:
         return import_object(path)
     except ModuleNotFoundError as error:
-        own = path.partition(":")[0].partition(".")[0]
+        package = path.partition(":")[0].partition(".")[0]
         advice = (
             f"reinstall {entry.distribution}"
-            if (error.name or "").startswith(own)
+            if (error.name or "").startswith(package)
             else f"is {error.name!r} installed?"
         )
         raise PluginBroken(
@@ -113,10 +113,10 @@ def import_spec(entry: Entry) -> Spec:
             "pegboard.interfaces"
         )
         raise PluginBroken(message, plugin=entry.id)
-    asked = {field.name for field in fields(need_class(entry.kind))}
+    need_fields = {field.name for field in fields(need_class(entry.kind))}
     for what, given, known in (
         ("flags", spec.flags, expected.FLAGS),
-        ("supports", spec.supports, asked),
+        ("supports", spec.supports, need_fields),
     ):
         for word in sorted(set(given) - known):
             advice = did_you_mean(word, known) or f"; known: {', '.join(sorted(known)) or 'none'}"

@@ -76,15 +76,17 @@ def installed(registry: Registry, more: Iterable[str] = ()) -> dict[str, LockedP
     """Return what a lock file says about the distributions whose plugins the rules allow, about
     pegboard, and about those of `more` that are installed. Raises ConfigError for code that cannot
     be locked."""
-    found: dict[str, list[Entry]] = {CORE: []}
-    found |= {name: [] for name in more if installed_version(name)} | {
+    by_distribution: dict[str, list[Entry]] = {CORE: []}
+    by_distribution |= {name: [] for name in more if installed_version(name)} | {
         name: [] for name in STARTUP if find_spec(name)
     }
     for entry in (*registry.scan.entries, *registry.scan.hooks):
         if not registry.blocked(entry):
-            found.setdefault(entry.distribution, []).append(entry)
+            by_distribution.setdefault(entry.distribution, []).append(entry)
     owners = _owners()
-    return {name: _locked(name, entries, owners) for name, entries in sorted(found.items())}
+    return {
+        name: _locked(name, entries, owners) for name, entries in sorted(by_distribution.items())
+    }
 
 
 def _locked(name: str, entries: Iterable[Entry], owners: Mapping[str, set[str]]) -> LockedPlugins:
@@ -199,18 +201,20 @@ class Difference(NamedTuple):
 def differences(locked: LockFile, here: Mapping[str, LockedPlugins]) -> list[Difference]:
     """Return each distribution that differs from the locked one. here: what `installed`
     returned."""
-    found = []
+    changes = []
     for name in sorted({*locked.distributions, *here}):
         wanted = locked.distributions.get(name)
-        own = here.get(name)
-        if wanted != own:
-            found.append(
-                Difference(name, wanted.version if wanted else None, own.version if own else None)
+        entry = here.get(name)
+        if wanted != entry:
+            changes.append(
+                Difference(
+                    name, wanted.version if wanted else None, entry.version if entry else None
+                )
             )
     for name, wanted_version in sorted(locked.requirements.items()):
         if wanted_version != installed_version(name):
-            found.append(Difference(name, wanted_version, installed_version(name)))
-    return found
+            changes.append(Difference(name, wanted_version, installed_version(name)))
+    return changes
 
 
 def installed_version(name: str) -> str | None:
@@ -225,8 +229,8 @@ def check(registry: Registry, path: str) -> None:
     """Raise ConfigError, which lists all differences, if the plugins are not those of the lock
     file."""
     locked = read(Path(path).expanduser())
-    if found := differences(locked, installed(registry, locked.distributions)):
-        message = "\n  ".join(map(str, found))
+    if changes := differences(locked, installed(registry, locked.distributions)):
+        message = "\n  ".join(map(str, changes))
         raise ConfigError(
             f"the plugins differ from {path}:\n  {message}\nrun pegboard plugins sync {path}, or "
             "lock them again"

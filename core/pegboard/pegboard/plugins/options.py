@@ -56,11 +56,11 @@ def gather(entries: Iterable[Entry], options: Mapping[str, Mapping[str, Any]]) -
 def raw_values(entry: Entry, raw: Mapping[OptionKey, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the values given for this plugin. Values under its long name win over those under its
     short name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for kind, name in sorted(raw, key=lambda key: ":" in key[1]):
         if kind == entry.kind and names_entry(name, entry):
-            found |= raw[kind, name]
-    return found
+            values |= raw[kind, name]
+    return values
 
 
 def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | None:
@@ -69,9 +69,9 @@ def resolve(entry: Entry, spec: Spec, values: Mapping[str, Any]) -> BaseModel | 
     Raises ConfigError, which names `kind.name.field`."""
     if spec.options is None:
         if values:
-            given = ", ".join(sorted(values))
+            names = ", ".join(sorted(values))
             raise ConfigError(
-                f"{entry.kind}.{entry.name} has no options, but was given {given} "
+                f"{entry.kind}.{entry.name} has no options, but was given {names} "
                 f"({entry.distribution})"
             )
         return None

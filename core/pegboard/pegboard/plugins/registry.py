@@ -181,7 +181,7 @@ class Registry(Catalogue):
         `errors.culprit`. A module that several plugins share belongs to the one that was chosen, or
         else to their distribution. Commands are left out, because everything else runs in their
         frames."""
-        chosen = {made.winner for made in self.decisions.values()}
+        chosen = {decision.winner for decision in self.decisions.values()}
         roots: dict[str, list[Entry]] = {}
         parts: dict[str, list[Entry]] = {}
         for entry in (*self.scan.entries, *self.scan.hooks):
@@ -206,4 +206,4 @@ class Registry(Catalogue):
     def describe_decisions(self) -> list[dict[str, Any]]:
         """Return every choice of this process as plain data: the need, the winner and why it won,
         and what stopped the others."""
-        return [made.describe() for _, made in sorted(self.decisions.items())]
+        return [decision.describe() for _, decision in sorted(self.decisions.items())]

@@ -25,12 +25,12 @@ def with_files(scan: Scan, files: Sequence[str]) -> Scan:
     """Return the scan with the plugins of these files, each of which is run. Raises ConfigError for
     a file that cannot be read or that has no plugin, and PluginBroken or PluginFailure if its code
     fails."""
-    found: list[Entry] = []
-    for given in files:
-        path = Path(given).expanduser().absolute()
+    entries: list[Entry] = []
+    for text in files:
+        path = Path(text).expanduser().absolute()
         if path.suffix != ".py" or ":" in str(path) or not path.is_file():
             raise ConfigError(
-                f"--plugin {given}: expected an existing Python file whose path has no colon, "
+                f"--plugin {text}: expected an existing Python file whose path has no colon, "
                 "FILE.py"
             )
         entry = Entry("plugin", path.stem, normalized(path.name), UNINSTALLED, str(path), "")
@@ -43,10 +43,10 @@ def with_files(scan: Scan, files: Sequence[str]) -> Scan:
                 and value.__module__ == module.__name__
                 and "plugin" in value.__dict__
             }
-            found += [_entry(given, entry, name, plugin) for name, plugin in named.items()]
+            entries += [_entry(text, entry, name, plugin) for name, plugin in named.items()]
         if not named:
-            raise ConfigError(f"--plugin {given}: the file declares no plugin, {_FORM}")
-    return _joined(scan, found)
+            raise ConfigError(f"--plugin {text}: the file declares no plugin, {_FORM}")
+    return _joined(scan, entries)
 
 
 def _entry(given: str, file: Entry, name: str, plugin: object) -> Entry:
@@ -70,14 +70,14 @@ def with_classes(scan: Scan, kind: str, names: Iterable[str]) -> Scan:
     """Return the scan with an entry for each name of the form "module:Class" that is not
     "distribution:name" of an installed plugin. Nothing is imported."""
     installed = {entry.qualified for entry in scan.entries if entry.kind == kind}
-    found = []
+    entries = []
     for name in dict.fromkeys(names):
         module, colon, path = name.partition(":")
         is_class = all(part.isidentifier() for part in (*module.split("."), *path.split(".")))
         if colon and is_class and f"{normalized(module)}:{path}" not in installed:
             group = f"pegboard.{kind}.v{KINDS[kind].major}"
-            found.append(Entry(kind, path, normalized(module), UNINSTALLED, name, group))
-    return _joined(scan, found)
+            entries.append(Entry(kind, path, normalized(module), UNINSTALLED, name, group))
+    return _joined(scan, entries)
 
 
 def _joined(scan: Scan, found: Sequence[Entry]) -> Scan:

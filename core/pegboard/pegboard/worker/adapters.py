@@ -32,8 +32,8 @@ class Adapters:
     ) -> None:
         layers = list(layers)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
-        found = [getattr(layer, "adapters", None) for layer in layers]
-        self._slots = [slots for slots in found if isinstance(slots, AdapterSlots)]
+        adapters = [getattr(layer, "adapters", None) for layer in layers]
+        self._slots = [slots for slots in adapters if isinstance(slots, AdapterSlots)]
         self._slots += [slots for layer in self._experts for slots in layer.adapters]
         self._read = read
         self._threads = ThreadPoolExecutor(NUM_THREADS, "pegboard-adapters")

@@ -72,11 +72,11 @@ class AttentionGroups:
         self.layers = layers
         self.need = need
         self.setup = setup
-        own = {
+        dtypes = {
             i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None
             for i, layer in layers.items()
         }
-        self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in own.items()}
+        self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in dtypes.items()}
         self.stored |= {i: setup.dtype for i, layer in layers.items() if layer.encoder}
         for index, layer in layers.items():
             if layer.exact_keys and (stored := self.stored[index]) not in (
@@ -174,14 +174,18 @@ class AttentionGroups:
             for index, layer in self.layers.items():
                 owner = index if layer.shares_kv_with is None else layer.shares_kv_with
                 if owner in group.layers:
-                    kept = self.layers[owner]
-                    scaled = replace(layer, k_scale=kept.k_scale, v_scale=kept.v_scale)
+                    layer_of_cache = self.layers[owner]
+                    scaled = replace(
+                        layer, k_scale=layer_of_cache.k_scale, v_scale=layer_of_cache.v_scale
+                    )
                     members.setdefault(self.entries[index], []).append(scaled)
-            for entry, own in members.items():
-                backend = self.registry.build(entry, replace(self.setup, layers=tuple(own)))
+            for entry, attention_layers in members.items():
+                backend = self.registry.build(
+                    entry, replace(self.setup, layers=tuple(attention_layers))
+                )
                 backend.attach(views, group.block_size)
                 self.backends.append((group_index, backend))
-                bound.update({layer.layer_index: backend.bind(layer) for layer in own})
+                bound.update({layer.layer_index: backend.bind(layer) for layer in attention_layers})
         return bound
 
     def setting_scales(

@@ -1,5 +1,5 @@
-"""What becomes of the hidden states of a step: vectors, or tokens on the host or on the device. A
-runner is built with one of these endings."""
+"""How a step ends: with vectors, or with tokens on the host or on the device. A runner is built
+with one of these endings."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class Pool(Ending):
     def end(self, step: Step) -> Callable[[], StepOutput]:
         inputs = step.inputs
         if rows := inputs.sample_rows.tolist():
-            asked = PoolStep(
+            pool_step = PoolStep(
                 starts=inputs.query_start_loc[: len(rows) + 1],
                 last=inputs.logits_index,
                 params=[self.params[row] for row in rows],
                 classify=self.stages.logits,
             )
-            made = self.pooler.pool(step.hidden[: inputs.num_tokens], asked)
-            step.output.embeddings = expect(made, list, self.pooler, "pool")
+            vectors = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
+            step.output.embeddings = expect(vectors, list, self.pooler, "pool")
         return lambda: step.output
 
 

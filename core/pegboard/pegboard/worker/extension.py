@@ -22,20 +22,20 @@ def _extended(path: str) -> type[Worker]:
             f"worker_extension_cls {path!r} names no class; expected module:Class or module.Class"
         )
     try:
-        found = import_object(f"{module}:{name}")
+        extension = import_object(f"{module}:{name}")
     except Exception as error:  # the import runs the user's code, which may raise anything
         raise ConfigError(
             f"worker_extension_cls {path!r} does not import: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(found, type):
+    if not isinstance(extension, type):
         raise ConfigError(
-            f"worker_extension_cls {path!r} is of type {type(found).__name__}, expected a class"
+            f"worker_extension_cls {path!r} is of type {type(extension).__name__}, expected a class"
         )
-    names = [name for name in dir(found) if not name.startswith("__")]
+    names = [name for name in dir(extension) if not name.startswith("__")]
     if taken := [name for name in names if hasattr(Worker, name)]:
         raise ConfigError(
             f"worker_extension_cls {path!r} has {', '.join(taken)}, which the worker has too; "
             "choose other names"
         )
     public = frozenset(name for name in names if not name.startswith("_"))
-    return type("ExtendedWorker", (Worker, found), {"extension_methods": public})
+    return type("ExtendedWorker", (Worker, extension), {"extension_methods": public})

@@ -1,4 +1,4 @@
-"""Rows that take the place of embeddings in a step, by the row of their request."""
+"""Prompt embeddings given by users, kept by the row of their request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GivenRows:
         self.spans: dict[int, list[tuple[int, Tensor]]] = {}
 
     def add(self, new: NewRequest) -> None:
-        """Keep the rows that a new request has in its prompt."""
+        """Keep the embeddings in the prompt of a new request."""
         self.spans[new.row] = []
         for embeds in new.prompt_embeds:
             flat = torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype))
@@ -31,7 +31,7 @@ class GivenRows:
             self.spans.pop(row, None)
 
     def computed(self, batch: Batch) -> bool:
-        """Return whether the step computes a position that has such a row."""
+        """Return whether the step computes a position whose embedding was given."""
         counts = batch.num_scheduled_tokens.tolist()
         starts = batch.num_computed_tokens.tolist()
         return any(

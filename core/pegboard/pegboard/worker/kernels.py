@@ -79,7 +79,7 @@ def packed_types(registry: Registry, platform: str) -> list[str]:
     """Return the types of activations that the kernels for packed weights on this platform take,
     the most precise one first. Without such kernels the list is empty: the references take every
     type."""
-    found: set[str] = set()
+    dtypes: set[str] = set()
     for entry in registry.entries("kernel"):
         with suppress(PluginError):  # the choice of kernels reports what is broken
             spec = registry.spec(entry)
@@ -93,7 +93,7 @@ def packed_types(registry: Registry, platform: str) -> list[str]:
                 and isinstance(registry.verdict(entry), Ok)
             ):
                 declared = spec.supports.get("dtype", ())
-                found.update(
+                dtypes.update(
                     map(str, declared) if isinstance(declared, set | frozenset | tuple) else ()
                 )
-    return sorted(found, key=lambda name: (name != "float32", name))
+    return sorted(dtypes, key=lambda name: (name != "float32", name))

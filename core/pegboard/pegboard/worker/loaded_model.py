@@ -102,14 +102,14 @@ class LoadedModel:
         name = str(asked or stored.get("quant_method") or default_name("quantization"))
         need = QuantizationNeed(platform=setup.platform_name, dtype=setup.config.dtype)
         entry = setup.registry.choose("quantization", need, explicit=name, key=name).require()
-        given = QuantizationSetup(
+        quantization_setup = QuantizationSetup(
             config=stored,
             dtype=setup.config.dtype,
             device=setup.device.name,
             kernels=setup.kernels,
             repack_cache=repack_cache(setup.config, self.checkpoint),
         )
-        return setup.registry.build(entry, given)
+        return setup.registry.build(entry, quantization_setup)
 
     def _attention(self) -> AttentionGroups:
         setup = self.setup
@@ -128,7 +128,7 @@ class LoadedModel:
             block_size=setup.limits.block_size,
         )
         device = setup.device
-        given = AttentionSetup(
+        attention_setup = AttentionSetup(
             (), config.dtype, device.name, setup.limits, device.num_threads, setup.kernels
         )
         every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
@@ -142,7 +142,7 @@ class LoadedModel:
             declared.attention,
             self.build.quantization,
             need,
-            given,
+            attention_setup,
             config.attention_backend,
             states,
         )
@@ -155,8 +155,8 @@ class LoadedModel:
         checkpoint = checkpoint or self.checkpoint
         registry = self.setup.registry
         decision = registry.choose("weight_loader", Need(), explicit=checkpoint.format)
-        given = WeightLoaderSetup(seed=self.setup.config.seed)
-        loader = registry.build(decision.require(), given)
+        loader_setup = WeightLoaderSetup(seed=self.setup.config.seed)
+        loader = registry.build(decision.require(), loader_setup)
         fill_layers(self.declared, loader, checkpoint, only_finite=only_finite)
 
     def update(self, checkpoint: Checkpoint) -> None:
@@ -191,14 +191,14 @@ class LoadedModel:
     def bind(self, plan: KVPlan, views: Mapping[int, Mapping[str, Any]]) -> None:
         """Bind every layer, to this memory of the KV cache. The model may run after `connect`."""
         first = self.first_layer
-        own = range(first, self.end_layer())
+        indices = range(first, self.end_layer())
         groups = tuple(
             msgspec.structs.replace(
-                group, layers=tuple(index - first for index in group.layers if index in own)
+                group, layers=tuple(index - first for index in group.layers if index in indices)
             )
             for group in plan.groups
         )
-        local = {index - first: views[index] for index in own if index in views}
+        local = {index - first: views[index] for index in indices if index in views}
         plan = msgspec.structs.replace(plan, groups=groups)
         self.build.attention.update(self.attention.attach(plan, local))
         self.rebind()

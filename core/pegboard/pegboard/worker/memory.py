@@ -134,7 +134,9 @@ def _step(
     """Return a step of (row, tokens to compute, computed tokens). A row without computed tokens is
     a new request, all of whose tokens are computed. Every row samples a token."""
     blocks = (np.zeros(0, np.int32),) * num_groups
-    own, counts, computed = (np.array([row[part] for row in rows], np.int32) for part in range(3))
+    numbers, counts, computed = (
+        np.array([row[part] for row in rows], np.int32) for part in range(3)
+    )
     new = [
         NewRequest(
             row, f"row {row}", np.zeros(count, np.int32), count, 0, SamplingParams(), 0, blocks
@@ -144,11 +146,11 @@ def _step(
     ]
     return Batch(
         step=0,
-        rows=own,
+        rows=numbers,
         num_scheduled_tokens=counts,
         num_computed_tokens=computed,
-        num_draft_tokens=np.zeros_like(own),
-        samples=np.ones(len(own), bool),
+        num_draft_tokens=np.zeros_like(numbers),
+        samples=np.ones(len(numbers), bool),
         new=new,
         removed_rows=np.array(removed, np.int32),
         new_blocks=BlockDelta.empty(),

@@ -39,7 +39,7 @@ def check_memory(
     checkpoint's files. asked: the user's quantization method. Plain weights become smaller by it
     while they are loaded, so they are not checked then."""
     if checkpoint.quantization or asked is None:
-        names = {weight.name for own in declared.values() for weight in own} & set(
+        names = {weight.name for weights in declared.values() for weight in weights} & set(
             checkpoint.tensors
         )
         needed = sum(checkpoint.tensors[name].num_bytes for name in names)
@@ -61,9 +61,9 @@ def fill_layers(
     waiting: dict[Layer, int] = {}
     owners: dict[str, list[Layer]] = {}
     wanted: dict[str, WantedWeight] = {}
-    for layer, own in declared.items():
-        waiting[layer] = len(own)
-        for weight in own:
+    for layer, weights in declared.items():
+        waiting[layer] = len(weights)
+        for weight in weights:
             owners.setdefault(weight.name, []).append(layer)
             wanted[weight.name] = weight
     unused = sorted(set(checkpoint.tensors) - set(wanted))
@@ -115,7 +115,7 @@ def fill_or_restore(
 
 def check_tensors(declared: Declared, checkpoint: Checkpoint) -> None:
     """Raise ModelError if the checkpoint lacks tensors or has one with another shape."""
-    wanted = {weight.name: weight for own in declared.values() for weight in own}
+    wanted = {weight.name: weight for weights in declared.values() for weight in weights}
     for name, weight in wanted.items():
         stored = checkpoint.tensors.get(name)
         if stored is not None and weight.shape and weight.shape != stored.shape:

@@ -55,9 +55,9 @@ def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:
     """Return the sampler's entry."""
-    asked = setup.config.sampler or default_name("sampler")
+    name = setup.config.sampler or default_name("sampler")
     need = Need(platform=setup.platform_name)
-    return setup.registry.choose("sampler", need, explicit=asked).require()
+    return setup.registry.choose("sampler", need, explicit=name).require()
 
 
 def make_sampler(setup: WorkerSetup, vocabulary: Callable[[], Vocabulary]) -> Sampler:
@@ -68,7 +68,7 @@ def make_sampler(setup: WorkerSetup, vocabulary: Callable[[], Vocabulary]) -> Sa
     for name in config.logits_processors or ():
         chosen = setup.registry.choose("logits_processor", Need(), explicit=name, key=name)
         processors.append(setup.registry.build(chosen.require(), shown))
-    given = SamplerSetup(
+    sampler_setup = SamplerSetup(
         limits=setup.limits,
         device=setup.device.name,
         seed=config.seed,
@@ -77,7 +77,7 @@ def make_sampler(setup: WorkerSetup, vocabulary: Callable[[], Vocabulary]) -> Sa
         kernels=setup.kernels,
         copies=setup.platform.copies(),
     )
-    return setup.registry.build(choose_sampler(setup), given)
+    return setup.registry.build(choose_sampler(setup), sampler_setup)
 
 
 def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
@@ -95,8 +95,8 @@ def make_draft(setup: WorkerSetup) -> DraftProposer | None:
         return None
     need = DraftNeed(platform=setup.platform_name, max_drafts=config.spec_tokens)
     decision = setup.registry.choose("draft", need, explicit=config.spec_method)
-    given = DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens)
-    return setup.registry.build(decision.require(), given)
+    draft_setup = DraftSetup(setup.limits, config.spec_adaptive, setup.device.fixed_tokens)
+    return setup.registry.build(decision.require(), draft_setup)
 
 
 def make_connectors(

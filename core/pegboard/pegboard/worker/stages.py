@@ -5,8 +5,7 @@ token ids ─ embed → rows ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ────────────┘
                     └─ any step ──┘         └ of the rows that need a token
 
-Rows may also be given with a prompt, in the place of those that `embed` would return. A step with
-such rows is like any other one.
+A prompt may contain such rows instead of token ids. A step with them is like any other.
 """
 
 from __future__ import annotations
@@ -88,19 +87,19 @@ class Stages:
         with_adapters = (False,) if self.build.lora is None else (False, True)
         for trait, inputs.has_adapters in product(self.traits, with_adapters):
             run, buffers, largest = runs[trait]
-            made: list[Recording] = []
+            recordings: list[Recording] = []
             try:
                 for size in sorted(replay.sizes(trait, largest), reverse=True):
                     if trait != "logits":
                         if unrecorded:
                             raise CannotRecord(unrecorded)
                         plan(inputs.blank(size))
-                    made.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
+                    recordings.insert(0, replay.record(run, [buffer[:size] for buffer in buffers]))
             except CannotRecord as refusal:
                 refusals.setdefault(str(refusal), []).append(
                     f"{trait} with adapters" if inputs.has_adapters else trait
                 )
-            self.recordings[trait, inputs.has_adapters] = made
+            self.recordings[trait, inputs.has_adapters] = recordings
         inputs.has_adapters = False
         return [f"{', '.join(traits)} run eagerly: {reason}" for reason, traits in refusals.items()]
 
@@ -124,7 +123,7 @@ class Stages:
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the hidden states [T, size] after the final norm. given: places [G] and rows [G,
-        width] that take the place of embeddings."""
+        width] that replace embeddings."""
         rows = self.model.embed(*inputs.to_embed)
         if given is not None:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))

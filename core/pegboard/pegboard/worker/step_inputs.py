@@ -327,14 +327,14 @@ class InputBuilder:
         for index in np.flatnonzero(batch.num_draft_tokens):
             row = int(batch.rows[index])
             count = int(batch.num_draft_tokens[index])
-            kept = (
+            proposals = (
                 batch.draft_token_ids.row(int(index))
                 if batch.draft_token_ids is not None
                 else state.drafts[row]
             )
             first = state.num_tokens[row]
-            state.token_ids[row, first : first + count] = kept[:count]
-            placed.append(kept[:count])
+            state.token_ids[row, first : first + count] = proposals[:count]
+            placed.append(proposals[:count])
         drafts = np.concatenate(placed)
         self.drafts.array[: len(drafts)] = drafts
         return self.drafts.sent(len(drafts))

@@ -223,9 +223,9 @@ class Worker:
             if refusals:
                 log.info("not replayed: %s", "; ".join(refusals))
         unmade = Decision("kernel", None, key=RECORDER)
-        made = self.registry.decisions.get(("kernel", RECORDER)) or unmade
+        decision = self.registry.decisions.get(("kernel", RECORDER)) or unmade
         notes = tuple(f"not replayed: {refusal}" for refusal in refusals)
-        self.registry.record(replace(made, notes=notes))
+        self.registry.record(replace(decision, notes=notes))
         for view in memory.tensors_of(parts.views):  # what the steps wrote
             view[0].zero_()
 

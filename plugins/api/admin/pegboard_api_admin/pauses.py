@@ -47,7 +47,7 @@ class PauseRoutes:
 
     async def _pause(self, request: Request) -> Response:
         """Stop computing; requests that arrive wait. ?mode=abort (the default), wait or keep says
-        what becomes of the running ones. ?clear_cache=false keeps the prefix cache. Answers when
+        how the running ones are treated. ?clear_cache=false keeps the prefix cache. Answers when
         the engine has stopped."""
         flags = ("true", "false", "1", "0")
         query = read_query(request, {"mode": MODES, "clear_cache": flags})
@@ -84,7 +84,7 @@ class PauseRoutes:
         return Response()
 
     async def _is_sleeping(self, request: Request) -> Response:
-        """Whether the engine sleeps, also if only a part of its memory is missing."""
+        """Whether the engine sleeps, even if only a part of its memory is missing."""
         read_query(request, {})
         return JSONResponse({"is_sleeping": bool(await self._client.control("is_sleeping"))})
 

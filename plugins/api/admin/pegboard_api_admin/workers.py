@@ -43,7 +43,7 @@ class UpdateSource(BaseModel):
 
 
 class UpdateBody(BaseModel):
-    """Body of POST /update_weights. mode: what becomes of running requests, as in /pause."""
+    """Body of POST /update_weights. mode: how running requests are treated, as in /pause."""
 
     model_config = ConfigDict(extra="forbid")
 

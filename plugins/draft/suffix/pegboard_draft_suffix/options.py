@@ -11,22 +11,22 @@ class SuffixOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     suffix_decoding_max_tree_depth: int = Field(
-        24, ge=2, description="compare at most so many of a request's last tokens with earlier text"
+        24, ge=2, description="number of a request's last tokens to compare with earlier text"
     )
     suffix_decoding_max_cached_requests: int = Field(
         10_000,
         ge=0,
         description=(
-            "keep the answers of so many finished requests, which all requests share; 0 keeps none"
+            "number of finished requests whose answers are kept for all requests; 0 keeps none"
         ),
     )
     suffix_decoding_max_cached_mib: int = Field(
-        256, ge=0, description="keep at most so many MiB of these answers"
+        256, ge=0, description="memory for these answers, in MiB"
     )
     suffix_decoding_max_spec_factor: float = Field(
         1.0,
         gt=0,
-        description="at most so many draft tokens per token that agrees with earlier text",
+        description="most draft tokens for each token that agrees with earlier text",
     )
     suffix_decoding_min_token_prob: float = Field(
         0.1,

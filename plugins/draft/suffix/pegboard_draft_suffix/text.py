@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 ANCHOR = 2
-"""Every run of so many tokens is indexed. A match is at least so long."""
+"""Every run of this many tokens is indexed. A match is at least this long."""
 BITS = 32
 MASK = (1 << BITS * ANCHOR) - 1
 SHARDS = 256
-"""The index is so many dicts. One dict would move millions of entries at once when it grows."""
+"""The index is split into this many dicts. One dict would move millions of entries at once when it
+grows."""
 END = -1
 """Follows each answer of a text of several answers. It is not a token id."""
 
@@ -67,7 +68,7 @@ class Text:
         self._run_length = length
 
     def forget(self, count: int) -> None:
-        """Forget so many of the oldest tokens. Their memory is given back when they are an eighth
+        """Forget this many of the oldest tokens. Their memory is given back when they are an eighth
         of all."""
         start = self.floor - self.first
         run = self._floor_run

@@ -1,4 +1,4 @@
-"""Specs of this package. The chat template shows in which format a Llama model is told to call
+"""Specs of this package. The chat template shows the format in which a Llama model should call
 tools."""
 
 from __future__ import annotations

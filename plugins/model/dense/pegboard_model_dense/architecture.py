@@ -79,7 +79,7 @@ class ExpertSizes:
 class LayerSizes:
     """One layer. window: in tokens. rope: the number of its rotary embedding; None = it has none.
     num_kv_heads: 0 = it has no attention. width: of the feed-forward block; 0 = it has none. scale:
-    factor of q·k; None = head_dim^-0.5. experts: in place of the
+    factor of q·k; None = head_dim^-0.5. experts: instead of the
     feed-forward block. mlp: of this layer; None = that of the architecture."""
 
     num_kv_heads: int

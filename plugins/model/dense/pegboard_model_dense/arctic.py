@@ -17,7 +17,7 @@ from pegboard_model_dense.decoder import Decoder
 
 
 class Arctic(Decoder):
-    """Every so many layers have experts, the others an ordinary feed-forward block."""
+    """Every n-th layer has experts, the others an ordinary feed-forward block."""
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         self.is_parallel = bool(read(config, "parallel_attn_mlp_res", bool))

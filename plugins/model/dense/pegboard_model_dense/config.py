@@ -155,7 +155,7 @@ def with_experts(
 
 
 def after_the_first(config: Mapping[str, Any]) -> Callable[[int], bool]:
-    """Return which layers have experts: all after the first few, or every so many of them."""
+    """Return which layers have experts: all after the first few, or every n-th of them."""
     dense = read(config, "first_k_dense_replace", int) or 0
     every = read(config, "moe_layer_freq", int) or 1
     return lambda index: index >= dense and index % every == 0

@@ -16,7 +16,7 @@ from pegboard_model_dense.norms import OffsetNorm, each_head
 
 
 class Plamo3(Decoder):
-    """Every so many layers attend to everything, with YaRN if the context was extended. The others
+    """Every n-th layer attends to everything, with YaRN if the context was extended. The others
     have a window and a rotary embedding of their own. The checkpoint stores the weights of norms
     minus 1, and those after a block minus 1/5 and 5^-1.5."""
 

@@ -490,7 +490,7 @@ def _multiple(metadata: Metadata, hidden_size: int) -> int:
 
 
 def _period(metadata: Metadata, name: str, layers: Sequence[bool]) -> dict[str, int]:
-    """Returns which layers are chosen, as Jamba's config says it: every so many layers, from an
+    """Returns which layers are chosen, as Jamba's config says it: every n-th layer, from an
     offset on."""
     chosen = [index for index, each in enumerate(layers) if each]
     offset = chosen[0] if chosen else len(layers)

@@ -93,13 +93,13 @@ class Architecture:
     rope_style: "pairs" if rows of Q and K are delivered as the converter permuted them, which needs
     a model that can compute with them. norm_offset: the number that the converter added to every
     norm weight (Gemma stores 1 + w), but those of states. config: values of the configuration
-    beyond those that all models have. full_every: with a sliding window, every so many layers has
+    beyond those that all models have. full_every: with a sliding window, every n-th layer has
     full attention. is_partly_rotary: the config says how much of each head is rotated, even if it
     is all of it. whole: Hugging Face names of tensors of a layer that are not a module's weight or
     bias, by the whole GGUF name, which `changes` has too. is_latent: keys and values are functions
     of one vector per token (MLA), so other sizes describe a head. joined: modules of a layer that
     the converter took apart: their parts, below each other, by the Hugging Face name of the whole.
-    joined_change: what is done to these. keeps_states: some layers or all have a state in place of
+    joined_change: what is done to these. keeps_states: some layers or all have a state instead of
     attention.
     """
 

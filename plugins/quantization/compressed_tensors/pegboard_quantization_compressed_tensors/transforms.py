@@ -77,7 +77,7 @@ def input_transforms(config: QuantConfig) -> list[InputTransform]:
 
 
 def _names(config: QuantConfig, name: str) -> tuple[str, ...]:
-    """Return a list of texts, or the text that is there in place of a list."""
+    """Return a list of texts, or the single text that replaces it."""
     value = config.values.get(name)
     return (value,) if isinstance(value, str) else config.names(name)
 

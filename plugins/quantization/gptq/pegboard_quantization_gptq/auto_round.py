@@ -37,7 +37,7 @@ class AutoRound(FormatMethod):
         extra = config.part("extra_config")
         self.extra = {} if extra is None else {name: extra.part(name) for name in extra.values}
         self.bits, self.group_size = self._values(config)
-        for found in self.extra.values():  # what is wrong is told before anything is loaded
+        for found in self.extra.values():  # mistakes are reported before anything is loaded
             if found is not None:
                 self._values(found)
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from pegboard.errors import RequestError
 
 MAX_LEFT = 3
-"""The number of calls that were left behind and still run. While there are so many, the library
+"""The number of calls that were left behind and still run. While this many run, the library
 gets no more such constraints."""
 
 

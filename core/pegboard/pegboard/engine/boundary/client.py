@@ -248,11 +248,11 @@ def _locked(folder: Path) -> int | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        found = os.fstat(number)
+        status = os.fstat(number)
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (
-            found.st_uid == os.geteuid()
-            and stat.S_IMODE(found.st_mode) == 0o700
+            status.st_uid == os.geteuid()
+            and stat.S_IMODE(status.st_mode) == 0o700
             and folder.exists()
         ):
             return number

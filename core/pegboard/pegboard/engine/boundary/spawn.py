@@ -152,14 +152,14 @@ def load_function(name: str) -> Callable[..., Any]:
     torch and torch is not installed."""
     module, _, function = name.partition(":")
     try:
-        found: Callable[..., Any] = getattr(import_module(module), function)
+        target: Callable[..., Any] = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigError(
             "running a model needs torch, which is not installed: pip install 'pegboard[torch]'"
         ) from error
-    return found
+    return target
 
 
 def enter(link: socket.socket, function: str, start: dict[str, Any]) -> None:
