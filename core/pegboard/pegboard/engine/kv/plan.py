@@ -123,16 +123,16 @@ def capacity(plan: KVPlan) -> str:
     if not states:
         return f"{(plan.num_blocks - 1) * min(tokens) // len(tokens):,} tokens"
     every = states[0].checkpoint_every
-    interval = (
+    states_text = (
         f"states, which the prefix cache keeps every {every} tokens"
         if every
         else "states, which the prefix cache does not keep"
     )
     if not tokens:
-        return f"{(plan.num_blocks - 1) // len(states):,} {interval}"
+        return f"{(plan.num_blocks - 1) // len(states):,} {states_text}"
     return (
         f"{max(0, plan.num_blocks - 1 - len(states)) * min(tokens) // len(tokens):,} tokens and "
-        f"{interval}"
+        f"{states_text}"
     )
 
 
