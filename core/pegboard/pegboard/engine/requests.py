@@ -46,7 +46,7 @@ class Request:
     num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in
     num_in_flight_steps steps. num_loading_tokens: how many of those a KV connector loads within the
     first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
-    confirmed tokens. hash_spans: what they cover beside the token ids.
+    confirmed tokens. hash_spans: other keys of these hashes, in order.
     parent: the completion whose prompt this one will share, as long as it waits for that.
     num_waiting_children of the parent counts such completions. num_external_tokens: how many of
     num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:

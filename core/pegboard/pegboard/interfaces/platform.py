@@ -59,9 +59,12 @@ class MemoryNumbers:
 Trait = Literal["decode", "forward", "logits"]
 """What a recording computes. All its buffers have one row for each row of the step.
 
-decode      a step with one new token per request, all of which need logits: ids, positions → hidden
-states, logits forward     any step: ids, positions → hidden states
+decode      a step with one new token per request, all of which need logits: ids, the other inputs
+            of `Model.embed`, positions → hidden states, logits
+forward     any step: rows that `Model.embed` returns, positions → hidden states
 logits      hidden states → logits
+
+If the model hands out hidden states (`Build.taps`), these follow the results of the first two.
 """
 
 

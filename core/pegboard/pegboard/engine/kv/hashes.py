@@ -108,8 +108,8 @@ class BlockHasher:
 
 
 def hash_spans(source: EngineRequest, block_size: int) -> list[HashSpan]:
-    """Return what the tokens of a request have beside their ids, in order. No span crosses the end
-    of a block. The adapter is not there before it is read."""
+    """Return the keys of a request's block hashes beside the token ids, in order. No span crosses
+    the end of a block. `set_adapter` adds the adapter when it has been read."""
     spans: list[HashSpan] = []
     if source.cache_salt is not None:
         spans.append(HashSpan(0, 1, ("salt", source.cache_salt)))
@@ -123,7 +123,7 @@ def hash_spans(source: EngineRequest, block_size: int) -> list[HashSpan]:
 
 
 def set_adapter(request: Request, lora: LoRARequest) -> None:
-    """Let the request use this adapter. Another digest gives all of its blocks other names."""
+    """Let the request use this adapter. With another digest, all of its blocks get other names."""
     if request.lora is not None and request.lora.digest != lora.digest:
         request.block_hashes.clear()
     request.lora = lora
