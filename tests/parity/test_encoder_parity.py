@@ -216,6 +216,24 @@ def test_scores_of_pairs(
                 llm.score(first, second, use_tqdm=False)
 
 
+def test_pairs_are_scored_in_check_mode(
+    write_encoder: Callable[..., Any],
+    open_encoder: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its checks let the token types through."""
+    folder, _, _ = write_encoder("Bert", "ForSequenceClassification", num_labels=1)
+
+    def score() -> float:
+        with open_encoder(folder) as llm:
+            (output,) = llm.score("w1 w2", "w3", use_tqdm=False)
+        return float(output.outputs.score)
+
+    plain = score()
+    monkeypatch.setenv("PEGBOARD_CHECK", "1")
+    assert abs(score() - plain) < 1e-6
+
+
 def test_a_text_keeps_its_beginning_and_its_special_tokens(
     write_encoder: Callable[..., Any], open_encoder: Callable[..., LLM]
 ) -> None:

@@ -102,7 +102,7 @@ def _quantization(plugin: str, setup: Any) -> Mapping[str, Check]:
 
 def _model(plugin: str, setup: Any) -> Mapping[str, Check]:
     return {
-        "embed": lambda result, ids: _tensor(result, (len(ids), result.shape[-1]), None),
+        "embed": lambda result, ids, *inputs: _tensor(result, (len(ids), result.shape[-1]), None),
         "forward": lambda result, hidden, positions: _tensor(
             result, (len(positions), result.shape[-1]), None, (hidden,)
         ),

@@ -35,10 +35,9 @@ class LoRALimits:
 @dataclass(slots=True)
 class Declared:
     """What the constructors of one model have registered, in order. taps: depth → the hidden states
-    of the last step there, [T, size]. inputs: the names of the
-    numbers that `Model.embed` gets for each token, after the ids. states: the state of one request
-    in each state layer. weights: each weight method with its layer and the quantization
-    method that made it."""
+    of the last step there, [T, size]. inputs: the names of the numbers that `Model.embed` gets for
+    each token, after the ids. states: the state of one request in each state layer. weights: each
+    weight method with its layer and the quantization method that made it."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)

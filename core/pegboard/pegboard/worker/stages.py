@@ -65,7 +65,8 @@ class Stages:
         ids = [each.on_device for each in inputs.to_embed]
         positions = inputs.positions.on_device
         one = self.one_embedding()
-        self.embedded = one.new_zeros(len(positions), one.shape[1])
+        is_recorded = bool(replay.sizes("forward", len(positions)))
+        self.embedded = one.new_zeros(len(positions) if is_recorded else 0, one.shape[1])
         self.hidden = one.new_zeros(inputs.max_rows, self.width)
 
         def decode(*ids_and_positions: Tensor) -> tuple[Tensor, ...]:
