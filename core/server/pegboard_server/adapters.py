@@ -364,8 +364,8 @@ class AdapterClient:
                 await self._load(name, str(folder))
         except (RequestError, ModelError) as error:
             # where it is on this machine is not for clients
-            told = str(error).replace(str(folder), name)
-            message = f"The LoRA adapter `{name}` was found but could not be loaded: {told}"
+            reason = str(error).replace(str(folder), name)
+            message = f"The LoRA adapter `{name}` was found but could not be loaded: {reason}"
             raise RequestError(message, parameter="model") from error
         return True
 

@@ -222,9 +222,9 @@ def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
                 f"them ({'; '.join(reasons)})"
             )
         return path
-    told = "; ".join(reasons) or "libraries cannot be loaded from any"
+    message = "; ".join(reasons) or "libraries cannot be loaded from any"
     raise ConfigError(
-        f"no folder can take the compiled CPU kernels ({told}): free some space, set "
+        f"no folder can take the compiled CPU kernels ({message}): free some space, set "
         "PEGBOARD_CACHE to another folder, or choose reference kernels"
     )
 
@@ -273,13 +273,13 @@ def _compiler_step(step: list[str], level: str, folder: Path) -> None:
     done = _run(step, COMPILE_S, {"TMPDIR": str(folder), "LC_ALL": "C"})
     if not done.returncode:
         return
-    told = done.stderr.strip()
+    message = done.stderr.strip()
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
-        if os.strerror(number) in told:
+        if os.strerror(number) in message:
             raise OSError(number, os.strerror(number), str(folder.parent))
     cure = "repair the compiler, or choose reference kernels"
     raise ConfigError(
-        f"{step[0]} could not compile the CPU kernels for {level} ({cure}):\n{told[-2000:]}"
+        f"{step[0]} could not compile the CPU kernels for {level} ({cure}):\n{message[-2000:]}"
     )
 
 

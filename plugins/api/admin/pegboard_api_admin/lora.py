@@ -65,9 +65,9 @@ class LoRAApi:
         if not name or not body.lora_path:
             return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", INVALID)
         if not body.load_inplace and self._is_adapter(name):
-            told = "If you want to load the adapter in place, set 'load_inplace' to True."
+            message = "If you want to load the adapter in place, set 'load_inplace' to True."
             return _refused(
-                400, f"The lora adapter '{name}' has already been loaded. {told}", INVALID
+                400, f"The lora adapter '{name}' has already been loaded. {message}", INVALID
             )
         folder = await asyncio.to_thread(named, body.lora_path, self._directories)
         if folder is None or not folder.is_dir():

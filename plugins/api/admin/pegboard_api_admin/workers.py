@@ -78,11 +78,11 @@ class WorkersApi:
         try:
             results: Any = await asyncio.wait_for(called, body.timeout)
         except TimeoutError:
-            told = (
+            message = (
                 f"the workers have not answered within timeout = {body.timeout} s; the method "
                 "runs on"
             )
-            return JSONResponse(error_body(504, told, "timeout"), 504)
+            return JSONResponse(error_body(504, message, "timeout"), 504)
         return JSONResponse({"results": [_shown(result) for result in results]})
 
     async def _update_weights(self, http: Request) -> Response:

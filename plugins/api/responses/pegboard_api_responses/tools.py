@@ -128,12 +128,12 @@ class Tools:
         except Exception as error:  # a plugin's bug in one call must not end the response
             if isinstance(error, PluginFailure) or not isinstance(error, PegboardError):
                 log.warning("built-in tool %s failed: %s", name, error, exc_info=error)
-            told = (
+            message = (
                 f": {error}"
                 if isinstance(error, PegboardError)
                 else f" with {type(error).__name__}"
             )
-            return ToolOutput(f"{name} failed{told}", is_error=True)
+            return ToolOutput(f"{name} failed{message}", is_error=True)
         limit = self._options.max_tool_output_chars
         if len(output.text) <= limit:
             return output

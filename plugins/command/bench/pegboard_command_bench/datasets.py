@@ -285,11 +285,11 @@ def _custom(arguments: Any, tokenizer: "Tokenizer", rng: np.random.Generator) ->
             entry = json.loads(line)
             prompt = entry["prompt"]
         except (ValueError, KeyError, TypeError) as error:
-            told = (
+            message = (
                 f'--dataset-path {arguments.dataset_path}: expected {{"prompt": …}}, got '
                 f"{line[:80]!r}"
             )
-            raise PegboardError(told) from error
+            raise PegboardError(message) from error
         given = entry.get("output_tokens")
         output_len = (
             arguments.output_len or given or arguments.custom_output_len or DEFAULT_OUTPUT_LEN

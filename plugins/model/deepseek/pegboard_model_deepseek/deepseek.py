@@ -58,10 +58,10 @@ def router_rule(
     method = read(config, "topk_method", str) or method
     best = {"greedy": 0, "group_limited_greedy": 1, "noaux_tc": 2}.get(method)
     if best is None or score not in ("softmax", "sigmoid"):
-        told = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
+        message = "softmax or sigmoid, and greedy, group_limited_greedy or noaux_tc"
         raise ModelError(
             f"the checkpoint's config has scoring_func={score!r} and topk_method={method!r}; "
-            f"expected {told}"
+            f"expected {message}"
         )
     num_groups = (read(config, "n_group", int) or 1) if best else 1
     if num_groups > 1 and (num_experts % num_groups or num_experts // num_groups < best):

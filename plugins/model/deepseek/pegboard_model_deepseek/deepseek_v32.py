@@ -44,7 +44,7 @@ class SparseAttention(LatentSelfAttention):
             size_of(config, f"index_{name}") for name in ("n_heads", "head_dim", "topk")
         )
         if shape.q_rank is None or min(heads, top_k) < 1 or size < shape.rope_dim:
-            told = (
+            values = (
                 f"q_lora_rank={shape.q_rank}, index_n_heads={heads}, index_topk={top_k} and "
                 f"index_head_dim={size}"
             )
@@ -52,7 +52,7 @@ class SparseAttention(LatentSelfAttention):
                 "positive numbers, and an index_head_dim of at least "
                 f"qk_rope_head_dim={shape.rope_dim}"
             )
-            raise ModelError(f"the checkpoint's config has {told}; expected {expected}")
+            raise ModelError(f"the checkpoint's config has {values}; expected {expected}")
         super().__init__(
             build, index, shape, shape.scale(config), pairs, choice=SparseIndex(heads, size, top_k)
         )

@@ -128,9 +128,9 @@ def delta_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
         names = ("num_heads", "head_dim", "short_conv_kernel_size")
     heads, size, width = (size_of(config, name) for name in names)
     if min(heads, size) < 1 or width < 2:
-        told = f"{names[0]}={heads}, {names[1]}={size} and {names[2]}={width}"
+        values = f"{names[0]}={heads}, {names[1]}={size} and {names[2]}={width}"
         raise ModelError(
-            f"the checkpoint's config has {told}; expected positive numbers, and a width of at "
+            f"the checkpoint's config has {values}; expected positive numbers, and a width of at "
             "least 2"
         )
     return heads, size, width
@@ -157,9 +157,9 @@ def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     ]
     found = [tuple(index in layers for layers in listed) for index in range(1, num_layers + 1)]
     if any(is_linear == is_full for is_linear, is_full in found):
-        told = "kda_layers and full_attn_layers of linear_attn_config"
+        message = "kda_layers and full_attn_layers of linear_attn_config"
         raise ModelError(
             f"the checkpoint's config has {num_layers} layers; expected each of them once in "
-            f"{told}, counted from 1"
+            f"{message}, counted from 1"
         )
     return [is_linear for is_linear, _ in found]

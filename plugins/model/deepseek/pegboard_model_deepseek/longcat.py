@@ -104,13 +104,13 @@ class ZeroExpertsBlock(nn.Module):
         num_zero = read(config, "zero_expert_num", int) or 0
         kind = read(config, "zero_expert_type", str) or "identity"
         if kind != "identity" or num_zero < 0 or read(config, "router_bias", bool):
-            told = (
+            values = (
                 f"zero_expert_type={kind!r}, zero_expert_num={num_zero} and "
                 f"router_bias={config.get('router_bias')}"
             )
             raise ModelError(
-                f"the checkpoint's config has {told}; expected 'identity', no negative number and "
-                "no bias"
+                f"the checkpoint's config has {values}; expected 'identity', no negative number "
+                "and no bias"
             )
         total = self.num_experts + num_zero
         top_k = size_of(config, "moe_topk")

@@ -34,12 +34,12 @@ class Shape:
         self.is_tied = is_tied if tied is None else tied
         sizes = (self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim)
         if min(sizes) < 1 or self.rope_dim % 2:
-            told = (
+            message = (
                 "num_attention_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim (even) and "
                 "v_head_dim"
             )
             raise ModelError(
-                f"the checkpoint's config has {list(sizes)} as {told}; all must be positive"
+                f"the checkpoint's config has {list(sizes)} as {message}; all must be positive"
             )
 
     def scale(self, config: Mapping[str, Any]) -> float:

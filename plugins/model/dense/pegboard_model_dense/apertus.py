@@ -132,9 +132,9 @@ class Apertus(Decoder):
         if rows is None:
             return model
         if len(rows) != len(model.layers) or not all(_are_numbers(row) for row in rows):
-            told = f"the checkpoint's config has xielu={brief(rows)}"
+            message = f"the checkpoint's config has xielu={brief(rows)}"
             raise ModelError(
-                f"{told}; expected three finite numbers for each of {len(model.layers)} layers"
+                f"{message}; expected three finite numbers for each of {len(model.layers)} layers"
             )
         pairs = zip(model.layers, rows, strict=True)
         layers = (

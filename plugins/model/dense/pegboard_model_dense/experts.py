@@ -58,7 +58,9 @@ class FlatExperts(Experts):
         rows = self.intermediate_size
         columns = self.hidden_size
         if tuple(piece.shape) != (count * rows, columns):
-            told = f"has shape {list(piece.shape)}; {count} experts need {[count * rows, columns]}"
-            raise ModelError(f"tensor {piece.name} {told}")
+            message = (
+                f"has shape {list(piece.shape)}; {count} experts need {[count * rows, columns]}"
+            )
+            raise ModelError(f"tensor {piece.name} {message}")
         data: Tensor = piece.data.view(count, rows, columns)
         return data.transpose(1, 2) if piece.name.endswith(f".{self.names[-1]}") else data

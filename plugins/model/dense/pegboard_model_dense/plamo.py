@@ -61,12 +61,12 @@ class Plamo3(Decoder):
 def _window(config: Mapping[str, Any]) -> int:
     """Return the window of the layers that have one. Old configs have a list with one entry for
     each layer."""
-    told = config.get("sliding_window")
-    if isinstance(told, list):
-        windows = {window for window in told if window is not None}
+    value = config.get("sliding_window")
+    if isinstance(value, list):
+        windows = {window for window in value if window is not None}
         if len(windows) > 1:
             raise ModelError(
-                f"the checkpoint's config has sliding_window={told}; this architecture has "
+                f"the checkpoint's config has sliding_window={value}; this architecture has "
                 "windows of one length"
             )
         config = {"window_size": next(iter(windows), None)}

@@ -60,11 +60,11 @@ class Bailing(Decoder):
             q_norm="query_layernorm",
             k_norm="key_layernorm",
         )
-        told = config.get("score_function")
-        score: Literal["softmax", "sigmoid"] = "sigmoid" if told == "sigmoid" else "softmax"
-        if told not in (None, score):
+        value = config.get("score_function")
+        score: Literal["softmax", "sigmoid"] = "sigmoid" if value == "sigmoid" else "softmax"
+        if value not in (None, score):
             raise ModelError(
-                f"the checkpoint's config has score_function={told!r}; expected softmax or sigmoid"
+                f"the checkpoint's config has score_function={value!r}; expected softmax or sigmoid"
             )
         model = common(
             config,

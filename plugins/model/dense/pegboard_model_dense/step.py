@@ -53,14 +53,14 @@ class Step3(Decoder):
 def _layers_with_experts(config: Mapping[str, Any], count: int) -> set[int]:
     """Return the layers that `moe_layers_enum` lists, as text with commas or as a list; all but the
     first if it is missing."""
-    told = config.get("moe_layers_enum")
-    if told is None:
+    value = config.get("moe_layers_enum")
+    if value is None:
         return set(range(1, count))
     try:
-        return {int(index) for index in (told.split(",") if isinstance(told, str) else told)}
+        return {int(index) for index in (value.split(",") if isinstance(value, str) else value)}
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"the checkpoint's config has moe_layers_enum={told!r}; expected numbers of layers"
+            f"the checkpoint's config has moe_layers_enum={value!r}; expected numbers of layers"
         ) from error
 
 

@@ -63,9 +63,9 @@ class Shape:
         if len(types) < self.num_layers or not {"sliding_attention", "full_attention"}.issuperset(
             types
         ):
-            told = "sliding_attention or full_attention for each layer"
+            message = "sliding_attention or full_attention for each layer"
             raise ModelError(
-                f"layer_types is {types} for {self.num_layers} layers; expected {told}"
+                f"layer_types is {types} for {self.num_layers} layers; expected {message}"
             )
         self.windows = [
             window if kind == "sliding_attention" else None for kind in types[: self.num_layers]

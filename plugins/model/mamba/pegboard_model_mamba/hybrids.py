@@ -276,6 +276,6 @@ def layer_kinds(config: Mapping[str, Any], name: str) -> list[bool]:
         or len(kinds) != size_of(config, "num_hidden_layers")
         or not set(kinds) <= IS_ATTENTION.keys()
     ):
-        told = f"expected one of {', '.join(IS_ATTENTION)} for each of num_hidden_layers"
-        raise ModelError(f"the checkpoint's config has {name}={kinds!r}; {told}")
+        message = f"expected one of {', '.join(IS_ATTENTION)} for each of num_hidden_layers"
+        raise ModelError(f"the checkpoint's config has {name}={kinds!r}; {message}")
     return [IS_ATTENTION[kind] for kind in kinds]

@@ -41,12 +41,12 @@ OLDER_KINDS = {0: "linear_attention", 1: "full_attention"}
 class MiniMaxModel(StateDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         if read(config, "postnorm", bool) is False or read(config, "shared_intermediate_size", int):
-            told = (
+            values = (
                 f"postnorm={config.get('postnorm')}, "
                 f"shared_intermediate_size={config.get('shared_intermediate_size')}"
             )
             raise ModelError(
-                f"the checkpoint's config has {told}; served are postnorm=true and no shared "
+                f"the checkpoint's config has {values}; served are postnorm=true and no shared "
                 "experts"
             )
         hidden = size_of(config, "hidden_size")

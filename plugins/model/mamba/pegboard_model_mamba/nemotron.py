@@ -137,8 +137,8 @@ def layer_kinds(config: Mapping[str, Any]) -> list[str]:
     ]
     kinds = [OLDER.get(kind, kind) for kind in named]
     if not kinds or not set(kinds) <= set(PATTERN.values()):
-        told = f"served are {', '.join(PATTERN.values())}"
+        message = f"served are {', '.join(PATTERN.values())}"
         raise ModelError(
-            f"the checkpoint's config has layers of the kinds {sorted(set(kinds))}; {told}"
+            f"the checkpoint's config has layers of the kinds {sorted(set(kinds))}; {message}"
         )
     return kinds

@@ -97,9 +97,9 @@ class PlamoMamba(nn.Module):
         rank = max(64, hidden // 16)
         inner = heads * head_dim
         if min(heads, state) < 1 or width < 2:
-            told = f"mamba_num_heads={heads}, mamba_d_state={state} and mamba_d_conv={width}"
+            values = f"mamba_num_heads={heads}, mamba_d_state={state} and mamba_d_conv={width}"
             raise ModelError(
-                f"the checkpoint's config has {told}; expected positive numbers, and a "
+                f"the checkpoint's config has {values}; expected positive numbers, and a "
                 "convolution of at least 2"
             )
         self.heads = heads

@@ -100,8 +100,10 @@ class GatedDeltaNet(nn.Module):
         self.head_dim = size_of(config, "linear_value_head_dim")
         self.eps = read(config, "rms_norm_eps", float) or 1e-6
         if self.heads % self.groups:
-            told = f"the checkpoint's config has linear_num_value_heads={self.heads}"
-            raise ModelError(f"{told}; expected a multiple of linear_num_key_heads={self.groups}")
+            message = f"the checkpoint's config has linear_num_value_heads={self.heads}"
+            raise ModelError(
+                f"{message}; expected a multiple of linear_num_key_heads={self.groups}"
+            )
         keys = self.groups * self.size
         self.inner = self.heads * self.head_dim
         repeats = self.heads // self.groups

@@ -118,10 +118,10 @@ class SharedBlock(nn.Module):
         self.head_dim = 2 * hidden // self.heads
         width = read(config, "intermediate_size", int) or 4 * hidden
         if self.heads % self.kv_heads:
-            told = (
+            values = (
                 f"{self.heads} attention heads, not a multiple of {self.kv_heads} key-value heads"
             )
-            raise ModelError(f"the checkpoint's config has {told}")
+            raise ModelError(f"the checkpoint's config has {values}")
         inner = self.heads * self.head_dim
         shared = self.kv_heads * self.head_dim
         bias = bool(read(config, "add_bias_linear", bool))
@@ -219,6 +219,6 @@ def calling_layers(config: Mapping[str, Any]) -> list[int]:
         read(config, "layers_block_type", list[str]) or read(config, "layer_types", list[str]) or []
     )
     if len(kinds) != size_of(config, "num_hidden_layers") or not set(kinds) <= KINDS.keys():
-        told = f"expected one of {', '.join(KINDS)} for each of num_hidden_layers"
-        raise ModelError(f"the checkpoint's config has layers_block_type={kinds!r}; {told}")
+        message = f"expected one of {', '.join(KINDS)} for each of num_hidden_layers"
+        raise ModelError(f"the checkpoint's config has layers_block_type={kinds!r}; {message}")
     return [index for index, kind in enumerate(kinds) if KINDS[kind]]

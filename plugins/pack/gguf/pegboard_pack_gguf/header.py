@@ -231,13 +231,13 @@ class _Reader:
         for name, dims, number, offset in raw:
             ggml_type = GGML_TYPES.get(number)
             if ggml_type is None:
-                told = NEVER_STORED.get(number)
+                value = NEVER_STORED.get(number)
                 known = (
                     f"unknown; known are {', '.join(known.name for known in GGML_TYPES.values())}"
                 )
                 raise ModelError(
                     f"{self.path}: tensor {name!r} has type {number}, which is "
-                    + (known if told is None else f"{told}; convert the model again")
+                    + (known if value is None else f"{value}; convert the model again")
                 )
             num_elements = 1
             for dim in dims:

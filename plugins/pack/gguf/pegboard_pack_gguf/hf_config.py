@@ -220,11 +220,11 @@ def _xielu(metadata: Metadata, num_layers: int) -> list[list[float]]:
         if len(values) != num_layers or any(
             type(value) is not float or not math.isfinite(value) for value in values
         ):
-            told = (
+            message = (
                 f"metadata xielu.{name} is {found!r}, expected a finite number for each of "
                 f"{num_layers} layers"
             )
-            raise ModelError(f"{metadata.header.path}: {told}")
+            raise ModelError(f"{metadata.header.path}: {message}")
         rows.append(values)
     return [list(row) for row in zip(*rows, strict=True)]
 
@@ -270,11 +270,11 @@ def _bailing(
         (shape[0] for name, shape in shapes.items() if name.endswith(".ffn_up_shexp.weight")), 0
     )
     if rows and (not config["num_shared_experts"] or rows % config["num_shared_experts"]):
-        told = (
+        message = (
             f"is {config['num_shared_experts']}, which does not divide the {rows} rows of the "
             "shared experts"
         )
-        raise metadata.fail("expert_shared_count", told)
+        raise metadata.fail("expert_shared_count", message)
     return found | (
         {"moe_shared_expert_intermediate_size": rows // config["num_shared_experts"]}
         if rows

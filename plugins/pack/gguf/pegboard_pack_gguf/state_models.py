@@ -388,11 +388,11 @@ def state_heads(metadata: Metadata, hidden_size: int, num_layers: int) -> dict[s
     num_heads = max(counts)
     num_kv_heads = max(kv_counts)
     if set(kv_counts) - {0, num_kv_heads} or not num_heads or num_heads % num_kv_heads:
-        told = (
+        message = (
             f"is {sorted(set(kv_counts))} for {num_heads} heads; expected 0 or one divisor of "
             "them for every layer"
         )
-        raise metadata.fail("attention.head_count_kv", told)
+        raise metadata.fail("attention.head_count_kv", message)
     head_dim = metadata.count("attention.key_length", max(hidden_size // num_heads, 1))
     return {
         "num_attention_heads": num_heads,

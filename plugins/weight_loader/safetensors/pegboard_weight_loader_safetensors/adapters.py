@@ -82,12 +82,12 @@ def _names(path: Path, checkpoint: Checkpoint) -> dict[str, tuple[TensorEntry, T
     """Return A and B of every module, from the header alone."""
     if not path.is_file():
         pickled = path.with_suffix(".bin").is_file()
-        told = (
+        message = (
             f"{path.stem}.bin is a pickle, which is never read"
             if pickled
             else "only safetensors files can be read"
         )
-        raise ModelError(f"{path} is missing; {told}")
+        raise ModelError(f"{path} is missing; {message}")
     header = read_header(path)
     if header.file_bytes > MAX_BYTES:
         raise ModelError(

@@ -58,9 +58,9 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: Collection[Tens
     for names in _MATRICES:
         sizes = [size for name in names if isinstance(size := text.get(name), int)]
         if len(sizes) == len(names) and math.prod(sizes) > num_bits:
-            told = " and ".join(f"{name}={text[name]}" for name in names)
+            values = " and ".join(f"{name}={text[name]}" for name in names)
             raise ModelError(
-                f"{path} has {told}, which is more than the {num_bits // 8} stored bytes can hold"
+                f"{path} has {values}, which is more than the {num_bits // 8} stored bytes can hold"
             )
 
 

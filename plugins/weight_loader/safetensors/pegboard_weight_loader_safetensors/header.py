@@ -70,14 +70,14 @@ def read_header(path: Path) -> Header:
                 )
             length = int.from_bytes(start[:8], "little")
             if length > MAX_HEADER_BYTES:
-                told = (
+                message = (
                     f"it begins with {start[:16]!r} instead of the length of a header of at most "
                     f"{MAX_HEADER_BYTES} bytes"
                 )
-                raise ModelError(f"{path} is not a safetensors file: {told}; fetch it again")
+                raise ModelError(f"{path} is not a safetensors file: {message}; fetch it again")
             if 8 + length > file_bytes:
-                told = f"the header ends at byte {8 + length}, the file at {file_bytes}"
-                raise ModelError(f"{path} is truncated: {told}; fetch it again")
+                message = f"the header ends at byte {8 + length}, the file at {file_bytes}"
+                raise ModelError(f"{path} is truncated: {message}; fetch it again")
             file.seek(8)
             raw = file.read(length)
     except OSError as error:
