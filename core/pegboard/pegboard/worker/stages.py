@@ -65,8 +65,9 @@ class Stages:
         ids = [each.on_device for each in inputs.to_embed]
         positions = inputs.positions.on_device
         one = self.one_embedding()
-        is_recorded = bool(replay.sizes("forward", len(positions)))
-        self.embedded = one.new_zeros(len(positions) if is_recorded else 0, one.shape[1])
+        self.embedded = one.new_zeros(
+            max(replay.sizes("forward", len(positions)), default=0), one.shape[1]
+        )
         self.hidden = one.new_zeros(inputs.max_rows, self.width)
 
         def decode(*ids_and_positions: Tensor) -> tuple[Tensor, ...]:
