@@ -6,7 +6,7 @@ decoder gives to all layers, usually the rotation of its positions. Only attenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from pegboard.layers import (
     Build,
     Experts,
     Linear,
-    Norm,
     QKVLinear,
     Rope,
     Rotation,
@@ -26,6 +25,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard_models.decoder import scaled
+from pegboard_models.norms import HeadNorm
 
 
 class PreNorm(nn.Module):
@@ -46,10 +46,6 @@ class PreNorm(nn.Module):
             hidden = part(hidden, *step)
             hidden = scaled(after[0](hidden) if after else hidden, self.factor)
         return hidden, residual
-
-
-HeadNorm = Callable[[Build, int, int], Norm]
-"""(build, number of heads, their channels) → a norm of queries or keys [T, heads, channels]."""
 
 
 class SelfAttention(nn.Module):
@@ -90,25 +86,6 @@ class SelfAttention(nn.Module):
             k = self.k_norm(k)
         out: Tensor = self.o_proj(self.attention(q, k, v, rotation))
         return out
-
-
-def norm_each(eps: float) -> HeadNorm:
-    """Return what makes a norm of each head."""
-    return lambda build, heads, head_dim: Norm(build, head_dim, eps)
-
-
-def norm_together(eps: float) -> HeadNorm:
-    """Return what makes a norm of all heads together."""
-    return lambda build, heads, head_dim: FlatNorm(build, heads * head_dim, eps)
-
-
-class FlatNorm(Norm):
-    """(x [T, heads, D]) → x, whose heads are normalized together. Its size is heads · D."""
-
-    def bind(self) -> None:
-        super().bind()
-        norm = self.forward
-        self.forward = lambda x: norm(x.flatten(1)).view(x.shape)
 
 
 def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -171,10 +148,10 @@ class ExpertsBlock(nn.Module):
         self.shared_gate = None if shared_gate is None else Linear(shared_gate, size, 1)
 
     def forward(self, hidden: Tensor, *step: Any) -> Tensor:
-        given = [hidden, self.router(hidden)]
+        inputs = [hidden, self.router(hidden)]
         if self.shared is not None:
-            given.append(self.shared.forward(hidden))
+            inputs.append(self.shared.forward(hidden))
         if self.shared_gate is not None:
-            given.append(self.shared_gate(hidden))
-        out: Tensor = self.experts(*given)
+            inputs.append(self.shared_gate(hidden))
+        out: Tensor = self.experts(*inputs)
         return out

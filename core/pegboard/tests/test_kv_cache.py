@@ -21,9 +21,7 @@ from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
 from pegboard.engine.kv.hashes import (
     BlockHasher,
-    hash_spans,
     root_hash,
-    set_adapter,
     sha256_block,
 )
 from pegboard.engine.kv.plan import blocks_per_request, fit_kv, plan_kv
@@ -43,10 +41,7 @@ def make_request(tokens: list[int], **fields: Any) -> Request:
     source = EngineRequest(
         request_id=fields.pop("id", "r"), prompt_token_ids=tokens, params=SamplingParams(), **fields
     )
-    request = Request.of(source, hash_spans(source, 4))
-    if source.lora is not None:
-        set_adapter(request, source.lora)
-    return request
+    return Request.of(source)
 
 
 def hashes(tokens: list[int], algo: str = "sha256", **fields: Any) -> list[bytes]:

@@ -135,8 +135,9 @@ def test_parts_of_a_stack_compute_what_the_whole_does(
 
     def stack(layers: range | None) -> tuple[LayerStack, Build]:
         build = replace(fake_build(), layers=layers, taps=(*range(num_layers + 1),))
-        make = lambda at, index: Step(at.path, index)  # noqa: E731
-        return LayerStack(build.at("layers"), num_layers, make, norm, unit=unit), build
+        at = build.at("layers")
+        made = LayerStack(at, num_layers, lambda b, i: Step(b.path, i), norm, unit=unit)
+        return made, build
 
     whole, build = stack(None)
     first, build_of_first = stack(range(cut))

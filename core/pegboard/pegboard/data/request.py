@@ -90,9 +90,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     """A request, sent from A to E. The engine expands `params.n` > 1 into n completions with
     indices 0 … n-1. client: who asks; clients take turns where one could hold up the others.
     prompt_embeds: spans of the prompt that are embeddings, in order. Their prompt_token_ids are
-    zeros, one for each row. token_inputs: what the model reads beside the ids, by the name under
-    which models declare it: one number for each token of the prompt. A name that the model does not
-    declare has no effect. pooling: the prompt becomes a vector, and no token is sampled."""
+    zeros, one for each row. token_inputs: other inputs of the model, by the name under
+    which models declare them: one number for each token of the prompt. A name that the model does
+    not declare has no effect. pooling: the prompt becomes a vector, and no token is sampled."""
 
     request_id: str
     prompt_token_ids: list[int]

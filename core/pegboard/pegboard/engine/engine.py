@@ -24,7 +24,6 @@ from pegboard.engine.forks import Forks
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import KVCache
 from pegboard.engine.kv.connectors import KVConnectors
-from pegboard.engine.kv.hashes import hash_spans
 from pegboard.engine.life import Life
 from pegboard.engine.live_requests import LiveRequests
 from pegboard.engine.loras import LoRASlots
@@ -141,9 +140,8 @@ class Engine:
             request = msgspec.structs.replace(request, arrival_s=self._parts.clock())
         if request.lora is not None and self._loras is not None:
             request = msgspec.structs.replace(request, lora=self._loras.arrive(request.lora))
-        spans = hash_spans(request, self._parts.kv_plan.hash_block_size)
         with self._life.changing():
-            for completion in completions_of(request, spans):
+            for completion in completions_of(request):
                 if constraint is not None:
                     self._grammars.start(completion)
                 live.add(completion)

@@ -20,7 +20,6 @@ import msgspec
 from pegboard.config.limits import Limits
 from pegboard.data.request import LoRARequest
 from pegboard.engine.gates import Gate
-from pegboard.engine.kv.hashes import set_adapter
 from pegboard.engine.requests import Request
 from pegboard.errors import RequestError
 
@@ -115,7 +114,11 @@ class LoRASlots(Gate):
             return False
         self._next = None if self._next == key else self._next
         self._num_bypasses += 1
-        set_adapter(request, adapter.lora)  # it may have been reloaded
+        # it is read now, or was reloaded while the request was preempted
+        if request.lora.digest != adapter.lora.digest:
+            request.block_hashes.clear()
+            request.hash_spans = None
+        request.lora = adapter.lora
         self._held[request] = adapter
         adapter.num_users += 1
         return True

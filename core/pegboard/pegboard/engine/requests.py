@@ -3,7 +3,7 @@ completion ends. It knows nothing about scheduling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -46,7 +46,8 @@ class Request:
     num_in_flight_tokens: how many of those are scheduled but not yet confirmed. They are in
     num_in_flight_steps steps. num_loading_tokens: how many of those a KV connector loads within the
     first of these steps. block_hashes: the chain of hashes, one per KVPlan.hash_block_size
-    confirmed tokens. hash_spans: other keys of these hashes, in order.
+    confirmed tokens. hash_spans: the other keys of these hashes, in order; None =
+    no block was hashed yet.
     parent: the completion whose prompt this one will share, as long as it waits for that.
     num_waiting_children of the parent counts such completions. num_external_tokens: how many of
     num_cached_tokens KV connectors load, without those whose load has failed. uses_connectors:
@@ -85,7 +86,7 @@ class Request:
     num_loading_tokens: int = 0
     num_preemptions: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
-    hash_spans: list[HashSpan] = field(default_factory=list)
+    hash_spans: list[HashSpan] | None = None
     draft_token_ids: list[int] = field(default_factory=list)
     grammar: Any = None
     num_waiting_children: int = 0
@@ -98,12 +99,7 @@ class Request:
 
     @classmethod
     def of(
-        cls,
-        source: EngineRequest,
-        spans: Sequence[HashSpan] = (),
-        *,
-        index: int = 0,
-        parent: "Request | None" = None,
+        cls, source: EngineRequest, *, index: int = 0, parent: "Request | None" = None
     ) -> "Request":
         """Create completion `index` of a request. The first completion is the parent of the
         others."""
@@ -113,7 +109,6 @@ class Request:
         request.all_token_ids = list(source.prompt_token_ids)
         request.seed = None if params.seed is None else params.seed + index
         request.stop_token_ids = params.all_stop_token_ids
-        request.hash_spans = list(spans)
         return request
 
     @property
@@ -213,14 +208,14 @@ class Request:
         return token_ids, None
 
 
-def completions_of(source: EngineRequest, spans: Sequence[HashSpan] = ()) -> Iterator[Request]:
+def completions_of(source: EngineRequest) -> Iterator[Request]:
     """Create the n completions of a request. The first one is the parent, whose prompt blocks the
-    others share. spans: of `kv.hashes.hash_spans`."""
-    parent = Request.of(source, spans)
+    others share."""
+    parent = Request.of(source)
     yield parent
     params = source.params
     for index in range(1, params.n):
-        child = Request.of(source, spans, index=index, parent=parent)
+        child = Request.of(source, index=index, parent=parent)
         if params.prompt_logprobs is not None:  # the parent reports them for all completions
             child.params = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=None)
         yield child

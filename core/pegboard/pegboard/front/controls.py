@@ -63,9 +63,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def _documented(method: Method, action: Callable[..., object]) -> Method:
     parameters = inspect.signature(action).parameters.values()
-    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__doc__ = action.__doc__
-    method.__signature__ = inspect.Signature([self_parameter, *parameters])  # type: ignore[attr-defined]
+    method.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
     return method
 
 

@@ -4,7 +4,6 @@ stages."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -58,7 +57,7 @@ class LoadedModel:
         self.checkpoint = checkpoint
         self.first_layer = first_layer
         self.inputs: InputBuilder | None = None
-        self.build = replace(self._build(lora), layers=layers, taps=taps)
+        self.build = self._build(lora, layers, taps)
         registry = setup.registry
         need = Need(platform=setup.platform_name)
         self.entry = registry.choose("model", need, keys=checkpoint.architectures).require()
@@ -76,7 +75,7 @@ class LoadedModel:
 
     # --- build ------------------------------------------------------------------------------------
 
-    def _build(self, lora: LoRALimits | None) -> Build:
+    def _build(self, lora: LoRALimits | None, layers: range | None, taps: tuple[int, ...]) -> Build:
         config = self.setup.config
         checkpoint = self.checkpoint
         quantization = self._quantization(checkpoint.quantization or {}, config.quantization)
@@ -90,6 +89,8 @@ class LoadedModel:
             kernels=self.setup.kernels,
             rope_style=checkpoint.rope_style,
             max_positions=self.setup.limits.max_model_len,
+            layers=layers,
+            taps=taps,
             lora=lora,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pegboard.interfaces.attention import SparseIndex
-from pegboard.layers import Build, Embedding, Head, LayerStack, Linear, Norm, Rope, Rotation
+from pegboard.layers import Build, Linear, Norm, Rope, Rotation
 from pegboard_model_deepseek.shape import Shape
 from pegboard_models.blocks import GatedMLP, PreNorm
 from pegboard_models.decoder import Decoder, scaled
@@ -40,24 +40,23 @@ class LatentDecoder(Decoder):
         **factors: float,
     ) -> None:
         self.pairs = pairs
-        inner = build.at("model")
-        hidden = shape.hidden_size
-        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
         rope: Rope | None = None
         if self.rotates:
             base, scaling = rope_parameters(config)
             rope = scaled_rope(
-                inner, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
+                build, shape.rope_dim, max_positions=shape.max_positions, base=base, scaling=scaling
             )
-        layers = LayerStack(
-            inner.at("layers"),
-            shape.num_layers,
+        super().__init__(
+            build,
             lambda build, index: self.layer(build, index, shape, config),
-            Norm(inner.at("norm"), hidden, shape.eps),
+            vocab_size=shape.vocab_size,
+            hidden=shape.hidden_size,
+            num_layers=shape.num_layers,
+            eps=shape.eps,
+            is_tied=shape.is_tied,
+            rope=rope,
+            **factors,
         )
-        tied = embedding if shape.is_tied else None
-        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
-        super().__init__(embedding, layers, head, rope, **factors)
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:
         """Return a layer of the stack. A model with other layers overrides this."""

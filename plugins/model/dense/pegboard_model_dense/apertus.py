@@ -21,7 +21,7 @@ from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import PlainMLP
 from pegboard_model_dense.config import common, refuse
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import each_head
+from pegboard_models.norms import each_head
 
 
 class XIELU(Layer):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pegboard.layers import Build, RouterRule, read, size_of
 from pegboard_model_dense.architecture import Architecture, ExpertSizes, Names
 from pegboard_model_dense.attention import Step
-from pegboard_model_dense.blocks import ExpertsBlock, GatedMLP
+from pegboard_model_dense.blocks import GatedMLP, experts_block
 from pegboard_model_dense.config import common, number_of_experts, with_experts
 from pegboard_model_dense.decoder import Decoder
 
@@ -44,7 +44,7 @@ class Arctic(Decoder):
         if experts is None or not self.is_parallel:
             return super().make_layer(build, index, model)
         attention = self.make_attention(build.at(model.names.attention), index, model)
-        return HybridLayer(build, model, attention, ExpertsBlock(build, model, experts))
+        return HybridLayer(build, model, attention, experts_block(build, model, experts))
 
 
 class HybridLayer(nn.Module):
@@ -52,7 +52,7 @@ class HybridLayer(nn.Module):
     feed-forward block is as wide as the model."""
 
     def __init__(
-        self, build: Build, model: Architecture, attention: nn.Module, experts: ExpertsBlock
+        self, build: Build, model: Architecture, attention: nn.Module, experts: nn.Module
     ) -> None:
         super().__init__()
         size = model.hidden_size
@@ -68,4 +68,4 @@ class HybridLayer(nn.Module):
         hidden, residual = self.before_attention.add(hidden, residual)
         for_experts = self.before_experts(residual)  # before the next norm overwrites it
         hidden, residual = self.before_mlp.add(self.attention(hidden, step), residual)
-        return self.experts.forward(for_experts, self.feed_forward.forward(hidden)), residual
+        return self.experts.forward(for_experts) + self.feed_forward.forward(hidden), residual

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pegboard.errors import ModelError
-from pegboard.layers import Activation, Build, Linear
+from pegboard.layers import Activation, Build
 from pegboard_model_dense.architecture import Architecture, ExpertSizes
 from pegboard_model_dense.attention import Step
 from pegboard_model_dense.experts import FlatExperts
 from pegboard_model_dense.rows import ArrangedLinear, Rows
+from pegboard_models.blocks import ExpertsBlock, PreNorm
 
 PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -28,45 +29,29 @@ PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations of a block without a gate, by their Hugging Face names."""
 
 
-class PreNorm(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)). `residual` is the sum so far. Results
-    may be normalized, too. A layer may lack a block (DeciLM)."""
+def pre_norm(
+    build: Build,
+    model: Architecture,
+    attention: nn.Module | None,
+    feed_forward: nn.Module | None,
+) -> PreNorm:
+    """Return x + attention(norm(x)), then x + feed_forward(norm(x)). Results may be normalized,
+    too. A layer may lack a block (DeciLM)."""
+    names = model.names
+    eps = model.eps / model.residual_scale**2  # the sum is the model's, divided by the scale
 
-    def __init__(
-        self,
-        build: Build,
-        model: Architecture,
-        attention: nn.Module | None,
-        feed_forward: nn.Module | None,
-    ) -> None:
-        super().__init__()
-        names = model.names
-        first, second = model.after_norms
-        size = model.hidden_size
-        eps = model.eps / model.residual_scale**2  # the sum is the model's, divided by the scale
-        self.attention = attention
-        self.feed_forward = feed_forward
-        if attention is not None:
-            self.before_attention = model.norm(build.at(names.before_attention), size, eps)
-        if feed_forward is not None:
-            self.before_mlp = model.norm(build.at(names.before_mlp), size, eps)
-        self.after_attention, self.after_mlp = (
-            norm(build.at(name), size, model.eps) if name else None
-            for norm, name in ((first, names.after_attention), (second, names.after_mlp))
-        )
+    def part(block: nn.Module | None, before: str, after: str, norm: Any) -> list[Any]:
+        if block is None:
+            return []
+        first = model.norm(build.at(before), model.hidden_size, eps)
+        last = [norm(build.at(after), model.hidden_size, model.eps)] if after else []
+        return [(first, block, *last)]
 
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, step: Step
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.attention is not None:
-            hidden, residual = self.before_attention.add(hidden, residual)
-            hidden = self.attention.forward(hidden, step)
-            hidden = hidden if self.after_attention is None else self.after_attention(hidden)
-        if self.feed_forward is not None:
-            hidden, residual = self.before_mlp.add(hidden, residual)
-            hidden = self.feed_forward.forward(hidden)
-            hidden = hidden if self.after_mlp is None else self.after_mlp(hidden)
-        return hidden, residual
+    first, second = model.after_norms
+    return PreNorm(
+        *part(attention, names.before_attention, names.after_attention, first),
+        *part(feed_forward, names.before_mlp, names.after_mlp, second),
+    )
 
 
 class PostNorm(nn.Module):
@@ -131,7 +116,7 @@ class GatedMLP(nn.Module):
         """Return the activation of the first projection's results."""
         return Activation(build, name)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, *step: Step) -> Tensor:
         out: Tensor = self.down(self.activation(self.up(hidden)))
         return out
 
@@ -150,32 +135,18 @@ class PlainMLP(GatedMLP):
         )
 
 
-class ExpertsBlock(nn.Module):
-    """[T, hidden] → [T, hidden]: the chosen experts, and those that compute every token. build: of
-    the layer."""
-
-    def __init__(self, build: Build, model: Architecture, own: ExpertSizes) -> None:
-        super().__init__()
-        self.router = Linear(build.at(own.router), model.hidden_size, own.count, is_router=True)
-        self.experts = FlatExperts(
-            build.at(own.modules),
-            own.count,
-            model.hidden_size,
-            own.width,
-            rule=own.rule,
-            activation=model.activation,
-            names=own.names,
-            merged=own.merged,
-            correction=build.at(own.correction).path if own.correction else None,
-        )
-        self.shared = (
-            model.mlp(build.at(own.shared), model, own.shared_width) if own.shared_width else None
-        )
-
-    def forward(self, hidden: Tensor, shared: Tensor | None = None) -> Tensor:
-        """shared: [T, hidden], added to the sum; None = what the shared experts compute, if there
-        are any."""
-        if self.shared is not None:
-            shared = self.shared.forward(hidden)
-        out: Tensor = self.experts(hidden, self.router(hidden), shared)
-        return out
+def experts_block(build: Build, model: Architecture, own: ExpertSizes) -> ExpertsBlock:
+    """Return the chosen experts, and those that compute every token. build: of the layer."""
+    experts = FlatExperts(
+        build.at(own.modules),
+        own.count,
+        model.hidden_size,
+        own.width,
+        rule=own.rule,
+        activation=model.activation,
+        names=own.names,
+        merged=own.merged,
+        correction=build.at(own.correction).path if own.correction else None,
+    )
+    shared = model.mlp(build.at(own.shared), model, own.shared_width) if own.shared_width else None
+    return ExpertsBlock(build.at(own.router), experts, shared)

@@ -11,10 +11,10 @@ from typing import Any
 
 from pegboard.layers import LayerNorm, read, size_of
 from pegboard_model_dense.architecture import Architecture
-from pegboard_model_dense.blocks import Parallel, PlainMLP, PreNorm
+from pegboard_model_dense.blocks import Parallel, PlainMLP, pre_norm
 from pegboard_model_dense.config import common, refuse, renamed
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.gpt import BLOOM, GPT
+from pegboard_model_dense.gpt import BLOOM, GPT, with_gpt_names
 from pegboard_model_dense.positions import alibi_slopes
 from pegboard_model_dense.rows import ArrangedQKV, GroupedQKV
 
@@ -85,7 +85,7 @@ class Falcon(Decoder):
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
-            block=Parallel if is_parallel else PreNorm,
+            block=Parallel if is_parallel else pre_norm,
             qkv=ArrangedQKV if is_single else GroupedQKV,
             qkv_bias=has_bias,
             out_bias=has_bias,
@@ -161,18 +161,7 @@ class Jais(Decoder):
                 "scale_attn_by_inverse_layer_idx": False,
             },
         )
-        own = renamed(
-            config,
-            hidden_size="n_embd",
-            num_hidden_layers="n_layer",
-            num_attention_heads="n_head",
-            intermediate_size="n_inner",
-            max_position_embeddings="n_positions",
-            rms_norm_eps="layer_norm_epsilon",
-        )
-        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(
-            own, "hidden_size"
-        )
+        own = with_gpt_names(config)
         own["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
         names = replace(GPT, up=("c_fc2", "c_fc"))
         model = common(

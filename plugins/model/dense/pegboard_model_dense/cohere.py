@@ -3,17 +3,53 @@ without rotation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pegboard.layers import LayerNorm, read
+import torch
+from torch import Tensor
+
+from pegboard.interfaces.weight_loader import WantedWeight
+from pegboard.layers import Build, LayerNorm, Norm, read
+from pegboard.layers.build import PlainTensor
 from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import Parallel
 from pegboard_model_dense.config import common, windows_by_type
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import own_weights
+
+
+class HeadsNorm(Norm):
+    """(x [T, heads, D]) → each head divided by its deviation from its mean, and multiplied with a
+    weight of its own [heads, D] (Cohere)."""
+
+    def __init__(self, build: Build, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__(build, head_dim, eps)
+        self.heads = heads
+
+    def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        name = f"{self.build.path}.weight"
+        self.weight = PlainTensor({name: (0, self.heads)}, (self.heads, self.size), self.build)
+        return [WantedWeight(name, (self.heads, self.size))]
+
+    def bind(self) -> None:
+        factors = self.weight.data.flatten()
+        eps = self.eps
+        layer_norm = self.build.kernels["layer_norm"]
+        ones = torch.ones(self.size, dtype=factors.dtype, device=factors.device)
+
+        def forward(x: Tensor) -> Tensor:
+            return (layer_norm(x, ones, None, eps).flatten(1) * factors).view(x.shape)
+
+        self.forward = forward
+
+
+def own_weights(
+    build: Build, heads: int, head_dim: int, norm: Callable[..., Norm], eps: float
+) -> Norm:
+    """Return a norm of each head, which has weights of its own."""
+    return HeadsNorm(build, heads, head_dim, eps)
 
 
 class Cohere(Decoder):

@@ -10,8 +10,9 @@ from pegboard.errors import ModelError
 from pegboard.layers import Head, Norm, RouterRule, read, size_of
 from pegboard_model_dense.architecture import Architecture, ExpertSizes, LayerSizes, Names, Rotary
 from pegboard_model_dense.attention import SelfAttention
-from pegboard_model_dense.blocks import GatedMLP, PreNorm
+from pegboard_model_dense.blocks import GatedMLP, pre_norm
 from pegboard_model_dense.rows import ArrangedQKV
+from pegboard_models.blocks import heads_of
 from pegboard_models.rope import rope_parameters
 
 BOTH_NORMS = Names(
@@ -38,14 +39,7 @@ def common(
     more: its other values, which replace these. Raises ModelError if a value is missing or does not
     fit."""
     hidden_size = size_of(config, "hidden_size")
-    num_heads = size_of(config, "num_attention_heads")
-    num_kv_heads = read(config, "num_key_value_heads", int) or num_heads
-    head_dim = read(config, "head_dim", int) or hidden_size // max(num_heads, 1)
-    if num_heads < 1 or num_heads % num_kv_heads:
-        raise ModelError(
-            f"{num_heads} attention heads cannot share {num_kv_heads} heads of keys and values "
-            "equally"
-        )
+    num_heads, num_kv_heads, head_dim = heads_of(config)
     num_layers = size_of(config, "num_hidden_layers")
     width = size_of(config, "intermediate_size")
     base, scaling = rope_parameters(config)
@@ -54,7 +48,7 @@ def common(
     values: dict[str, Any] = {
         "layers": (LayerSizes(num_kv_heads, width),) * num_layers,
         "norm": Norm,
-        "block": PreNorm,
+        "block": pre_norm,
         "attention": SelfAttention,
         "qkv": ArrangedQKV,
         "head_norm": None,

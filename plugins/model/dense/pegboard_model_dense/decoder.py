@@ -13,7 +13,7 @@ from pegboard.errors import ModelError
 from pegboard.layers import Build, Embedding, LayerNorm, LayerStack, Rope
 from pegboard_model_dense.architecture import Architecture, Rotary
 from pegboard_model_dense.attention import Step
-from pegboard_model_dense.blocks import ExpertsBlock
+from pegboard_model_dense.blocks import experts_block
 from pegboard_model_dense.positions import Places, Positions
 from pegboard_models.decoder import scaled
 from pegboard_models.rope import scaled_rope
@@ -82,7 +82,7 @@ class Decoder(nn.Module):
         own = model.layers[index]
         feed_forward: nn.Module | None = None
         if own.experts is not None:
-            feed_forward = ExpertsBlock(build, model, own.experts)
+            feed_forward = experts_block(build, model, own.experts)
         elif own.width:
             mlp = model.names.mlp
             make = own.mlp or model.mlp

@@ -12,22 +12,19 @@ from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import PostNorm
 from pegboard_model_dense.config import common, renamed, windows_by_type
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import each_head
+from pegboard_model_dense.gpt import GPT
+from pegboard_models.norms import each_head
 
 
 class Exaone(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        names = Names(
-            embedding="transformer.wte",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            before_attention="ln_1",
-            before_mlp="ln_2",
+        names = replace(
+            GPT,
             attention="attn.attention",
+            qkv=("q_proj", "k_proj", "v_proj"),
             out="out_proj",
             up=("c_fc_0", "c_fc_1"),
-            down="c_proj",
         )
         own = renamed(
             config,

@@ -17,7 +17,7 @@ from pegboard_model_dense.config import (
     windows_by_type,
 )
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import OffsetNorm, each_head
+from pegboard_models.norms import OffsetNorm, each_head
 
 
 def gemma(config: Mapping[str, Any], **more: Any) -> Architecture:

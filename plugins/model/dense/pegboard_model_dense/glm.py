@@ -22,7 +22,7 @@ from pegboard_model_dense.config import (
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import each_head
+from pegboard_models.norms import each_head
 
 
 class Glm(Decoder):

@@ -20,11 +20,11 @@ from typing import Any
 
 from pegboard.layers import LayerNorm, read, size_of
 from pegboard_model_dense.architecture import Architecture, Names
-from pegboard_model_dense.blocks import Parallel, PlainMLP, PreNorm
+from pegboard_model_dense.blocks import Parallel, PlainMLP, pre_norm
 from pegboard_model_dense.config import common, refuse, renamed, windowed
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import OffsetLayerNorm, each_head
 from pegboard_model_dense.rows import ArrangedQKV, GroupedQKV
+from pegboard_models.norms import OffsetLayerNorm, each_head
 
 BLOOM = Names(
     embedding="transformer.word_embeddings",
@@ -50,6 +50,21 @@ GPT = Names(
 )
 
 
+def with_gpt_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with GPT-2's values under the names of Llama's config."""
+    own = renamed(
+        config,
+        hidden_size="n_embd",
+        num_hidden_layers="n_layer",
+        num_attention_heads="n_head",
+        intermediate_size="n_inner",
+        max_position_embeddings="n_positions",
+        rms_norm_eps="layer_norm_epsilon",
+    )
+    width = read(own, "intermediate_size", int) or 4 * size_of(own, "hidden_size")
+    return {**own, "intermediate_size": width}
+
+
 class GPT2(Decoder):
     """Also BigCode (SantaCoder, StarCoder 1), whose matrices are not transposed."""
 
@@ -57,18 +72,7 @@ class GPT2(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         is_code = config.get("model_type") == "gpt_bigcode"
         refuse(config, {"scale_attn_weights": True, "add_cross_attention": False})
-        own = renamed(
-            config,
-            hidden_size="n_embd",
-            num_hidden_layers="n_layer",
-            num_attention_heads="n_head",
-            intermediate_size="n_inner",
-            max_position_embeddings="n_positions",
-            rms_norm_eps="layer_norm_epsilon",
-        )
-        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(
-            own, "hidden_size"
-        )
+        own = with_gpt_names(config)
         is_single = is_code and read(config, "multi_query", bool) is not False
         own |= {
             "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
@@ -154,19 +158,7 @@ class GPTJ(Decoder):
             up=("fc_in",),
             down="fc_out",
         )
-        own = renamed(
-            config,
-            hidden_size="n_embd",
-            num_hidden_layers="n_layer",
-            num_attention_heads="n_head",
-            intermediate_size="n_inner",
-            max_position_embeddings="n_positions",
-            hidden_act="activation_function",
-            rms_norm_eps="layer_norm_epsilon",
-        )
-        own["intermediate_size"] = read(own, "intermediate_size", int) or 4 * size_of(
-            own, "hidden_size"
-        )
+        own = with_gpt_names(renamed(config, hidden_act="activation_function"))
         model = common(
             own,
             names=names,
@@ -207,7 +199,7 @@ class GPTNeoX(Decoder):
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
-            block=Parallel if is_parallel else PreNorm,
+            block=Parallel if is_parallel else pre_norm,
             partial=0.25,
             qkv=GroupedQKV,
             qkv_bias=bias,

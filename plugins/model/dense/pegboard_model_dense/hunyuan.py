@@ -13,7 +13,7 @@ from pegboard_model_dense.architecture import Architecture, ExpertSizes, Names
 from pegboard_model_dense.attention import RotatedFirst, SelfAttention
 from pegboard_model_dense.config import common, refuse, renamed
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import each_head
+from pegboard_models.norms import each_head
 
 
 class HunYuan(Decoder):

@@ -21,7 +21,7 @@ from pegboard_model_dense.config import (
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import all_heads
+from pegboard_models.norms import all_heads
 
 
 class Olmo(Decoder):

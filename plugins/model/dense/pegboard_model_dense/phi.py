@@ -14,7 +14,7 @@ from pegboard_model_dense.architecture import Architecture, ExpertSizes, Names, 
 from pegboard_model_dense.blocks import Parallel, PlainMLP
 from pegboard_model_dense.config import common, number_of_experts, refuse, windowed, with_experts
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import each_head
+from pegboard_models.norms import each_head
 from pegboard_models.sparse_mixer import SparseMixer
 
 

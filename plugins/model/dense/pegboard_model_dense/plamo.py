@@ -12,7 +12,7 @@ from pegboard.layers import read
 from pegboard_model_dense.architecture import Architecture, Names, Rotary
 from pegboard_model_dense.config import common, refuse, windows_by_type
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import OffsetNorm, each_head
+from pegboard_models.norms import OffsetNorm, each_head
 
 
 class Plamo3(Decoder):

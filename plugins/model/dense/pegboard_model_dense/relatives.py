@@ -27,6 +27,7 @@ from pegboard.layers import Head, read, size_of
 from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.config import common, is_on, refuse, renamed, windows_by_type
 from pegboard_model_dense.decoder import Decoder
+from pegboard_model_dense.gpt import BLOOM, GPT
 from pegboard_model_dense.positions import alibi_slopes
 from pegboard_model_dense.rows import GroupedQKV, KeyValueQKV
 
@@ -167,18 +168,7 @@ class QWen(Decoder):
 
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        names = Names(
-            embedding="transformer.wte",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            before_attention="ln_1",
-            before_mlp="ln_2",
-            attention="attn",
-            qkv=("c_attn",),
-            out="c_proj",
-            up=("w2", "w1"),
-            down="c_proj",
-        )
+        names = replace(GPT, up=("w2", "w1"))
         width = size_of(config, "intermediate_size") // 2
         own = renamed(
             config,
@@ -202,13 +192,8 @@ class QWen(Decoder):
 class TeleChat(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        names = Names(
-            embedding="transformer.word_embeddings",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            attention="self_attention",
-            qkv=("query", "key_value"),
-            out="dense",
+        names = replace(
+            BLOOM, qkv=("query", "key_value"), up=("gate_proj", "up_proj"), down="down_proj"
         )
         own = renamed(
             config,

@@ -20,7 +20,7 @@ from pegboard_model_dense.config import (
     with_experts,
 )
 from pegboard_model_dense.decoder import Decoder
-from pegboard_model_dense.norms import all_heads, each_head
+from pegboard_models.norms import all_heads, each_head
 
 
 class MiniMaxM2(Decoder):

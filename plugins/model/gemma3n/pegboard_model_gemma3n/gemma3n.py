@@ -22,7 +22,6 @@ from pegboard.layers import (
     Build,
     Embedding,
     Head,
-    Layer,
     LayerStack,
     Linear,
     Norm,
@@ -32,6 +31,7 @@ from pegboard.layers import (
 )
 from pegboard_model_gemma3n.config import TYPES, Shape, rope_of
 from pegboard_model_gemma3n.streams import AltUp, Projections
+from pegboard_models.norms import PlainNorm
 from pegboard_models.rope import scaled_rope
 
 
@@ -186,23 +186,6 @@ class SelfAttention(nn.Module):
             q = self.q_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
             out = self.attention(self.q_norm(q), None, None, rotation)
         return self.o_proj(out)
-
-
-class PlainNorm(Layer):
-    """A norm without a weight: [..., size] → [..., size]."""
-
-    def __init__(self, build: Build, size: int, eps: float) -> None:
-        super().__init__(build)
-        self.size = size
-        self.eps = eps
-
-    def bind(self) -> None:
-        ones = torch.ones(
-            self.size, dtype=getattr(torch, self.build.dtype), device=self.build.device
-        )
-        norm = self.build.kernels["rms_norm"]
-        eps = self.eps
-        self.forward = lambda x: norm(x, ones, eps)
 
 
 class FeedForward(nn.Module):

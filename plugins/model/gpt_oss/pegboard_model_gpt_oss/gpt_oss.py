@@ -15,10 +15,7 @@ from torch import nn
 from pegboard.errors import ModelError
 from pegboard.layers import (
     Build,
-    Embedding,
     Experts,
-    Head,
-    LayerStack,
     Norm,
     RouterRule,
     read,
@@ -80,10 +77,8 @@ class GptOssModel(Decoder):
         shape = Shape(config)
         hidden = shape.hidden_size
         base, scaling = rope_parameters(config)
-        inner = build.at("model")
-        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
         rope = scaled_rope(
-            inner, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
+            build, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
         )
 
         def layer(build: Build, index: int) -> nn.Module:
@@ -117,9 +112,13 @@ class GptOssModel(Decoder):
                 ),
             )
 
-        layers = LayerStack(
-            inner.at("layers"), shape.num_layers, layer, Norm(inner.at("norm"), hidden, shape.eps)
+        super().__init__(
+            build,
+            layer,
+            vocab_size=shape.vocab_size,
+            hidden=hidden,
+            num_layers=shape.num_layers,
+            eps=shape.eps,
+            is_tied=shape.is_tied,
+            rope=rope,
         )
-        tied = embedding if shape.is_tied else None
-        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
-        super().__init__(embedding, layers, head, rope)

@@ -9,6 +9,7 @@ OLMoE       every layer; queries and keys are normalized as a whole (Muennighoff
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,8 @@ from torch import nn
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, RouterRule, read, size_of
 from pegboard_model_llama.llama import LlamaModel, Qwen3Model, Shape, mlp
-from pegboard_models.blocks import ExpertsBlock, HeadNorm, norm_together
+from pegboard_models.blocks import ExpertsBlock
+from pegboard_models.norms import HeadNorm, all_heads
 
 
 class MixtralModel(LlamaModel):
@@ -71,7 +73,7 @@ class Qwen2MoeModel(Qwen3MoeModel):
 class OlmoeModel(LlamaModel):
     @staticmethod
     def head_norm(shape: Shape) -> HeadNorm:
-        return norm_together(shape.eps)
+        return partial(all_heads, eps=shape.eps)
 
     @staticmethod
     def feed_forward(

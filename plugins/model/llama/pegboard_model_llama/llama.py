@@ -13,21 +13,16 @@ Models with experts that are otherwise like these are in `experts`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Embedding, Head, LayerStack, Norm, read, size_of
-from pegboard_models.blocks import (
-    GatedMLP,
-    HeadNorm,
-    PreNorm,
-    SelfAttention,
-    heads_of,
-    norm_each,
-)
+from pegboard.layers import Build, Norm, read, size_of
+from pegboard_models.blocks import GatedMLP, PreNorm, SelfAttention, heads_of
 from pegboard_models.decoder import Decoder
+from pegboard_models.norms import HeadNorm, each_head
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 
@@ -71,11 +66,9 @@ class LlamaModel(Decoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         shape = self.shape_class(config)
         base, scaling = rope_parameters(config)
-        inner = build.at("model")
         hidden = shape.hidden_size
-        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
         rope = scaled_rope(
-            inner, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
+            build, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
         )
         norm_of_heads = self.head_norm(shape)
 
@@ -99,12 +92,16 @@ class LlamaModel(Decoder):
                 ),
             )
 
-        layers = LayerStack(
-            inner.at("layers"), shape.num_layers, layer, Norm(inner.at("norm"), hidden, shape.eps)
+        super().__init__(
+            build,
+            layer,
+            vocab_size=shape.vocab_size,
+            hidden=hidden,
+            num_layers=shape.num_layers,
+            eps=shape.eps,
+            is_tied=shape.is_tied,
+            rope=rope,
         )
-        tied = embedding if shape.is_tied else None
-        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
-        super().__init__(embedding, layers, head, rope)
 
     @staticmethod
     def head_norm(shape: Shape) -> HeadNorm | None:
@@ -133,7 +130,7 @@ class Qwen2Model(LlamaModel):
 class Qwen3Model(LlamaModel):
     @staticmethod
     def head_norm(shape: Shape) -> HeadNorm | None:
-        return norm_each(shape.eps)
+        return partial(each_head, eps=shape.eps)
 
 
 def mlp(build: Build, shape: Shape, width: int | None = None) -> GatedMLP:

@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from pegboard.errors import ModelError
 from pegboard.layers import (
     Build,
-    Embedding,
     Experts,
-    Head,
     Layer,
-    LayerStack,
     Norm,
     Rope,
     Rotation,
@@ -35,6 +32,7 @@ from pegboard.layers import (
 from pegboard_model_llama.llama import Shape, mlp
 from pegboard_models.blocks import ExpertsBlock, PreNorm, SelfAttention
 from pegboard_models.decoder import Decoder
+from pegboard_models.norms import PlainNorm
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 
@@ -93,9 +91,7 @@ class Llama4Model(Decoder):
         shape = Llama4Shape(config)
         hidden = shape.hidden_size
         base, scaling = rope_parameters({"rope_theta": 500_000.0, **config})
-        inner = build.at("model")
-        embedding = Embedding(inner.at("embed_tokens"), shape.vocab_size, hidden)
-        in_pairs = replace(inner, rope_style="pairs")
+        in_pairs = replace(build, rope_style="pairs")
         rope = scaled_rope(
             in_pairs, shape.heads[2], max_positions=shape.max_positions, base=base, scaling=scaling
         )
@@ -122,12 +118,16 @@ class Llama4Model(Decoder):
                 ),
             )
 
-        layers = LayerStack(
-            inner.at("layers"), shape.num_layers, layer, Norm(inner.at("norm"), hidden, shape.eps)
+        super().__init__(
+            build,
+            layer,
+            vocab_size=shape.vocab_size,
+            hidden=hidden,
+            num_layers=shape.num_layers,
+            eps=shape.eps,
+            is_tied=shape.is_tied,
+            rope=rope,
         )
-        tied = embedding if shape.is_tied else None
-        head = Head(build.at("lm_head"), shape.vocab_size, hidden, tied=tied)
-        super().__init__(embedding, layers, head, rope)
         self.lateness = lateness
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class ScaledAttention(SelfAttention):
             chunk=shape.chunks[index],
         )
         if rotates and shape.normalizes:
-            self.q_norm = self.k_norm = UnitNorm(build, shape.heads[2], shape.eps)
+            self.q_norm = self.k_norm = PlainNorm(build, shape.heads[2], shape.eps)
         self.rotates = rotates
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, factors: Tensor | None) -> Tensor:
@@ -163,21 +163,6 @@ class ScaledAttention(SelfAttention):
         q, k, v = self.qkv_proj(hidden)
         out: Tensor = self.o_proj(self.attention((q * factors).to(q.dtype), k, v, rotation))
         return out
-
-
-class UnitNorm(Layer):
-    """x [T, heads, D] → x / sqrt(mean(x²) + eps), over the channels of each head."""
-
-    def __init__(self, build: Build, size: int, eps: float) -> None:
-        super().__init__(build)
-        self.size = size
-        self.eps = eps
-
-    def bind(self) -> None:
-        ones = torch.ones(self.size, device=self.build.device)
-        norm = self.build.kernels["rms_norm"]
-        eps = self.eps
-        self.forward = lambda x: norm(x, ones, eps)
 
 
 class Lateness(Layer):

@@ -4,27 +4,17 @@ residual stream."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from pegboard.errors import ModelError
-from pegboard.layers import Build, Embedding, Head, LayerStack, Norm, Rope, read, size_of
-from pegboard_models.blocks import PreNorm, SelfAttention, heads_of, norm_each
+from pegboard.layers import Build, Norm, Rope, read, size_of
+from pegboard_models.blocks import PreNorm, SelfAttention, heads_of
 from pegboard_models.decoder import Decoder
+from pegboard_models.norms import each_head
 from pegboard_models.rope import rope_parameters, scaled_rope
-
-
-@dataclass(frozen=True)
-class Names:
-    """What a checkpoint calls its modules."""
-
-    root: str = "model"
-    embedding: str = "embed_tokens"
-    layers: str = "layers"
-    norm: str = "norm"
-
 
 MakeLayer = Callable[[Build, int, Rope | None], nn.Module]
 """(build, index, rope) → a layer, as `LayerStack` calls it. The step is a rotation, or None."""
@@ -32,8 +22,7 @@ MakeLayer = Callable[[Build, int, Rope | None], nn.Module]
 
 class StateDecoder(Decoder):
     """rotary_dim: channels of a head that are rotated; 0 = none. is_tied: whether the head has the
-    embedding's weights if the config does not say it. norm: of the layers' results. factors: of
-    `Decoder`."""
+    embedding's weights if the config does not say it. more: of `Decoder`."""
 
     def __init__(
         self,
@@ -42,22 +31,15 @@ class StateDecoder(Decoder):
         make: MakeLayer,
         *,
         eps: float,
-        names: Names | None = None,
         rotary_dim: int = 0,
         is_tied: bool = False,
-        norm: type[Norm] = Norm,
-        **factors: float,
+        **more: Any,
     ) -> None:
         if (act := read(config, "hidden_act", str) or "silu") != "silu":
             raise ModelError(
                 f"the checkpoint's config has hidden_act={act!r}; this architecture is served "
                 "with silu"
             )
-        names = names or Names()
-        vocab_size = size_of(config, "vocab_size")
-        hidden = size_of(config, "hidden_size")
-        inner = build.at(names.root)
-        embedding = Embedding(inner.at(names.embedding), vocab_size, hidden)
         rope: Rope | None = None
         if rotary_dim:
             base, scaling = rope_parameters(config)
@@ -66,18 +48,20 @@ class StateDecoder(Decoder):
             }
             positions = read(config, "max_position_embeddings", int) or 2048
             rope = scaled_rope(
-                inner, rotary_dim, max_positions=positions, base=base, scaling=scaling
+                build, rotary_dim, max_positions=positions, base=base, scaling=scaling
             )
-        layers = LayerStack(
-            inner.at(names.layers),
-            size_of(config, "num_hidden_layers"),
-            lambda build, index: make(build, index, rope),
-            norm(inner.at(names.norm), hidden, eps),
-        )
         tied = read(config, "tie_word_embeddings", bool)
-        is_tied = is_tied if tied is None else tied
-        head = Head(build.at("lm_head"), vocab_size, hidden, tied=embedding if is_tied else None)
-        super().__init__(embedding, layers, head, rope, **factors)
+        super().__init__(
+            build,
+            lambda build, index: make(build, index, rope),
+            vocab_size=size_of(config, "vocab_size"),
+            hidden=size_of(config, "hidden_size"),
+            num_layers=size_of(config, "num_hidden_layers"),
+            eps=eps,
+            is_tied=is_tied if tied is None else tied,
+            rope=rope,
+            **more,
+        )
 
 
 def block(
@@ -107,7 +91,7 @@ def attention(
     """Return grouped-query attention. norms: names of the norms of each head's query and key. more:
     of `SelfAttention`."""
     if norms is not None:
-        more |= {"norm": norm_each(eps), "names": norms}
+        more |= {"norm": partial(each_head, eps=eps), "names": norms}
     return SelfAttention(
         build,
         index,

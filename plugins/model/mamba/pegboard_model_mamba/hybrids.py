@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Rope, Rotation, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block, head_size
+from pegboard_model_mamba.decoder import StateDecoder, attention, block, head_size
 from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
 from pegboard_model_mamba.pure import step_limits, step_rank
 from pegboard_models.blocks import ExpertsBlock, GatedMLP
-from pegboard_models.decoder import scaled
+from pegboard_models.decoder import Names, scaled
 
 IS_ATTENTION = {
     "attention": True,

@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from pegboard.layers import Build, Experts, Rope, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block, head_size
+from pegboard_model_mamba.decoder import StateDecoder, attention, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_model_mamba.mixers import GatedConv
 from pegboard_models.blocks import ExpertsBlock, GatedMLP
+from pegboard_models.decoder import Names
 
 NAMES = ("w1", "w3", "w2")
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Linear, Rope, RouterRule, read, size_of
-from pegboard_model_mamba.decoder import Names, StateDecoder, attention, block
+from pegboard_model_mamba.decoder import StateDecoder, attention, block
 from pegboard_model_mamba.mixers import Mamba2, Mamba2Shape
+from pegboard_models.decoder import Names
 
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letters of the older way to give the kinds of all layers."""

@@ -21,10 +21,12 @@ from pegboard.layers import (
     read,
     size_of,
 )
-from pegboard_model_mamba.decoder import Names, StateDecoder
+from pegboard_model_mamba.decoder import StateDecoder
 from pegboard_model_mamba.mixers import ones
-from pegboard_model_mamba.qwen_next import OffsetNorm, in_groups
+from pegboard_model_mamba.qwen_next import in_groups
 from pegboard_models.blocks import GatedMLP, PreNorm
+from pegboard_models.decoder import Names
+from pegboard_models.norms import OffsetNorm
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 

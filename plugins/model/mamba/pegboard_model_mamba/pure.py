@@ -11,8 +11,9 @@ from torch import nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Rope, read, size_of
-from pegboard_model_mamba.decoder import Names, StateDecoder, block
+from pegboard_model_mamba.decoder import StateDecoder, block
 from pegboard_model_mamba.mixers import Mamba, Mamba2, Mamba2Shape, MambaShape
+from pegboard_models.decoder import Names
 
 NAMES = Names(root="backbone", embedding="embeddings", norm="norm_f")
 

@@ -4,7 +4,6 @@ experts."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import KVTensor
-from pegboard.interfaces.weight_loader import WeightPiece
 from pegboard.layers import (
     Attention,
     Build,
     Experts,
     Linear,
-    Norm,
     Rope,
     Rotation,
     RouterRule,
@@ -29,6 +26,7 @@ from pegboard.layers import (
 from pegboard_model_mamba.decoder import StateDecoder, block, head_size
 from pegboard_model_mamba.hybrids import layer_kinds
 from pegboard_models.blocks import ExpertsBlock, GatedMLP, heads_of
+from pegboard_models.norms import OffsetNorm
 from pegboard_models.parameters import Parameters
 from pegboard_models.short_conv import ShortConv
 
@@ -67,21 +65,6 @@ class Qwen3NextModel(StateDecoder):
 
         super().__init__(
             config, build, make, eps=eps, rotary_dim=int(head_size(config) * share), norm=OffsetNorm
-        )
-
-
-class OffsetNorm(Norm):
-    """A Norm whose weight is stored minus `offset`."""
-
-    def __init__(self, build: Build, size: int, eps: float, offset: float = 1.0) -> None:
-        super().__init__(build, size, eps)
-        self.offset = offset
-
-    def accept(self, piece: WeightPiece) -> None:
-        super().accept(
-            replace(piece, data=piece.data.float() + self.offset)
-            if isinstance(piece.data, Tensor)
-            else piece
         )
 
 

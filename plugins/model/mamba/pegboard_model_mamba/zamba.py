@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from pegboard.errors import ModelError
 from pegboard.layers import Attention, Build, Linear, Norm, Rope, Rotation, read, size_of
-from pegboard_model_mamba.decoder import Names, StateDecoder
+from pegboard_model_mamba.decoder import StateDecoder
 from pegboard_model_mamba.mixers import Mamba2, Mamba2Shape
+from pegboard_models.decoder import Names
 
 KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 

@@ -24,7 +24,6 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from pegboard.data.request import EngineRequest, LoRARequest
 from pegboard.engine.prompt_embeds import rows_digest
 from pegboard.engine.requests import HashSpan, Request
 
@@ -96,6 +95,8 @@ class BlockHasher:
 
     def extend(self, request: Request) -> None:
         """Hash the blocks that have become full since the last call."""
+        if request.hash_spans is None:
+            request.hash_spans = hash_spans(request, self.block_size)
         hashes = request.block_hashes
         size = self.block_size
         tokens = request.all_token_ids
@@ -107,28 +108,21 @@ class BlockHasher:
             hashes.append(parent)
 
 
-def hash_spans(source: EngineRequest, block_size: int) -> list[HashSpan]:
-    """Return the keys of a request's block hashes beside the token ids, in order. No span crosses
-    the end of a block. `set_adapter` adds the adapter when it has been read."""
+def hash_spans(request: Request, block_size: int) -> list[HashSpan]:
+    """Return the keys of a request's block hashes apart from its token ids, in order. No span
+    crosses the end of a block."""
     spans: list[HashSpan] = []
-    if source.cache_salt is not None:
-        spans.append(HashSpan(0, 1, ("salt", source.cache_salt)))
-    for embeds in source.prompt_embeds:
+    if (lora := request.lora) is not None:
+        spans.append(HashSpan(0, 1, ("lora", lora.lora_name, lora.digest)))
+    if request.cache_salt is not None:
+        spans.append(HashSpan(0, 1, ("salt", request.cache_salt)))
+    for embeds in request.prompt_embeds:
         for start, stop in _pieces(embeds.start, embeds.stop, block_size):
             spans.append(HashSpan(start, stop, ("embeds", rows_digest(embeds, start, stop))))
-    for name, values in source.token_inputs.items():
+    for name, values in request.token_inputs.items():
         for start, stop in _pieces(0, len(values), block_size):
             spans.append(HashSpan(start, stop, (name, *values[start:stop])))
     return sorted(spans)
-
-
-def set_adapter(request: Request, lora: LoRARequest) -> None:
-    """Let the request use this adapter. With another digest, all of its blocks get other names."""
-    if request.lora is not None and request.lora.digest != lora.digest:
-        request.block_hashes.clear()
-    request.lora = lora
-    others = [span for span in request.hash_spans if span.key[0] != "lora"]
-    request.hash_spans = [HashSpan(0, 1, ("lora", lora.lora_name, lora.digest)), *others]
 
 
 def _pieces(start: int, stop: int, block_size: int) -> Iterator[tuple[int, int]]:
