@@ -36,15 +36,17 @@ class PreNorm(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(nn.ModuleList(part) for part in parts)
         self.factor = factor
-        self.steps: list[Any] = [(norm, part.forward, *after) for norm, part, *after in parts]
+        self.steps: list[Any] = [
+            (norm, part.forward, after[0] if after else None) for norm, part, *after in parts
+        ]
 
     def forward(
         self, hidden: Tensor, residual: Tensor | None, *step: Any
     ) -> tuple[Tensor, Tensor | None]:
-        for norm, part, *after in self.steps:
+        for norm, part, after in self.steps:
             hidden, residual = norm.add(hidden, residual)
             hidden = part(hidden, *step)
-            hidden = scaled(after[0](hidden) if after else hidden, self.factor)
+            hidden = scaled(hidden if after is None else after(hidden), self.factor)
         return hidden, residual
 
 
