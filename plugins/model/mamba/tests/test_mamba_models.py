@@ -215,3 +215,9 @@ def test_step_limits() -> None:
 def test_errors(model: Any, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         model({key: value for key, value in config.items() if value is not None}, fake_build())
+
+
+def test_layers_that_see_the_embedding_are_not_divided() -> None:
+    config = {**COMMON, "layers_block_type": ["hybrid", "mamba"]}
+    with pytest.raises(ModelError, match="cannot be divided"):
+        Zamba2Model(config, replace(fake_build(), layers=range(1)))
