@@ -43,10 +43,7 @@ class Bloom(Decoder):
             norm=LayerNorm,
             mlp=PlainMLP,
             qkv=GroupedQKV,
-            qkv_bias=True,
-            out_bias=True,
-            up_bias=True,
-            down_bias=True,
+            bias=True,
         )
         return replace(model, ropes=(), alibi=alibi_slopes(model.num_heads))
 
@@ -87,10 +84,7 @@ class Falcon(Decoder):
             mlp=PlainMLP,
             block=Parallel if is_parallel else pre_norm,
             qkv=ArrangedQKV if is_single else GroupedQKV,
-            qkv_bias=has_bias,
-            out_bias=has_bias,
-            up_bias=has_bias,
-            down_bias=has_bias,
+            bias=has_bias,
         )
         if not read(config, "alibi", bool):
             return model
@@ -169,10 +163,7 @@ class Jais(Decoder):
             names=names,
             norm=LayerNorm,
             transposed=True,
-            qkv_bias=True,
-            out_bias=True,
-            up_bias=True,
-            down_bias=True,
+            bias=True,
         )
         power = 1.0 if read(config, "mup_scale_qk_dot_by_d", bool) else 0.5
         return replace(

@@ -32,12 +32,17 @@ def renamed(config: Mapping[str, Any], **names: str) -> dict[str, Any]:
 
 
 def common(
-    config: Mapping[str, Any], *, partial: float = 1.0, pairs: bool = False, **more: Any
+    config: Mapping[str, Any],
+    *,
+    partial: float = 1.0,
+    pairs: bool = False,
+    bias: bool = False,
+    **more: Any,
 ) -> Architecture:
     """Return the architecture that a config in Llama's terms gives: sizes, windows of all layers,
     one rotary embedding. partial: share of each head that is rotated, if the config does not say.
-    more: its other values, which replace these. Raises ModelError if a value is missing or does not
-    fit."""
+    bias: whether the matrices of attention and of the feed-forward block have one. more: its other
+    values, which replace these. Raises ModelError if a value is missing or does not fit."""
     hidden_size = size_of(config, "hidden_size")
     num_heads, num_kv_heads, head_dim = heads_of(config)
     num_layers = size_of(config, "num_hidden_layers")
@@ -58,6 +63,7 @@ def common(
         "eps": read(config, "rms_norm_eps", float) or 1e-6,
         "activation": read(config, "hidden_act", str) or "silu",
         "is_tied": bool(read(config, "tie_word_embeddings", bool)),
+        **dict.fromkeys(("qkv_bias", "out_bias", "up_bias", "down_bias"), bias),
         **more,
     }
     norm = values["norm"]

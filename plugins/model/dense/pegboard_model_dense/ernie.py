@@ -24,7 +24,7 @@ class Ernie(Decoder):
             "rms_norm_eps": 1e-5,
             **config,
         }
-        return common(base, pairs=True, qkv_bias=bias, out_bias=bias, up_bias=bias, down_bias=bias)
+        return common(base, pairs=True, bias=bias)
 
 
 class ErnieMoe(Ernie):

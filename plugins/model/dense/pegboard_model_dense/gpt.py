@@ -86,10 +86,7 @@ class GPT2(Decoder):
             mlp=PlainMLP,
             transposed=not is_code,
             qkv=GroupedQKV if is_code and not is_single else ArrangedQKV,
-            qkv_bias=True,
-            out_bias=True,
-            up_bias=True,
-            down_bias=True,
+            bias=True,
         )
         layers = tuple(replace(each, rope=None) for each in model.layers)
         if read(config, "scale_attn_by_inverse_layer_idx", bool) and not is_code:
@@ -137,10 +134,7 @@ class OPT(Decoder):
             norm=LayerNorm,
             mlp=PlainMLP,
             first_position=2,
-            qkv_bias=bias,
-            out_bias=bias,
-            up_bias=bias,
-            down_bias=bias,
+            bias=bias,
         )
         return replace(
             model, ropes=(), layers=tuple(replace(each, rope=None) for each in model.layers)
@@ -233,10 +227,7 @@ class Persimmon(Decoder):
             mlp=PlainMLP,
             partial=0.5,
             qkv=GroupedQKV,
-            qkv_bias=True,
-            out_bias=True,
-            up_bias=True,
-            down_bias=True,
+            bias=True,
             head_norm=None if read(config, "qk_layernorm", bool) is False else each_head,
         )
 
@@ -252,10 +243,7 @@ class Starcoder2(Decoder):
             names=Names(up=("c_fc",), down="c_proj"),
             norm=LayerNorm,
             mlp=PlainMLP,
-            qkv_bias=bias,
-            out_bias=bias,
-            up_bias=bias,
-            down_bias=bias,
+            bias=bias,
         )
         window = read(config, "sliding_window", int)
         return replace(

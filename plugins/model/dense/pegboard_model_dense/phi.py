@@ -42,10 +42,7 @@ class Phi(Decoder):
             mlp=PlainMLP,
             block=Parallel,
             partial=0.5,
-            qkv_bias=True,
-            out_bias=True,
-            up_bias=True,
-            down_bias=True,
+            bias=True,
             head_bias=not read(config, "tie_word_embeddings", bool),
             head_norm=each_head if read(config, "qk_layernorm", bool) else None,
         )
