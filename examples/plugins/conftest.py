@@ -40,8 +40,8 @@ def pytest_make_collect_report(
         return (yield)
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.syspath_prepend(folder)
-        found = installed(FakeDistributions(Path(folder)))
-        patch.setattr(discovery, "scan", lambda: found)
+        scan = installed(FakeDistributions(Path(folder)))
+        patch.setattr(discovery, "scan", lambda: scan)
         return (yield)
 
 
@@ -50,6 +50,6 @@ def installed_examples(
     fake_distributions: FakeDistributions, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Let discovery find all examples, with metadata made from their pyproject.toml."""
-    found = installed(fake_distributions)
-    monkeypatch.setattr(discovery, "scan", lambda: found)
+    scan = installed(fake_distributions)
+    monkeypatch.setattr(discovery, "scan", lambda: scan)
     yield

@@ -411,7 +411,7 @@ def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """Return `messages` with text between reasoning and calls moved to the end of the reasoning.
     None: no message has such text. Some templates, such as gpt-oss's, refuse a message with all
     three, although the model does write all three."""
-    found = False
+    has_text = False
     joined = []
     for message in messages:
         text = message.get("content")
@@ -423,7 +423,7 @@ def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             and isinstance(reasoning, str)
             and reasoning
         ):
-            found = True
+            has_text = True
             both = f"{reasoning}\n\n{text}"
             message = {
                 **message,
@@ -431,7 +431,7 @@ def text_in_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
                 **{name: both for name in _REASONING_FIELDS if name in message},
             }
         joined.append(dict(message))
-    return joined if found else None
+    return joined if has_text else None
 
 
 def _joined(parts: list[Any]) -> str:

@@ -26,14 +26,18 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
-    found: list[dict[str, Any]] = []
+    messages_read: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         read = _read_message(message, f"messages[{index}]")
-        answers = [call.get("id") for call in found[-1].get("tool_calls", ())] if found else []
+        answers = (
+            [call.get("id") for call in messages_read[-1].get("tool_calls", ())]
+            if messages_read
+            else []
+        )
         if read["role"] == "function" and LEGACY_ID in answers:
             read |= {"role": "tool", "tool_call_id": LEGACY_ID}
-        found.append(read)
-    return found
+        messages_read.append(read)
+    return messages_read
 
 
 def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def check_counts(body: bytes) -> None:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     exponents = "numbers with an exponent"
-    found = {"strings": plain.count(b'"') // 2, "lists and objects": 0, "values": 0, exponents: 0}
+    counts = {"strings": plain.count(b'"') // 2, "lists and objects": 0, "values": 0, exponents: 0}
     limits = {
         "strings": MAX_STRINGS,
         "lists and objects": MAX_CONTAINERS,
@@ -76,12 +76,12 @@ def check_counts(body: bytes) -> None:
         parts = plain[start : start + SLICE].split(b'"')
         outside = b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
-        found["lists and objects"] += outside.count(b"{") + outside.count(b"[")
-        found["values"] += outside.count(b",")
+        counts["lists and objects"] += outside.count(b"{") + outside.count(b"[")
+        counts["values"] += outside.count(b",")
         letters = outside.lower()
-        found[exponents] += letters.count(b"e") - letters.count(b"true") - letters.count(b"false")
+        counts[exponents] += letters.count(b"e") - letters.count(b"true") - letters.count(b"false")
         for name, limit in limits.items():
-            if found[name] > limit:
+            if counts[name] > limit:
                 raise MalformedRequest(
                     f"the request body has over {limit} {name}, the most that a request may have"
                 )

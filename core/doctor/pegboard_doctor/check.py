@@ -91,7 +91,9 @@ def examine(settings: "Settings") -> Iterator[tuple[str, str]]:
     kv_plan, limits, names = choose_for_model(plan, registry, weights)
     if not plan.settings.engine.skip_tokenizer_init:
         make_tokenizer(registry, plan)
-    winners = [made.winner for made in registry.decisions.values() if made.winner is not None]
+    winners = [
+        decision.winner for decision in registry.decisions.values() if decision.winner is not None
+    ]
     plugins = {
         w.id if w.kind != "kernel" else f"kernels ({w.distribution} {w.version})": None
         for w in winners

@@ -99,13 +99,13 @@ def _versions() -> dict[str, str]:
         for item in ours.values()
         for text in item.requires or ()
     }
-    found = {name: item.version for name, item in sorted(ours.items())}
-    for name in sorted(wanted - set(found)):
+    versions = {name: item.version for name, item in sorted(ours.items())}
+    for name in sorted(wanted - set(versions)):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _torch() -> dict[str, Any]:

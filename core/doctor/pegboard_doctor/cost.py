@@ -74,7 +74,9 @@ class Cost:
         if arguments.model is not None:
             registry, _ = decide(arguments.model, config)
             entries = [
-                made.winner for made in registry.decisions.values() if made.winner is not None
+                decision.winner
+                for decision in registry.decisions.values()
+                if decision.winner is not None
             ]
             entries += [
                 entry for kind in KINDS if KINDS[kind].ambient for entry in registry.enabled(kind)
@@ -100,22 +102,22 @@ def _named(entry: Entry) -> dict[str, str]:
 def _only(entries: Iterable[Entry], text: str) -> list[Entry]:
     kind, _, name = text.partition(":")
     check_kind(kind)
-    found = [
+    matching = [
         entry
         for entry in entries
         if entry.kind == kind and name in ("", entry.name, entry.qualified)
     ]
-    if not found:
+    if not matching:
         raise ConfigError(f"no plugin {text} is installed and allowed; see pegboard plugins list")
-    return found
+    return matching
 
 
 def measured(entries: Sequence[Entry]) -> dict[Entry, ImportCost]:
     """Measure plugins in a program of its own. Raises PegboardError if the program fails."""
-    found = programs.examined("pegboard_doctor.cost", entries, limit_s=2 * LIMIT_S)
+    costs = programs.examined("pegboard_doctor.cost", entries, limit_s=2 * LIMIT_S)
     return {
         entry: ImportCost(error=each) if isinstance(each, str) else ImportCost(**each)
-        for entry, each in found.items()
+        for entry, each in costs.items()
     }
 
 

@@ -94,16 +94,16 @@ def _duplicates(path: Iterable[str]) -> Iterator[Finding]:
     used: dict[str, tuple[str, str, str]] = {}
     for folder in dict.fromkeys(path):
         for distribution, metadata in distributions(folder):
-            found = (
+            this = (
                 metadata["Version"],
                 distribution.read_text("entry_points.txt") or "",
                 folder or os.getcwd(),
             )
-            first = used.setdefault(normalized(metadata["Name"]), found)
-            if first is not found:
-                where = f"also found in {found[2]}, after {first[0]} in {first[2]}, which is used"
-                subject = f"{normalized(metadata['Name'])} {found[0]}"
-                if first[:2] == found[:2]:
+            first = used.setdefault(normalized(metadata["Name"]), this)
+            if first is not this:
+                where = f"also found in {this[2]}, after {first[0]} in {first[2]}, which is used"
+                subject = f"{normalized(metadata['Name'])} {this[0]}"
+                if first[:2] == this[:2]:
                     yield Finding("note", subject, f"{where}; both say the same")
                 else:
                     yield Finding("problem", subject, f"{where}; they differ: remove the stale one")
@@ -263,10 +263,10 @@ def measure(entries: Iterable[Entry]) -> dict[Entry, Cost]:
 
 
 def _run(entries: Iterable[Entry]) -> dict[Entry, Cost]:
-    found = programs.examined("pegboard_doctor.doctor", entries, limit_s=LIMIT_S)
+    answers = programs.examined("pegboard_doctor.doctor", entries, limit_s=LIMIT_S)
     return {
         entry: Cost(0.0, error=fields) if isinstance(fields, str) else Cost(**fields)
-        for entry, fields in found.items()
+        for entry, fields in answers.items()
     }
 
 

@@ -154,7 +154,7 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         else ""
     )
     try:
-        made = (
+        decision = (
             registry.choose(kind.name, need, keys=[key])
             if key
             else registry.choose(kind.name, need, explicit=arguments.name)
@@ -164,11 +164,11 @@ def _why(registry: Registry, arguments: Namespace) -> int:
         recorded = registry.decisions.get((kind.name, key))
         if recorded is None or not recorded.candidates:
             raise
-        made = recorded
+        decision = recorded
     if arguments.as_json:
-        _print_json({**made.describe(), "error": error})
+        _print_json({**decision.describe(), "error": error})
     else:
-        print(made.table())
+        print(decision.table())
         if error:
             print(error.partition("\n")[0], file=sys.stderr)
     return 1 if error else 0
@@ -181,18 +181,20 @@ def _allowed(registry: Registry, kinds: Iterable[str]) -> list[Entry]:
 def _why_kernels(registry: Registry, need: Need, as_json: bool) -> int:
     """Show one choice per op and weight format, the choice of the recorder, and what the probes of
     the chosen kernels found."""
-    made = _kernels(registry, need)
-    _print_decisions(made, as_json, "no kernels are installed: core's torch operators are used")
+    decisions = _kernels(registry, need)
+    _print_decisions(
+        decisions, as_json, "no kernels are installed: core's torch operators are used"
+    )
     winners = {
         decision.winner.distribution: decision.winner
-        for decision in made
+        for decision in decisions
         if decision.winner is not None
     }
     for distribution, entry in winners.items() if not as_json else ():
-        found = _field_values(registry.verdict(entry)).get("facts") or {}
+        facts = _field_values(registry.verdict(entry)).get("facts") or {}
         print(
             f"{distribution}: "
-            f"{', '.join(f'{name} {_text(value)}' for name, value in found.items())}"
+            f"{', '.join(f'{name} {_text(value)}' for name, value in facts.items())}"
         )
     return 0
 
@@ -207,9 +209,9 @@ def _kernels(registry: Registry, need: Need) -> list[Decision]:
             key = key_of(entry.name, cast(KernelSpec, registry.spec(entry)))
         by_key.setdefault(key, []).append(entry)
     for key, among in sorted(by_key.items()):
-        made = registry.choose("kernel", need, key=key, among=among, required=False)
-        if key == RECORDER and made.winner is not None:
-            registry.record(replace(made, notes=tuple(_not_replayed(registry, need))))
+        decision = registry.choose("kernel", need, key=key, among=among, required=False)
+        if key == RECORDER and decision.winner is not None:
+            registry.record(replace(decision, notes=tuple(_not_replayed(registry, need))))
     return [registry.decisions["kernel", key] for key in sorted(by_key)]
 
 
@@ -241,8 +243,8 @@ def _why_for_model(arguments: Namespace, config: PluginConfig) -> int:
         arguments.model, config, arguments.kind in (None, "model", "attention")
     )
     decisions = [
-        made
-        for (kind, _), made in sorted(registry.decisions.items())
+        decision
+        for (kind, _), decision in sorted(registry.decisions.items())
         if arguments.kind in (None, kind)
     ]
     if decisions or arguments.as_json:
@@ -271,17 +273,17 @@ def decide(model: str, config: PluginConfig, with_layers: bool = True) -> tuple[
             choose_for_model(plan, registry)
         except PegboardError as error:
             trouble = str(error)
-            for place, made in registry.decisions.items():
+            for place, decision in registry.decisions.items():
                 if place[0] == "model":
-                    registry.record(replace(made, notes=(f"this model cannot run: {trouble}",)))
+                    registry.record(replace(decision, notes=(f"this model cannot run: {trouble}",)))
     return registry, trouble
 
 
 def _print_decisions(decisions: Sequence[Decision], as_json: bool, nothing: str = "") -> None:
     if as_json:
-        _print_json([{**made.describe(), "error": ""} for made in decisions])
+        _print_json([{**decision.describe(), "error": ""} for decision in decisions])
     else:
-        print("\n".join(made.table() for made in decisions) or nothing)
+        print("\n".join(decision.table() for decision in decisions) or nothing)
 
 
 def _need(kind: str, pairs: Sequence[str], platform: str | None) -> Need:

@@ -70,10 +70,10 @@ class Lock:
         needed = {name: version for name, version in needed.items() if name not in distributions}
         folders = {name: folder for name in distributions if (folder := _folder(name))}
         choices = _choices(arguments.model, config) if arguments.model is not None else {}
-        made = LockFile(1, distributions, needed, folders, arguments.model, choices)
+        lock = LockFile(1, distributions, needed, folders, arguments.model, choices)
         try:
             Path(arguments.file).write_bytes(
-                msgspec.json.format(msgspec.json.encode(made, order="deterministic")) + b"\n"
+                msgspec.json.format(msgspec.json.encode(lock, order="deterministic")) + b"\n"
             )
         except OSError as error:
             raise ConfigError(
@@ -106,7 +106,7 @@ class Diff:
         """Return 0, or 1 if anything differs."""
         locked = lockfile.read(Path(self._parser.parse(words).file))
         config = _unlocked()
-        lines = [str(found) for found in _differences(locked, config)]
+        lines = [str(difference) for difference in _differences(locked, config)]
         if locked.model is not None:
             here = _choices(locked.model, config)
             for key in sorted({*locked.choices, *here}):
@@ -142,8 +142,8 @@ class Sync:
             if subprocess.run(command, check=False).returncode:
                 return 1
         # This interpreter may have imported older versions.
-        own = [sys.executable, "-m", "pegboard", "plugins", "diff", arguments.file]
-        return subprocess.run(own, check=False).returncode
+        diff = [sys.executable, "-m", "pegboard", "plugins", "diff", arguments.file]
+        return subprocess.run(diff, check=False).returncode
 
 
 def _unlocked() -> PluginConfig:
@@ -158,14 +158,14 @@ def _differences(locked: LockFile, config: PluginConfig) -> list[Difference]:
     )
 
 
-def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterable[list[str]]:
+def _commands(differences: Iterable[Difference], folders: Mapping[str, str]) -> Iterable[list[str]]:
     """Return the pip commands. What came from a folder is installed from there, because an index
     may have another package of that name. Raises ConfigError for a name or a version that is not
     one, and for what pip cannot restore."""
-    found = list(found)
+    differences = list(differences)
     pip = [sys.executable, "-m", "pip"]
     pins = []
-    for each in found:
+    for each in differences:
         if each.name in lockfile.STARTUP:
             raise ConfigError(
                 f"{each}; pip does not manage this module: restore or remove it, or lock it again"
@@ -190,7 +190,9 @@ def _commands(found: Iterable[Difference], folders: Mapping[str, str]) -> Iterab
                 ) from error
     if pins:
         yield [*pip, "install", "--no-deps", "--force-reinstall", *pins]
-    if extra := [each.name for each in found if each.wanted is None and each.found != UNINSTALLED]:
+    if extra := [
+        each.name for each in differences if each.wanted is None and each.found != UNINSTALLED
+    ]:
         yield [*pip, "uninstall", "--yes", *extra]
 
 
@@ -198,7 +200,7 @@ def _requirements(distributions: Iterable[str]) -> dict[str, str]:
     """Return name → version of what these distributions need, directly or not, and that is not one
     of them."""
     given = set(distributions)
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting = list(given)
     while waiting:
         for text in _required(waiting.pop()):
@@ -209,10 +211,10 @@ def _requirements(distributions: Iterable[str]) -> dict[str, str]:
             name = str(canonicalize_name(requirement.name))
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             version = lockfile.installed_version(name)
-            if applies and version and name not in given and name not in found:
-                found[name] = version
+            if applies and version and name not in given and name not in versions:
+                versions[name] = version
                 waiting.append(name)
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def _name(requirement: str) -> str:
@@ -246,7 +248,7 @@ def _choices(model: str, config: PluginConfig) -> dict[str, str]:
     """Return "kind" or "kind key" → the plugin that is chosen for the model on this machine."""
     registry, _ = decide(model, config)
     return {
-        f"{made.kind} {made.key}".rstrip(): made.winner.qualified
-        for _, made in sorted(registry.decisions.items())
-        if made.winner is not None
+        f"{decision.kind} {decision.key}".rstrip(): decision.winner.qualified
+        for _, decision in sorted(registry.decisions.items())
+        if decision.winner is not None
     }

@@ -36,12 +36,12 @@ def examined(
     ends the program, which is then started again for the rest. Raises PegboardError if the program
     does not start."""
     pending = list(entries)
-    found: dict[Entry, dict[str, Any] | str] = {}
+    results: dict[Entry, dict[str, Any] | str] = {}
     while pending:
         answers, why = _run(module, pending, words, limit_s)
-        found |= zip(pending, [*answers, why], strict=False)
+        results |= zip(pending, [*answers, why], strict=False)
         pending = pending[len(answers) + 1 :]
-    return found
+    return results
 
 
 def _run(

@@ -51,27 +51,29 @@ def missing(kind: str, part: str, path: str) -> str:
 def members(module: str, name: str) -> set[str] | None:
     """Return the names that a class and its bases define, also those assigned to `self`. Return
     None if the source of one of them cannot be read, or if the name is not a class."""
-    found = _names(module).get(name)
-    if isinstance(found, str):
-        return members(*found.split(":"))
-    if not isinstance(found, ast.ClassDef):
+    definition = _names(module).get(name)
+    if isinstance(definition, str):
+        return members(*definition.split(":"))
+    if not isinstance(definition, ast.ClassDef):
         return None
-    own = {
-        node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    names = {
+        node.name
+        for node in definition.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    for node in ast.walk(found):
+    for node in ast.walk(definition):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            own.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            own.add(node.id)
-    for base in found.bases:
+            names.add(node.id)
+    for base in definition.bases:
         if ast.unparse(base).partition("[")[0] in PLAIN_BASES:
             continue
         inherited = members(module, base.id) if isinstance(base, ast.Name) else None
         if inherited is None:
             return None
-        own |= inherited
-    return None if "__getattr__" in own else own
+        names |= inherited
+    return None if "__getattr__" in names else names
 
 
 @cache

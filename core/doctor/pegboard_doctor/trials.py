@@ -38,10 +38,10 @@ class Trial:
 def tried(entries: Iterable[Entry], need: Need | None = None) -> dict[Entry, Trial]:
     """Try each plugin. need: what `suits` of specs is asked for; None = it is not asked."""
     given = json.dumps(None if need is None else asdict(need))
-    found = programs.examined("pegboard_doctor.trials", entries, given, limit_s=LIMIT_S)
+    answers = programs.examined("pegboard_doctor.trials", entries, given, limit_s=LIMIT_S)
     return {
         entry: Trial(stuck=fields) if isinstance(fields, str) else Trial(**fields)
-        for entry, fields in found.items()
+        for entry, fields in answers.items()
     }
 
 
@@ -84,8 +84,8 @@ def _hooked(entry: Entry) -> Trial:
     programs.stage("pegboard_doctor_checks")
     findings = [
         (item.level, item.subject, item.text)
-        for own in hooks.call("pegboard_doctor_checks")
-        for item in own
+        for checks in hooks.call("pegboard_doctor_checks")
+        for item in checks
     ]
     return Trial(findings=findings, broken="; ".join(hooks.quarantined.values()))
 

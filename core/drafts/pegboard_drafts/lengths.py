@@ -89,14 +89,14 @@ class DraftLengths:
 
     def _observe(self, step: DraftStep) -> None:
         """Update the estimates."""
-        found = zip(
+        outcomes = zip(
             step.rows.tolist(),
             step.history,
             step.num_verified.tolist(),
             step.num_new.tolist(),
             strict=True,
         )
-        for row, history, tried, count in found:
+        for row, history, tried, count in outcomes:
             right = count - 1
             wrong = count <= tried
             if not tried and (shown := self._next[row]) is not None:

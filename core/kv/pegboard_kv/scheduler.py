@@ -136,27 +136,27 @@ class StoreScheduler:
         in the store. If a prefix needs a block that is missing, then every shorter prefix that
         contains the block needs it too, so the search goes on at the block's first token."""
         end = self._longest(request)
-        found: set[tuple[int, int]] = set()
+        known: set[tuple[int, int]] = set()
         while end > start:
-            missing = next((token for token in self._missing(request, start, end, found)), None)
+            missing = next((token for token in self._missing(request, start, end, known)), None)
             if missing is None:
                 return end
             end = missing // self._alignment * self._alignment
         return start
 
     def _missing(
-        self, request: RequestView, start: int, end: int, found: set[tuple[int, int]]
+        self, request: RequestView, start: int, end: int, known: set[tuple[int, int]]
     ) -> Iterator[int]:
         """Yield the first tokens of blocks that a request with `end` computed tokens reads and that
-        the store does not have. found: (group, index) of blocks that it has."""
+        the store does not have. known: (group, index) of blocks that it has."""
         for group, size in enumerate(self._sizes):
             expired = self._expired[group](end)
             for index in range(start // size, end // size):
-                if index in expired or (group, index) in found:
+                if index in expired or (group, index) in known:
                     continue
                 if self._store.find(group, self._hash(request, group, index)) is None:
                     yield index * size
-                found.add((group, index))
+                known.add((group, index))
 
     def _hash(self, request: RequestView, group: int, index: int) -> bytes:
         """Return the name of a full block: the chain's hash at its last token."""

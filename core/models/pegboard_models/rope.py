@@ -31,11 +31,11 @@ def scaled_rope(
     """Return the rotary embedding of `rotary_dim` channels. base, scaling: see `rope_parameters`.
     max_positions: the config's max_position_embeddings, in tokens. Rules that stretch it make the
     table longer. Raises ModelError for values that give no angles."""
-    own = dict(scaling or {})
-    wrong = f"the rotary embedding of {rotary_dim} channels with base {base} and scaling {own}"
+    settings = dict(scaling or {})
+    wrong = f"the rotary embedding of {rotary_dim} channels with base {base} and scaling {settings}"
     try:
-        frequencies, magnitude = rope_frequencies(rotary_dim, base, own, max_positions)
-        length = stretched_positions(own, max_positions)
+        frequencies, magnitude = rope_frequencies(rotary_dim, base, settings, max_positions)
+        length = stretched_positions(settings, max_positions)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{wrong} cannot be computed: {type(error).__name__}: {error}") from error
     if frequencies.shape != (rotary_dim // 2,) or not (

@@ -71,20 +71,20 @@ def selective_scan(
     out = wide * skip.float()
     tokens, blocks, is_new = rows.single
     if len(blocks):
-        own = state[blocks].masked_fill(is_new[:, None, None], 0)
+        h = state[blocks].masked_fill(is_new[:, None, None], 0)
         step = dt[tokens].unsqueeze(-1)
-        own = own * torch.exp(step * a) + step * b[tokens].unsqueeze(1) * wide[tokens].unsqueeze(-1)
-        out[tokens] += (own * c[tokens].unsqueeze(1)).sum(-1)
-        state[blocks] = own
+        h = h * torch.exp(step * a) + step * b[tokens].unsqueeze(1) * wide[tokens].unsqueeze(-1)
+        out[tokens] += (h * c[tokens].unsqueeze(1)).sum(-1)
+        state[blocks] = h
     for first, end, block, new in rows.longer():
-        own = torch.zeros_like(state[block]) if new else state[block]
+        h = torch.zeros_like(state[block]) if new else state[block]
         for token in range(first, end):
-            own = (
-                own * torch.exp(dt[token, :, None] * a)
+            h = (
+                h * torch.exp(dt[token, :, None] * a)
                 + (dt[token] * wide[token])[:, None] * b[token]
             )
-            out[token] += own @ c[token]
-        state[block] = own
+            out[token] += h @ c[token]
+        state[block] = h
     return out.to(x.dtype)
 
 
@@ -116,19 +116,19 @@ def chunked_scan(
     out = wide * skip.float().unsqueeze(-1)
     tokens, blocks, is_new = rows.single
     if len(blocks):
-        own = state[blocks].masked_fill(is_new[:, None, None, None], 0)
+        h = state[blocks].masked_fill(is_new[:, None, None, None], 0)
         step = dt[tokens]
-        own = own * torch.exp(step * a)[..., None, None]
-        own = own + (step.unsqueeze(-1) * wide[tokens]).unsqueeze(-1) * b[tokens].unsqueeze(2)
-        out[tokens] += (own @ c[tokens].unsqueeze(-1)).squeeze(-1)
-        state[blocks] = own
+        h = h * torch.exp(step * a)[..., None, None]
+        h = h + (step.unsqueeze(-1) * wide[tokens]).unsqueeze(-1) * b[tokens].unsqueeze(2)
+        out[tokens] += (h @ c[tokens].unsqueeze(-1)).squeeze(-1)
+        state[blocks] = h
     for first, end, block, new in rows.longer():
-        own = torch.zeros_like(state[block]) if new else state[block]
+        h = torch.zeros_like(state[block]) if new else state[block]
         for start in range(first, end, CHUNK):
             part = slice(start, min(start + CHUNK, end))
-            found, own = _chunk(wide[part], dt[part], a, b[part], c[part], own)
-            out[part] += found
-        state[block] = own
+            part_out, h = _chunk(wide[part], dt[part], a, b[part], c[part], h)
+            out[part] += part_out
+        state[block] = h
     return out.to(x.dtype)
 
 
@@ -175,21 +175,19 @@ def gated_delta_rule(
     out = torch.empty_like(wide)
     tokens, blocks, is_new = rows.single
     if len(blocks):
-        own = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[
+        h = state[blocks].masked_fill(is_new[:, None, None, None], 0) * decay[
             tokens
         ].exp().unsqueeze(2)
-        found = (own @ k[tokens].unsqueeze(-1)).squeeze(-1)
-        own = own + (beta[tokens] * (wide[tokens] - found)).unsqueeze(-1) * k[tokens].unsqueeze(2)
-        out[tokens] = (own @ q[tokens].unsqueeze(-1)).squeeze(-1)
-        state[blocks] = own
+        recalled = (h @ k[tokens].unsqueeze(-1)).squeeze(-1)
+        h = h + (beta[tokens] * (wide[tokens] - recalled)).unsqueeze(-1) * k[tokens].unsqueeze(2)
+        out[tokens] = (h @ q[tokens].unsqueeze(-1)).squeeze(-1)
+        state[blocks] = h
     for first, end, block, new in rows.longer():
-        own = torch.zeros_like(state[block]) if new else state[block]
+        h = torch.zeros_like(state[block]) if new else state[block]
         for start in range(first, end, DELTA_CHUNK):
             part = slice(start, min(start + DELTA_CHUNK, end))
-            out[part], own = _delta_chunk(
-                q[part], k[part], wide[part], decay[part], beta[part], own
-            )
-        state[block] = own
+            out[part], h = _delta_chunk(q[part], k[part], wide[part], decay[part], beta[part], h)
+        state[block] = h
     return out.to(v.dtype)
 
 

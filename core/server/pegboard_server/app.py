@@ -169,11 +169,11 @@ class RootPath:
 def switches(registry: "Registry") -> dict[str, str]:
     """Returns the paths of installed apis that are off by default, with the flags that turn them
     on. Broken plugins are left out."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for entry in registry.entries("api"):
         with contextlib.suppress(PluginError):
-            found |= cast(ApiSpec, registry.spec(entry)).switches
-    return found
+            names |= cast(ApiSpec, registry.spec(entry)).switches
+    return names
 
 
 def _refuse(mounted: Sequence[MountedApi], off: Mapping[str, str]) -> Any:
@@ -204,9 +204,9 @@ def _outer_middleware(config: ServerConfig) -> list[Middleware]:
     """The middleware around the gateway, outermost first. It is outside the gateway, so that
     refusals also carry CORS headers and a browser's preflight needs no key. Raises ConfigError for
     a name that is not middleware."""
-    found = [_named(name) for name in config.middleware]
+    layers = [_named(name) for name in config.middleware]
     if config.allowed_origins:
-        found.append(
+        layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
@@ -215,7 +215,7 @@ def _outer_middleware(config: ServerConfig) -> list[Middleware]:
                 allow_credentials=config.allow_credentials,
             )
         )
-    return found
+    return layers
 
 
 def _named(name: str) -> Middleware:
@@ -223,17 +223,17 @@ def _named(name: str) -> Middleware:
     (request, call_next)."""
     module, _, attribute = name.replace(":", ".").rpartition(".")
     try:
-        found: Any = getattr(import_module(module), attribute)
+        target: Any = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"middleware {name!r} cannot be imported: {error}; expected package.module.Name"
         ) from error
-    if inspect.isclass(found):
+    if inspect.isclass(target):
         # whether it is one shows when it is called
-        return Middleware(found)  # type: ignore[arg-type]
-    if inspect.iscoroutinefunction(found):
-        return Middleware(BaseHTTPMiddleware, dispatch=found)
+        return Middleware(target)  # type: ignore[arg-type]
+    if inspect.iscoroutinefunction(target):
+        return Middleware(BaseHTTPMiddleware, dispatch=target)
     raise ConfigError(
-        f"middleware {name!r} is a {type(found).__name__}; expected a class or an async "
+        f"middleware {name!r} is a {type(target).__name__}; expected a class or an async "
         "function(request, call_next)"
     )

@@ -69,15 +69,15 @@ def open_transfers(engine: "Engine") -> dict[object, str]:
     """Return the KV transfers that the engine waits for: a key → what the log calls it."""
     connectors = engine._live.connectors
     names = ", ".join(connectors._connectors)
-    found: dict[object, str] = {
+    transfers: dict[object, str] = {
         key: f"KV connector {names} has not reported the load of {key}"
         for key in list(connectors.loading)
     }
-    found |= {
+    transfers |= {
         pin: f"KV connector {pin[0]} has not reported the save of {pin[1]}"
         for pin in list(connectors._pins)
     }
-    return found
+    return transfers
 
 
 class EngineWatch:
@@ -183,16 +183,17 @@ class EngineWatch:
             for names in stacks.values()
             if any(name.startswith("pegboard.worker.") for name in names)
         ]
-        found = [plugin for names in (main, *steps) if (plugin := culprit(self._modules, names))]
-        return min(found, key=lambda plugin: plugin.startswith("executor:"), default=None)
+        plugins = [plugin for names in (main, *steps) if (plugin := culprit(self._modules, names))]
+        return min(plugins, key=lambda plugin: plugin.startswith("executor:"), default=None)
 
     def _stacks(self) -> Iterator[str]:
-        own = threading.get_ident()
+        this_thread = threading.get_ident()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, top in sys._current_frames().items():
             modules = [_module(frame) for frame in _outward(top)]
             if ident == self._thread or (
-                ident != own and any(name.startswith("pegboard.worker.") for name in modules)
+                ident != this_thread
+                and any(name.startswith("pegboard.worker.") for name in modules)
             ):
                 yield (
                     "thread "

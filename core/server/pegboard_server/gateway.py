@@ -309,11 +309,11 @@ class Gateway:
         given = [key.strip()] if scheme.lower() == b"bearer" else []
         given += [headers[b"x-api-key"].strip()] if b"x-api-key" in headers else []
         digests = [hashlib.sha256(text).digest() for text in given]
-        found = [
+        matches = [
             [secrets.compare_digest(digest, known) for digest in digests]
             for known in self._key_digests
         ]
-        return next((number for number, equal in enumerate(found) if any(equal)), None)
+        return next((number for number, equal in enumerate(matches) if any(equal)), None)
 
     def _check_content_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         owner = owner_of(self._mounted, scope)

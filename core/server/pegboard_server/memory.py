@@ -31,10 +31,10 @@ def _library(function: str) -> Callable[..., int] | None:
     """Returns a function of glibc, or None with another C library. It lets other threads run
     meanwhile."""
     try:
-        found: Callable[..., int] = getattr(ctypes.CDLL(None), function)
+        call: Callable[..., int] = getattr(ctypes.CDLL(None), function)
     except (AttributeError, OSError):
         return None
-    return found
+    return call
 
 
 def few_arenas() -> None:

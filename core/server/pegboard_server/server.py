@@ -179,7 +179,7 @@ async def _watch(
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
-    made = uvicorn.Config(
+    settings = uvicorn.Config(
         app,
         http=TimedProtocol,
         log_config=None,
@@ -193,8 +193,8 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
         **tls_arguments(config),
     )
-    made.load()
+    settings.load()
     # uvicorn would log its start and end; Pegboard logs these itself
     if config.uvicorn_log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return made
+    return settings

@@ -123,15 +123,15 @@ class Heart:
 def plugin_in(stacks: str, modules: Mapping[str, str]) -> str | None:
     """Return the innermost plugin of the stacks that `faulthandler` wrote: of the main thread,
     which comes last, else of another thread. modules: see `culprit`."""
-    found: list[str] = []
+    plugins: list[str] = []
     for thread in reversed(re.split(r"^(?:Current t|T)hread ", stacks, flags=re.M)):
         files = [
             Path(path).with_suffix("").parts
             for path in re.findall(r'^  File "(.*)", line', thread, re.M)
         ]
         names = [".".join(parts[at:]) for parts in files for at in range(len(parts))]
-        found += filter(None, [culprit(modules, names)])
-    return min(found, key=lambda plugin: plugin.startswith("executor:"), default=None)
+        plugins += filter(None, [culprit(modules, names)])
+    return min(plugins, key=lambda plugin: plugin.startswith("executor:"), default=None)
 
 
 def stacks_of(heart: Path) -> Path:
@@ -335,8 +335,8 @@ class LoopGuard:
 
 def _raise_in(thread: int, failure: PluginFailure) -> None:
     """Raise the failure in another thread. Python takes a class and makes the instance itself."""
-    made = {
+    fields = {
         "__init__": lambda self: PluginFailure.__init__(self, str(failure), plugin=failure.plugin)
     }
-    raised = ctypes.py_object(type("PluginFailure", (PluginFailure,), made))
+    raised = ctypes.py_object(type("PluginFailure", (PluginFailure,), fields))
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

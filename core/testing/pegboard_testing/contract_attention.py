@@ -127,7 +127,7 @@ def with_scales(
     same."""
     if dtype is None or not dtype.startswith("float8"):
         return tuple(layers)
-    made = {}
+    scaled = {}
     for layer in layers:
         owner = layer.layer_index if layer.shares_kv_with is None else layer.shares_kv_with
         scales = (
@@ -137,8 +137,8 @@ def with_scales(
             .exp2()
             .to(device)
         )
-        made[layer.layer_index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
-    return tuple(made.values())
+        scaled[layer.layer_index] = replace(layer, k_scale=scales[0], v_scale=scales[1])
+    return tuple(scaled.values())
 
 
 def as_stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
@@ -266,8 +266,10 @@ class Trial:
             used = -(-piece.stop // self.block_size)
             tables[index, :used] = table[:used]
             tables[index, : self._dropped(piece)] = 0
-            own = table[where // self.block_size].long() * self.block_size + where % self.block_size
-            slots.append(torch.full_like(own, -1) if piece.row in unstored else own)
+            places = (
+                table[where // self.block_size].long() * self.block_size + where % self.block_size
+            )
+            slots.append(torch.full_like(places, -1) if piece.row in unstored else places)
         return AttentionInputs(
             num_rows=len(pieces),
             num_tokens=int(loc[-1]),
@@ -457,7 +459,7 @@ class AttentionContract:
         )
         values *= rng.choice([-1, 0, 1], values.shape)
         trial.v[0] = [torch.from_numpy(values).to(self.device)]
-        found = trial.step([Piece(0, 0, 1)])[0].view(layer.num_kv_heads, -1, layer.head_dim)
+        actual = trial.step([Piece(0, 0, 1)])[0].view(layer.num_kv_heads, -1, layer.head_dim)
         scale = trial.layers[0].v_scale
         assert scale is not None
         expected = (
@@ -465,7 +467,7 @@ class AttentionContract:
             * scale.cpu().numpy()[:, None]
         )
         np.testing.assert_allclose(
-            found.cpu().numpy(), expected[:, None].repeat(found.shape[1], 1), rtol=1e-6
+            actual.cpu().numpy(), expected[:, None].repeat(actual.shape[1], 1), rtol=1e-6
         )
 
     def check(
@@ -476,10 +478,10 @@ class AttentionContract:
         tolerance: float | None = None,
     ) -> None:
         for index, expected in trial.expected(pieces).items():
-            found = outputs[index].float()
+            actual = outputs[index].float()
             allowed = tolerance or TOLERANCES[str(outputs[index].dtype).removeprefix("torch.")]
             torch.testing.assert_close(
-                found,
+                actual,
                 expected,
                 atol=allowed,
                 rtol=allowed,
@@ -536,8 +538,10 @@ class AttentionContract:
         after = [view[blocks] for named in trial.views.values() for view in named.values()]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         for index, expected in trial.expected(pieces).items():
-            for own in (slice(0, 1), slice(10, 16)):
-                torch.testing.assert_close(outputs[index][own], expected[own], atol=3e-5, rtol=3e-5)
+            for tokens in (slice(0, 1), slice(10, 16)):
+                torch.testing.assert_close(
+                    outputs[index][tokens], expected[tokens], atol=3e-5, rtol=3e-5
+                )
 
     def test_a_layer_may_read_the_cache_of_another(self) -> None:
         """With `shares_kv_with`, k and v are None, and the layer writes nothing."""

@@ -32,7 +32,7 @@ class DraftContract:
         """Return a new proposer."""
         raise AssertionError("override DraftContract.proposer")
 
-    def made(self) -> DraftProposer:
+    def make(self) -> DraftProposer:
         """A proposer that makes as many proposals as it can."""
         limits = fake_limits(max_num_seqs=NUM_ROWS, vocab_size=VOCAB_SIZE, max_drafts=5)
         return self.proposer(DraftSetup(limits, is_adaptive=False))
@@ -42,7 +42,7 @@ class DraftContract:
         """Each row has at most as many proposals as it may have, and they are what a proposer that
         knows only this row says."""
         chance = random.Random(seed)
-        proposer = self.made()
+        proposer = self.make()
         alone = dict[int, DraftProposer]()
         texts = dict[int, list[int]]()
         for _ in range(40):
@@ -50,7 +50,7 @@ class DraftContract:
             if free and chance.random() < 0.4:
                 row = chance.choice(free)
                 texts[row] = [chance.randrange(8) for _ in range(chance.randint(1, 20))]
-                alone[row] = self.made()
+                alone[row] = self.make()
                 for one in (proposer, alone[row]):
                     one.add(row, np.array(texts[row], np.int32))
             if texts and chance.random() < 0.2:
@@ -61,8 +61,8 @@ class DraftContract:
             for row in rows:
                 texts[row] += [chance.randrange(8) for _ in range(chance.randint(1, 3))]
             limits = [chance.randint(0, 5) for _ in rows]
-            found = self._proposed(proposer, {row: texts[row] for row in rows}, limits)
-            for row, most, ids in zip(rows, limits, found, strict=True):
+            proposals = self._proposed(proposer, {row: texts[row] for row in rows}, limits)
+            for row, most, ids in zip(rows, limits, proposals, strict=True):
                 assert [ids] == self._proposed(alone[row], {row: texts[row]}, [most]), (
                     "another row changes the proposals"
                 )
@@ -72,11 +72,11 @@ class DraftContract:
     ) -> list[list[int]]:
         """Return the proposals, after checks of their types, numbers and values."""
         step = draft_step(list(texts), list(texts.values()), limits)
-        found = proposer.propose(step).token_ids
-        assert len(found) == len(texts), (
-            f"{len(texts)} rows may draft, and there are proposals for {len(found)}"
+        proposals = proposer.propose(step).token_ids
+        assert len(proposals) == len(texts), (
+            f"{len(texts)} rows may draft, and there are proposals for {len(proposals)}"
         )
-        for ids, most in zip(found, limits, strict=True):
+        for ids, most in zip(proposals, limits, strict=True):
             assert ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer), (
                 f"proposals are {ids.dtype}, expected integers"
             )
@@ -84,8 +84,8 @@ class DraftContract:
             assert all(0 <= token < VOCAB_SIZE for token in ids.tolist()), (
                 f"{ids} has a token that does not exist"
             )
-        kept = [ids.tolist() for ids in found]
-        for ids in found:
+        kept = [ids.tolist() for ids in proposals]
+        for ids in proposals:
             ids[:] = 0
         assert [text.tolist() for text in step.history] == list(texts.values()), (
             "the proposals share memory with the history"
@@ -93,7 +93,7 @@ class DraftContract:
         return kept
 
     def test_rows_that_are_free_may_be_removed_again(self) -> None:
-        proposer = self.made()
+        proposer = self.make()
         proposer.add(1, np.array([1, 2, 1], np.int32))
         for _ in range(2):
             proposer.remove(np.array([0, 1]))

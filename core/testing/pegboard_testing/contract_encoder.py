@@ -104,9 +104,9 @@ class EncoderContract:
                     ]
                 )
                 allowed = TOLERANCES[dtype]
-                found = outputs[layer.layer_index].double().cpu()
+                actual = outputs[layer.layer_index].double().cpu()
                 torch.testing.assert_close(
-                    found,
+                    actual,
                     expected,
                     atol=allowed,
                     rtol=allowed,

@@ -29,20 +29,20 @@ from pegboard_testing.contract_source import check_signatures
 
 def installed_entry(kind: str, name: str, distribution: str | None = None) -> Entry:
     """Return the installed entry, found as the engine finds it."""
-    found = [
+    entries = [
         entry
         for entry in discovery.scan().entries
         if (entry.kind, entry.name) == (kind, name) and distribution in (None, entry.distribution)
     ]
-    assert found, (
+    assert entries, (
         f"{kind}:{name} is not installed: is its entry point in pyproject.toml, and the package "
         "installed?"
     )
-    assert len(found) == 1, (
-        f"{kind}:{name} is provided by {', '.join(entry.distribution for entry in found)}: name "
+    assert len(entries) == 1, (
+        f"{kind}:{name} is provided by {', '.join(entry.distribution for entry in entries)}: name "
         "one of them"
     )
-    return found[0]
+    return entries[0]
 
 
 def check_entry(entry: Entry, cost: Cost | None = None) -> None:
@@ -107,13 +107,13 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         if path is None or (path == "" and isinstance(spec, ModelFamilySpec)):
             continue
         assert ":" in path, f"{entry.id}: {part} is {path!r}, expected module:NAME"
-        found = import_part(entry, path, part)
-        assert callable(found), (
-            f"{entry.id}: {part} {path!r} is a {type(found).__name__}, expected a class or function"
+        make = import_part(entry, path, part)
+        assert callable(make), (
+            f"{entry.id}: {part} {path!r} is a {type(make).__name__}, expected a class or function"
         )
         if part in ("probe", "suits", "validate"):
-            assert _takes(found, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
-        check_methods(entry, part, path, found)
+            assert _takes(make, 1), f"{entry.id}: {part} {path!r} must take exactly one argument"
+        check_methods(entry, part, path, make)
     if isinstance(spec, ModelFamilySpec):
         check_family(entry, spec)
         return
@@ -127,17 +127,15 @@ def check_parts(entry: Entry, spec: Spec) -> None:
         )
 
 
-def check_methods(entry: Entry, part: str, path: str, found: Any) -> None:
+def check_methods(entry: Entry, part: str, path: str, make: Any) -> None:
     """A class has the methods of its interface. Those that are only assigned to `self` are found in
     its source."""
     wrong = missing(entry.kind, part, path)
     assert not wrong, f"{entry.id}: {part} {path!r} {wrong}"
-    if inspect.isclass(found) and members(*path.split(":")) is None:
+    if inspect.isclass(make) and members(*path.split(":")) is None:
         interface, methods = wanted(entry.kind, part)
         lacks = [
-            name
-            for name in methods
-            if not hasattr(found, name) and not hasattr(found, "__getattr__")
+            name for name in methods if not hasattr(make, name) and not hasattr(make, "__getattr__")
         ]
         assert not lacks, (
             f"{entry.id}: {part} {path!r} has no {', '.join(lacks)}, which {interface} needs"

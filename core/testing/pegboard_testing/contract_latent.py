@@ -70,8 +70,8 @@ def rounded(latent: np.ndarray, rope: np.ndarray, stored: str) -> tuple[np.ndarr
     """Return latents [n, C] and rotated parts [n, R] as a cache of this type gives them back."""
     if stored != "fp8_ds_mla":
         kind = getattr(torch, stored)
-        made = [torch.from_numpy(x).to(kind).float().numpy() for x in (latent, rope)]
-        return made[0], made[1]
+        parts = [torch.from_numpy(x).to(kind).float().numpy() for x in (latent, rope)]
+        return parts[0], parts[1]
     out = np.empty_like(latent)
     for first in range(0, latent.shape[1], 128):
         tile = latent[:, first : first + 128]
@@ -128,12 +128,12 @@ class LatentTrial(Trial):
             heads = layer.latent.index.num_heads
             size = layer.latent.index.head_dim
             more = {"vectors": (heads, size), "weights": (heads,), "index": (size,)}
-            own = {
+            rows = {
                 name: [torch.randn(n, *shape, generator=random) for n in lengths]
                 for name, shape in more.items()
             }
             # all types store them exactly
-            self.rows |= own | {"index": [keys.bfloat16().float() for keys in own["index"]]}
+            self.rows |= rows | {"index": [keys.bfloat16().float() for keys in rows["index"]]}
         self.kept = [
             [torch.from_numpy(x).double() for x in rounded(latent.numpy(), rope.numpy(), stored)]
             for latent, rope in zip(self.rows["latent"], self.rows["k_rope"], strict=True)
@@ -170,8 +170,8 @@ class LatentTrial(Trial):
     def run(self, pieces: Sequence[Piece], unstored: frozenset[int] = frozenset()) -> Tensor:
         """Run one step through the backend: [T, H · V]."""
         self.backend.plan(self.inputs(pieces, unstored))
-        found: Tensor = self.calls[0](*self.taken(pieces))
-        return found
+        output: Tensor = self.calls[0](*self.taken(pieces))
+        return output
 
     def wanted(self, pieces: Sequence[Piece]) -> Tensor:
         """Return the same from the definition: expand the keys and values of every head."""
@@ -325,11 +325,13 @@ class LatentContract:
         blocks = trial.tables[0].long()
         (view,) = trial.views[0].values()
         before = view[blocks].clone()
-        found = trial.run(pieces, unstored=frozenset({0}))
+        actual = trial.run(pieces, unstored=frozenset({0}))
         expected = trial.wanted(pieces)
         assert torch.equal(before, view[blocks])
-        for own in (slice(0, 1), slice(10, 16)):
-            torch.testing.assert_close(found[own], expected[own], atol=TOLERANCE, rtol=TOLERANCE)
+        for tokens in (slice(0, 1), slice(10, 16)):
+            torch.testing.assert_close(
+                actual[tokens], expected[tokens], atol=TOLERANCE, rtol=TOLERANCE
+            )
 
     def test_types_are_declared(self) -> None:
         assert not any(unmet(self.spec.supports, {"latent": stored}) for stored in STORED)

@@ -47,7 +47,7 @@ class LogitsProcessorContract:
     def entry(self) -> Entry:
         return installed_entry("logits_processor", self.name)
 
-    def made(self) -> LogitsProcessor:
+    def make(self) -> LogitsProcessor:
         """Return a new processor for a batch of NUM_ROWS rows and a vocabulary of VOCAB_SIZE
         tokens, the last of which ends."""
         spec = import_spec(self.entry)
@@ -60,9 +60,9 @@ class LogitsProcessorContract:
 
     def test_entry(self) -> None:
         check_entry(self.entry)
-        assert self.made().argmax_invariant in (True, False)
+        assert self.make().argmax_invariant in (True, False)
         flag = "host_tokens" in import_spec(self.entry).flags
-        assert bool(getattr(self.made(), "host_tokens", False)) == flag, (
+        assert bool(getattr(self.make(), "host_tokens", False)) == flag, (
             "the spec's flag and the attribute differ"
         )
 
@@ -88,7 +88,7 @@ class LogitsProcessorContract:
         a new processor that has only this request, with the drafts as outputs."""
         chance = random.Random(seed)
         torch_chance = torch.Generator().manual_seed(seed)
-        processor = self.made()
+        processor = self.make()
         rows = dict[int, AddedRow]()
         for _ in range(30):
             gone = [row for row in rows if chance.random() < 0.15]
@@ -120,10 +120,10 @@ class LogitsProcessorContract:
                     "argmax_invariant, and another token became the best"
                 )
             for i, (row, before) in enumerate(places):
-                alone = self.made()
-                own = rows[row]
-                outputs = np.append(own.outputs, before).astype(np.int32)
-                alone.update([own._replace(row=1, outputs=outputs)], np.zeros(0, np.int32))
+                alone = self.make()
+                this = rows[row]
+                outputs = np.append(this.outputs, before).astype(np.int32)
+                alone.update([this._replace(row=1, outputs=outputs)], np.zeros(0, np.int32))
                 expected = self._applied(alone, logits[i : i + 1].clone(), [(1, [])])
                 torch.testing.assert_close(
                     changed[i : i + 1], expected, msg=f"row {row} is not what it would be alone"

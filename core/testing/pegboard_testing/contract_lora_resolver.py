@@ -89,9 +89,9 @@ class LoRAResolverContract:
             )
 
     def test_many_at_once_get_the_same(self) -> None:
-        found = self.resolved(*[self.present()] * 8, self.missing(), self.present())
-        assert found[8] is None
-        assert len({path for index, path in enumerate(found) if index != 8}) == 1
+        paths = self.resolved(*[self.present()] * 8, self.missing(), self.present())
+        assert paths[8] is None
+        assert len({path for index, path in enumerate(paths) if index != 8}) == 1
 
     def test_an_unknown_name_is_none(self) -> None:
         assert self.resolved(self.missing()) == [None]
@@ -105,8 +105,8 @@ class LoRAResolverContract:
         name = self.present()
         (inside,) = self.resolved(name)
         assert inside is not None
-        found = self.outcome(name + after.replace("{name}", name.rpartition("/")[2]))
-        assert found is None or found.is_relative_to(inside), found
+        path = self.outcome(name + after.replace("{name}", name.rpartition("/")[2]))
+        assert path is None or path.is_relative_to(inside), path
 
     @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name)[:20])
     def test_hostile_names_are_no_adapters(self, name: str) -> None:

@@ -117,14 +117,14 @@ class ModelSourceContract:
 
     def test_two_at_once_get_the_same_whole_model(self, cache: Path) -> None:
         """Two servers start at the same time on one machine."""
-        found: list[dict[str, bytes]] = []
+        models: list[dict[str, bytes]] = []
 
         def run() -> None:
-            found.append(self.contents(self.fetch(cache, self.present()).root))
+            models.append(self.contents(self.fetch(cache, self.present()).root))
 
         threads = [threading.Thread(target=run) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 2 and found[0] == found[1]
+        assert len(models) == 2 and models[0] == models[1]

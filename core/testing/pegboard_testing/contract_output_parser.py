@@ -225,8 +225,8 @@ class OutputParserContract:
             text,
             message,
         )
-        said = example.prompt_end + text
-        if any(said.rfind(start) > said.rfind(end) for start, end in thoughts) or not (
+        prompt = example.prompt_end + text
+        if any(prompt.rfind(start) > prompt.rfind(end) for start, end in thoughts) or not (
             whole := self.whole_outputs()
         ):
             return  # a thought without an end takes all that follows
@@ -430,4 +430,4 @@ def contract_classes(module: ModuleType) -> dict[str, type[OutputParserContract]
         }
         title = f"Test_{kind}_{name.replace('-', '_').replace('.', '_')}"
         classes.setdefault((make, id(examples)), type(title, (OutputParserContract,), fields))
-    return {made.__name__: made for made in classes.values()}
+    return {contract.__name__: contract for contract in classes.values()}

@@ -118,8 +118,8 @@ class PlatformContract:
         platform, device = self.started()
         replay = platform.replay(None)
         if replay is None:
-            made: list[Any] = []
-            assert platform.replay(lambda: made.append("replay") or made) is made, (
+            calls: list[Any] = []
+            assert platform.replay(lambda: calls.append("replay") or calls) is calls, (
                 "kernels that record are used"
             )  # type: ignore
             return

@@ -48,15 +48,15 @@ class PoolerContract:
     def vectors(
         self, hidden: Tensor, lengths: Sequence[int], params: Sequence[PoolingParams] | None = None
     ) -> list[np.ndarray]:
-        found = self.pooler(PoolerSetup(self.pooling)).pool(hidden, pool_step(lengths, params))
-        assert isinstance(found, list) and len(found) == len(lengths), (
-            f"{len(lengths)} prompts end in the step, and there are {len(found)} vectors"
+        results = self.pooler(PoolerSetup(self.pooling)).pool(hidden, pool_step(lengths, params))
+        assert isinstance(results, list) and len(results) == len(lengths), (
+            f"{len(lengths)} prompts end in the step, and there are {len(results)} vectors"
         )
-        for vector in found:
+        for vector in results:
             assert vector.dtype == np.float32 and vector.ndim == 1, (
                 f"a vector is {vector.dtype} {vector.shape}, expected float32 of one dimension"
             )
-        return found
+        return results
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_a_prompt_has_the_same_vector_alone_and_in_a_batch(self, dtype: torch.dtype) -> None:
@@ -79,9 +79,9 @@ class PoolerContract:
     def test_each_request_has_its_parameters(self) -> None:
         hidden = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(1)).repeat(2, 1)
         params = [PoolingParams(use_activation=flag) for flag in (True, True, False, False)]
-        found = self.vectors(hidden, [1, 1, 1, 1], params)
+        together = self.vectors(hidden, [1, 1, 1, 1], params)
         alone = self.vectors(hidden[:1], [1], params[2:3])
-        np.testing.assert_allclose(found[2], alone[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(together[2], alone[0], rtol=1e-5, atol=1e-6)
         if self.pooling.dimensions is not None:
             short = self.vectors(hidden[:1], [1], [PoolingParams(dimensions=2)])
             assert len(short[0]) == 2

@@ -192,10 +192,10 @@ class QuantizationContract:
         pieces: list[WeightPiece] = []
         for index, part in reversed(list(enumerate(layer.parts))):
             start, stop = part.rows
-            found, true = self.stored(
+            stored, true = self.stored(
                 part, self.values(seed + index, stop - start, layer.in_features), dtype
             )
-            pieces += found
+            pieces += stored
             matrix[start:stop] = true
         load_pieces(weight, pieces)
         return matrix
@@ -205,12 +205,12 @@ class QuantizationContract:
         assert weight is not None, "the method quantizes no linear layer"
         return weight
 
-    def check(self, found: Tensor, x: Tensor, matrix: Tensor) -> None:
+    def check(self, actual: Tensor, x: Tensor, matrix: Tensor) -> None:
         expected = x.float().cpu() @ matrix.T
         dtype = str(x.dtype).removeprefix("torch.")
         allowed = TOLERANCES[dtype] * self.tolerance * float(expected.abs().max())
-        assert found.dtype == x.dtype, f"activations are {x.dtype}, the product is {found.dtype}"
-        torch.testing.assert_close(found.float().cpu(), expected, atol=allowed, rtol=0)
+        assert actual.dtype == x.dtype, f"activations are {x.dtype}, the product is {actual.dtype}"
+        torch.testing.assert_close(actual.float().cpu(), expected, atol=allowed, rtol=0)
 
     def activations(self, count: int, width: int, dtype: str = "float32") -> Tensor:
         return self.values(99, count, width).to(getattr(torch, dtype)).to(self.device)
@@ -244,17 +244,17 @@ class QuantizationContract:
         assert bind_experts is not None, "a weight of experts needs bind_experts"
         call = bind_experts(REFERENCES, 3, None)
         x = self.activations(7, layer.in_features, dtype)
-        found = call(x, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
-        self.check(found[:3], x[:3], matrices[0])
-        self.check(found[3:], x[3:], matrices[2])
+        products = call(x, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
+        self.check(products[:3], x[:3], matrices[0])
+        self.check(products[3:], x[3:], matrices[2])
 
     def test_dequantize_gives_the_stored_values(self) -> None:
         layer = self.layer((6, 4), self.block * 2)
         weight = self.linear(layer)
         matrix = self.fill(weight, layer, 2)
-        found = weight.dequantize()
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.cpu(), matrix, atol=1e-6, rtol=1e-6)
+        values = weight.dequantize()
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values.cpu(), matrix, atol=1e-6, rtol=1e-6)
 
     def test_the_input_is_not_changed(self) -> None:
         layer = self.layer((4,), self.block)
@@ -290,8 +290,8 @@ class QuantizationContract:
         as_linear = LinearLayer(layer.path, width, num_rows, (part,))
         table = self.fill(weight, as_linear, 6)
         ids = torch.tensor([0, 10, 3, 3], device=self.device)
-        found = weight.bind(REFERENCES)(ids)
-        torch.testing.assert_close(found.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
+        rows = weight.bind(REFERENCES)(ids)
+        torch.testing.assert_close(rows.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
         if is_head:
             bind_head = getattr(weight, "bind_head", None)
             assert bind_head is not None, (
@@ -387,9 +387,11 @@ class QuantizationContract:
         """Make something of a method with this config, and load it if it is a weight. All errors
         but a PegboardError fail."""
         try:
-            made = make(self.method(QuantizationSetup(config, "float32", self.device, REFERENCES)))
-            if made is not None and not isinstance(made, str):
-                load_pieces(made, pieces)
+            weight = make(
+                self.method(QuantizationSetup(config, "float32", self.device, REFERENCES))
+            )
+            if weight is not None and not isinstance(weight, str):
+                load_pieces(weight, pieces)
         except PegboardError:
             return
         except Exception as error:

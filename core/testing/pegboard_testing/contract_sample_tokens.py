@@ -82,9 +82,9 @@ class SampleTokensContract:
         # otherwise rounding decides which side of a cut a token is on
         if torch.equal(wider, narrower):
             until = probs.cumsum(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-            own = probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-            assert (own > 0).all()
-            assert (until - own - ROUNDING <= uniforms).all() and (
+            share = probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+            assert (share > 0).all()
+            assert (until - share - ROUNDING <= uniforms).all() and (
                 uniforms <= until + ROUNDING
             ).all()
 
@@ -112,11 +112,11 @@ class SampleTokensContract:
         logits = torch.randn(3, 200)
         logits[1, 77] = value
         ones = torch.ones(3)
-        found = self.sample(
+        ids = self.sample(
             logits, torch.full((3,), 0.5, dtype=torch.float64), ones, None, None, ones * 0.9
         )
         assert (
-            found[1]
+            ids[1]
             == 77
             == reference.sample_tokens(logits, torch.full((3,), 0.5, dtype=torch.float64), ones)[1]
         )

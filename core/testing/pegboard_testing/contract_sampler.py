@@ -233,9 +233,9 @@ class SamplerContract:
         that `token` may be drawn."""
         assert shown is not None
         assert expected[token] > NEG_INF
-        found = np.empty(len(expected))
-        found[shown.token_ids[0, 1:]] = shown.values[0, 1:]
-        np.testing.assert_allclose(found, log_softmax(expected), rtol=TOLERANCE, atol=TOLERANCE)
+        actual = np.empty(len(expected))
+        actual[shown.token_ids[0, 1:]] = shown.values[0, 1:]
+        np.testing.assert_allclose(actual, log_softmax(expected), rtol=TOLERANCE, atol=TOLERANCE)
 
     def test_draws_follow_the_distribution(self) -> None:
         rng = np.random.default_rng(1)
@@ -409,16 +409,16 @@ class SamplerContract:
         for row, other in enumerate([Params(), Params(seed=8), Params(temperature=0)]):
             self.add(crowd, row, other)
         self.add(crowd, 5, params)
-        found: list[int] = []
+        actual: list[int] = []
         for step, x in enumerate(logits):
             # a request that was preempted and resumed in another row, with its outputs as known
             # tokens
             if step == 6:
                 crowd.remove(np.array([5], np.int32))
-                self.add(crowd, 4, params, [1], found)
+                self.add(crowd, 4, params, [1], actual)
             rows = [0, 4 if step >= 6 else 5, 2, 1]
-            found.append(self.tokens(self.run(crowd, np.stack([x * 0.5, x, x, x]), rows))[1][0])
-        assert found == expected
+            actual.append(self.tokens(self.run(crowd, np.stack([x * 0.5, x, x, x]), rows))[1][0])
+        assert actual == expected
 
     def test_two_runs_with_one_seed_agree_and_other_seeds_differ(self) -> None:
         def run(engine_seed: int, request_seed: int | None) -> list[int]:
@@ -512,8 +512,8 @@ class SamplerContract:
             self.add(
                 sampler, row, Params(temperature=0, logprobs=2) if row else Params(temperature=0)
             )
-        found: list[Any] = []
-        kept: list[Any] = []
+        arrays: list[Any] = []
+        copies: list[Any] = []
         for rows, drafts in (
             ([0], None),
             ([0, 1, 2], None),
@@ -529,9 +529,9 @@ class SamplerContract:
                 if each
                 for part in (each.token_ids, each.values, each.ranks)
             ]
-            found += [sampled.token_ids, sampled.counts, *scores]
-            kept += [part.tolist() for part in found[len(kept) :]]
-            assert [part.tolist() for part in found] == kept
+            arrays += [sampled.token_ids, sampled.counts, *scores]
+            copies += [part.tolist() for part in arrays[len(copies) :]]
+            assert [part.tolist() for part in arrays] == copies
 
     def test_rows_with_nothing_to_draw_do_not_fail(self) -> None:
         sampler = self.make()

@@ -27,11 +27,11 @@ SHARED = frozenset({"pegboard_server"})
 def check_imports(entry: Entry) -> None:
     """The plugin imports the public modules of Pegboard only, no private name, and no other
     plugin."""
-    own = _top(entry.value)
+    package = _top(entry.value)
     plugins = {_top(other.value): other.distribution for other in discovery.scan().entries}
-    spec = find_spec(own)
+    spec = find_spec(package)
     roots = spec.submodule_search_locations if spec is not None else None
-    assert roots, f"{entry.id}: the package {own} has no folder, so its source cannot be read"
+    assert roots, f"{entry.id}: the package {package} has no folder, so its source cannot be read"
     for path in sorted(path for root in roots for path in Path(root).rglob("*.py")):
         for line, module, name in imports(path):
             where = f"{entry.id}: {path}:{line} imports {module}{f'.{name}' if name else ''}"
@@ -40,7 +40,7 @@ def check_imports(entry: Entry) -> None:
                 assert rest[0] in PUBLIC, (
                     f"{where}; plugins may import pegboard.{{{', '.join(sorted(PUBLIC))}}}"
                 )
-            if top.startswith("pegboard") and top != own:
+            if top.startswith("pegboard") and top != package:
                 private = [word for word in (*rest, name) if word.startswith("_")]
                 assert not private, f"{where}; {private[0]} is private"
                 other = plugins.get(top, entry.distribution)
@@ -70,15 +70,15 @@ def check_signatures(entry: Entry, spec: Spec) -> None:
     that is a coroutine in the interface is one in the plugin."""
     for part in ("implementation", "worker"):
         path = getattr(spec, part, None)
-        found = import_part(entry, path, part) if path else None
-        if not inspect.isclass(found):
+        part_class = import_part(entry, path, part) if path else None
+        if not inspect.isclass(part_class):
             continue
         interface, methods = wanted(entry.kind, part)
         module, _, name = interface.rpartition(".")
         for method in methods:
             reason = difference(
                 vars(getattr(import_module(module), name))[method],
-                inspect.getattr_static(found, method, None),
+                inspect.getattr_static(part_class, method, None),
             )
             assert not reason, f"{entry.id}: {part} {path!r}: {method} {reason}, see {interface}"
 

@@ -222,7 +222,7 @@ class StructuredOutputContract:
         return small_setup()
 
     @pytest.fixture
-    def made(self, small: StructuredOutputSetup) -> StructuredOutput:
+    def subject(self, small: StructuredOutputSetup) -> StructuredOutput:
         """One backend per class, because its tokenizer tables take time to build."""
         if type(self) not in _MADE:
             _MADE[type(self)] = self.backend(small)
@@ -230,22 +230,22 @@ class StructuredOutputContract:
 
     def samples_satisfy(
         self,
-        made: StructuredOutput,
+        subject: StructuredOutput,
         small: StructuredOutputSetup,
         constraint: Constraint,
         judge: Callable[[str], bool],
         seed: int = 0,
     ) -> None:
         if constraint.kind not in self.kinds:
-            assert made.reject(constraint) is not None
+            assert subject.reject(constraint) is not None
             return
-        grammar = compile_or_none(made, constraint)
+        grammar = compile_or_none(subject, constraint)
         if grammar is None:
             pytest.skip("refused")
         rng = np.random.default_rng(seed)
         complete = 0
         for _ in range(self.num_samples):
-            text = draw(made, grammar.fork(), small, rng)
+            text = draw(subject, grammar.fork(), small, rng)
             if text is not None:
                 complete += 1
                 assert judge(text.decode("utf-8", "surrogatepass")), f"{constraint}: {text!r}"
@@ -262,74 +262,76 @@ class StructuredOutputContract:
             backend.reject(Constraint(kind, '["a"]'))
 
     @pytest.mark.parametrize("name", cases.JSON_SCHEMAS)
-    def test_json(self, made: StructuredOutput, small: StructuredOutputSetup, name: str) -> None:
+    def test_json(self, subject: StructuredOutput, small: StructuredOutputSetup, name: str) -> None:
         schema = cases.JSON_SCHEMAS[name]
         constraint = Constraint("json", json.dumps(schema))
         if "json" in self.kinds and name in self.takes:
-            assert made.reject(constraint) is None
-            made.compile(constraint)
-        self.samples_satisfy(made, small, constraint, json_judge(schema))
+            assert subject.reject(constraint) is None
+            subject.compile(constraint)
+        self.samples_satisfy(subject, small, constraint, json_judge(schema))
 
     @pytest.mark.parametrize("index", range(len(cases.SUITE)))
     def test_json_instances(
-        self, made: StructuredOutput, small: StructuredOutputSetup, index: int
+        self, subject: StructuredOutput, small: StructuredOutputSetup, index: int
     ) -> None:
         schema, valid, invalid = cases.SUITE[index]
         judge = json_judge(schema)
         if "json" not in self.kinds:
             return  # `test_json` checks that it is refused
-        grammar = compile_or_none(made, Constraint("json", json.dumps(schema)))
+        grammar = compile_or_none(subject, Constraint("json", json.dumps(schema)))
         if grammar is None:
             pytest.skip("refused")
         for instance in invalid:
             text = json.dumps(instance, ensure_ascii=False)
-            assert not judge(text) and not self.accepts(made, small, grammar, text), (
+            assert not judge(text) and not self.accepts(subject, small, grammar, text), (
                 f"{schema}: {text}"
             )
         assert any(
-            self.accepts(made, small, grammar, json.dumps(instance, ensure_ascii=False))
+            self.accepts(subject, small, grammar, json.dumps(instance, ensure_ascii=False))
             for instance in valid
         ), schema
 
     def accepts(
-        self, made: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str
+        self, subject: StructuredOutput, small: StructuredOutputSetup, grammar: Grammar, text: str
     ) -> bool:
         """Accept the text, byte by byte, and then a stop token."""
         state = grammar.fork()
         data = text.encode()
         return state.accept(list(data)) == len(data) and bool(
-            mask_of(made, state, small.vocab_size)[EOS]
+            mask_of(subject, state, small.vocab_size)[EOS]
         )
 
-    def test_json_object(self, made: StructuredOutput, small: StructuredOutputSetup) -> None:
+    def test_json_object(self, subject: StructuredOutput, small: StructuredOutputSetup) -> None:
         self.samples_satisfy(
-            made, small, Constraint("json_object", ""), json_judge({"type": "object"})
+            subject, small, Constraint("json_object", ""), json_judge({"type": "object"})
         )
 
     @pytest.mark.parametrize("pattern", [*cases.REGEXES, *cases.ODD_REGEXES])
     def test_regex(
-        self, made: StructuredOutput, small: StructuredOutputSetup, pattern: str
+        self, subject: StructuredOutput, small: StructuredOutputSetup, pattern: str
     ) -> None:
         if "regex" in self.kinds and pattern in cases.REGEXES[:4]:
-            made.compile(Constraint("regex", pattern))
+            subject.compile(Constraint("regex", pattern))
         self.samples_satisfy(
-            made,
+            subject,
             small,
             Constraint("regex", pattern),
             lambda text: bool(re.fullmatch(pattern, text)),
         )
 
     @pytest.mark.parametrize("index", range(len(cases.CHOICES)))
-    def test_choice(self, made: StructuredOutput, small: StructuredOutputSetup, index: int) -> None:
+    def test_choice(
+        self, subject: StructuredOutput, small: StructuredOutputSetup, index: int
+    ) -> None:
         choices = cases.CHOICES[index]
         constraint = Constraint("choice", json.dumps(choices))
         if index in (0, 1, 3):
-            made.compile(constraint)
-        self.samples_satisfy(made, small, constraint, choices.__contains__)
-        grammar = made.compile(constraint)  # it was neither refused nor skipped
+            subject.compile(constraint)
+        self.samples_satisfy(subject, small, constraint, choices.__contains__)
+        grammar = subject.compile(constraint)  # it was neither refused nor skipped
         for text in choices:
-            assert self.accepts(made, small, grammar, text) and not self.accepts(
-                made, small, grammar, text + "?"
+            assert self.accepts(subject, small, grammar, text) and not self.accepts(
+                subject, small, grammar, text + "?"
             )
 
     @pytest.mark.parametrize(
@@ -349,31 +351,29 @@ class StructuredOutputContract:
         ids=lambda constraint: f"{constraint.kind} {constraint.text}",
     )
     def test_what_is_wrong_is_refused_in_words(
-        self, made: StructuredOutput, constraint: Constraint
+        self, subject: StructuredOutput, constraint: Constraint
     ) -> None:
-        if (reason := made.reject(constraint)) is not None:
+        if (reason := subject.reject(constraint)) is not None:
             assert len(reason) > 5
             return
         with pytest.raises(RequestError) as caught:
-            made.compile(constraint)
+            subject.compile(constraint)
         assert len(str(caught.value)) > 5 and caught.value.parameter == "structured_outputs"
 
     @pytest.mark.parametrize("kind", ["json", "regex"])
-    def test_what_no_text_satisfies_is_refused(self, made: StructuredOutput, kind: Any) -> None:
-        for constraint in (
-            Constraint(kind, text) for found, text in cases.NO_TEXT if found == kind
-        ):
-            assert compile_or_none(made, constraint) is None, constraint
+    def test_what_no_text_satisfies_is_refused(self, subject: StructuredOutput, kind: Any) -> None:
+        for constraint in (Constraint(kind, text) for case, text in cases.NO_TEXT if case == kind):
+            assert compile_or_none(subject, constraint) is None, constraint
 
     def test_hostile_constraints_are_refused_or_enforced(
-        self, made: StructuredOutput, small: StructuredOutputSetup
+        self, subject: StructuredOutput, small: StructuredOutputSetup
     ) -> None:
         for i, (kind, text) in enumerate(cases.HOSTILE):
-            self.survives(made, small, Constraint(kind, text), seed=i)  # type: ignore[arg-type]
+            self.survives(subject, small, Constraint(kind, text), seed=i)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("kind", ["json", "regex", "grammar"])
     def test_random_constraints_are_refused_or_enforced(
-        self, made: StructuredOutput, small: StructuredOutputSetup, kind: Any
+        self, subject: StructuredOutput, small: StructuredOutputSetup, kind: Any
     ) -> None:
         strategy = {
             "json": strategies.schemas().map(json.dumps),
@@ -384,13 +384,13 @@ class StructuredOutputContract:
         @settings(deadline=None, max_examples=60, derandomize=True, database=None)
         @given(strategy[kind])
         def check(text: str) -> None:
-            self.survives(made, small, Constraint(kind, text))
+            self.survives(subject, small, Constraint(kind, text))
 
         check()
 
     def survives(
         self,
-        made: StructuredOutput,
+        subject: StructuredOutput,
         small: StructuredOutputSetup,
         constraint: Constraint,
         seed: int = 0,
@@ -398,15 +398,15 @@ class StructuredOutputContract:
         """Check that the constraint is refused in words, or that 50 random tokens are drawn from
         its masks and undone without an exception. A backend may give up with a RequestError, which
         ends one request, but not at the first mask."""
-        if made.reject(constraint) is not None:
+        if subject.reject(constraint) is not None:
             return
         try:
-            grammar = made.compile(constraint).fork()
+            grammar = subject.compile(constraint).fork()
         except RequestError:
             return
         rng = np.random.default_rng(seed)
         tokens = 0
-        allowed = mask_of(made, grammar, small.vocab_size)
+        allowed = mask_of(subject, grammar, small.vocab_size)
         assert allowed.any(), f"{constraint}: no token is allowed at first"
         try:
             for _ in range(50):
@@ -416,13 +416,13 @@ class StructuredOutputContract:
                 token = int(rng.choice(np.flatnonzero(allowed)))
                 assert grammar.accept([token]) == 1, f"{constraint}: the mask allows token {token}"
                 tokens += 1
-                allowed = mask_of(made, grammar, small.vocab_size)
+                allowed = mask_of(subject, grammar, small.vocab_size)
             grammar.rollback(tokens)
             grammar.fork()
         except RequestError:
             return
 
-    def test_kinds_that_are_not_supported_are_refused(self, made: StructuredOutput) -> None:
+    def test_kinds_that_are_not_supported_are_refused(self, subject: StructuredOutput) -> None:
         texts = {
             "json": "{}",
             "choice": '["a"]',
@@ -433,10 +433,10 @@ class StructuredOutputContract:
         }
         for kind, text in texts.items():
             if kind not in self.kinds:
-                assert made.reject(Constraint(kind, text)) is not None, kind  # type: ignore[arg-type]
+                assert subject.reject(Constraint(kind, text)) is not None, kind  # type: ignore[arg-type]
 
     def test_options_are_honoured_or_refused(
-        self, made: StructuredOutput, small: StructuredOutputSetup
+        self, subject: StructuredOutput, small: StructuredOutputSetup
     ) -> None:
         schema = {
             "type": "object",
@@ -445,16 +445,18 @@ class StructuredOutputContract:
         }
         text = json.dumps(schema)
         rng = np.random.default_rng(0)
-        if grammar := compile_or_none(made, Constraint("json", text, disable_any_whitespace=True)):
+        if grammar := compile_or_none(
+            subject, Constraint("json", text, disable_any_whitespace=True)
+        ):
             for _ in range(10):
-                drawn = draw(made, grammar.fork(), small, rng)
+                drawn = draw(subject, grammar.fork(), small, rng)
                 assert drawn is None or not re.search(rb"\s\s|\n|\t|[\[{] | [\]}]", drawn)
         if grammar := compile_or_none(
-            made, Constraint("json", text, disable_additional_properties=True)
+            subject, Constraint("json", text, disable_additional_properties=True)
         ):
-            assert not self.accepts(made, small, grammar, '{"a": [true, true], "b": 1}')
-        if grammar := compile_or_none(made, Constraint("json", text, whitespace_pattern="_?")):
-            assert not self.accepts(made, small, grammar, '{ "a": [true, true]}')
+            assert not self.accepts(subject, small, grammar, '{"a": [true, true], "b": 1}')
+        if grammar := compile_or_none(subject, Constraint("json", text, whitespace_pattern="_?")):
+            assert not self.accepts(subject, small, grammar, '{ "a": [true, true]}')
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -467,7 +469,7 @@ class StructuredOutputContract:
 
     def walk(
         self,
-        made: StructuredOutput,
+        subject: StructuredOutput,
         small: StructuredOutputSetup,
         grammar: Grammar,
         rng: np.random.Generator,
@@ -476,7 +478,7 @@ class StructuredOutputContract:
         """Accept random allowed tokens. Return the tokens, the mask before each, and the mask after
         the last."""
         tokens: list[int] = []
-        masks = [mask_of(made, grammar, small.vocab_size)]
+        masks = [mask_of(subject, grammar, small.vocab_size)]
         while len(tokens) < length:
             allowed = np.flatnonzero(masks[-1])
             allowed = allowed[allowed != EOS]
@@ -484,48 +486,48 @@ class StructuredOutputContract:
                 break
             tokens.append(int(rng.choice(allowed)))
             assert grammar.accept(tokens[-1:]) == 1
-            masks.append(mask_of(made, grammar, small.vocab_size))
+            masks.append(mask_of(subject, grammar, small.vocab_size))
         return tokens, masks
 
     @pytest.mark.parametrize("seed", range(4))
     def test_rollback_undoes(
-        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+        self, subject: StructuredOutput, small: StructuredOutputSetup, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        grammar = made.compile(self.some_constraint()).fork()
-        tokens, masks = self.walk(made, small, grammar, rng, 24)
+        grammar = subject.compile(self.some_constraint()).fork()
+        tokens, masks = self.walk(subject, small, grammar, rng, 24)
         for _ in range(6):
             back = int(rng.integers(0, len(tokens) + 1))
             grammar.rollback(back)
             at = len(tokens) - back
-            assert (mask_of(made, grammar, small.vocab_size) == masks[at]).all()
+            assert (mask_of(subject, grammar, small.vocab_size) == masks[at]).all()
             assert grammar.accept(tokens[at:]) == back
-        assert (mask_of(made, grammar, small.vocab_size) == masks[-1]).all()
+        assert (mask_of(subject, grammar, small.vocab_size) == masks[-1]).all()
 
     @pytest.mark.parametrize("seed", range(4))
     def test_forks_are_independent(
-        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+        self, subject: StructuredOutput, small: StructuredOutputSetup, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        root = made.compile(self.some_constraint())
-        before = mask_of(made, root, small.vocab_size)
+        root = subject.compile(self.some_constraint())
+        before = mask_of(subject, root, small.vocab_size)
         grammar = root.fork()
-        _, masks = self.walk(made, small, grammar, rng, 9)
+        _, masks = self.walk(subject, small, grammar, rng, 9)
         copy = grammar.fork()
-        assert (mask_of(made, copy, small.vocab_size) == masks[-1]).all()
-        more, _ = self.walk(made, small, copy, rng, 5)
-        assert (mask_of(made, grammar, small.vocab_size) == masks[-1]).all()
+        assert (mask_of(subject, copy, small.vocab_size) == masks[-1]).all()
+        more, _ = self.walk(subject, small, copy, rng, 5)
+        assert (mask_of(subject, grammar, small.vocab_size) == masks[-1]).all()
         assert grammar.accept(more) == len(more)
-        assert (mask_of(made, root, small.vocab_size) == before).all()
+        assert (mask_of(subject, root, small.vocab_size) == before).all()
 
     @pytest.mark.parametrize("seed", range(3))
     def test_accept_agrees_with_the_mask(
-        self, made: StructuredOutput, small: StructuredOutputSetup, seed: int
+        self, subject: StructuredOutput, small: StructuredOutputSetup, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        grammar = made.compile(self.some_constraint()).fork()
-        self.walk(made, small, grammar, rng, int(rng.integers(0, 20)))
-        mask = mask_of(made, grammar, small.vocab_size)
+        grammar = subject.compile(self.some_constraint()).fork()
+        self.walk(subject, small, grammar, rng, int(rng.integers(0, 20)))
+        mask = mask_of(subject, grammar, small.vocab_size)
         known = [
             token
             for token in range(small.vocab_size)
@@ -543,39 +545,41 @@ class StructuredOutputContract:
         assert not mask[VOCAB_SIZE - 6 :].any(), "ids without a token must never be allowed"
 
     def test_a_batch_is_filled_as_its_rows(
-        self, made: StructuredOutput, small: StructuredOutputSetup
+        self, subject: StructuredOutput, small: StructuredOutputSetup
     ) -> None:
         rng = np.random.default_rng(1)
         constraints = [self.some_constraint(), Constraint("choice", json.dumps(cases.CHOICES[0]))]
         if "regex" in self.kinds:
             constraints.append(Constraint("regex", "a+b"))
-        roots = [made.compile(constraint) for constraint in constraints]
+        roots = [subject.compile(constraint) for constraint in constraints]
         grammars = [roots[i % len(roots)].fork() for i in range(11)]
         for grammar in grammars:
-            self.walk(made, small, grammar, rng, int(rng.integers(0, 4)))
+            self.walk(subject, small, grammar, rng, int(rng.integers(0, 4)))
         bits = np.zeros((len(grammars), -(-small.vocab_size // 32)), np.uint32)
-        made.fill(grammars, bits)
+        subject.fill(grammars, bits)
         whole = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[
             :, : small.vocab_size
         ].astype(bool)
         for grammar, row in zip(grammars, whole, strict=True):
-            assert (mask_of(made, grammar, small.vocab_size) == row).all()
+            assert (mask_of(subject, grammar, small.vocab_size) == row).all()
 
     def test_a_model_without_end_of_sequence(self) -> None:
         """The text must end where nothing may follow, or the backend refuses the constraint."""
         vocabulary = Vocabulary(small_setup().vocabulary.token_bytes, frozenset({EOS}), ())
         setup = StructuredOutputSetup(VOCAB_SIZE, lambda: vocabulary)
-        made = self.backend(setup)
-        grammar = compile_or_none(made, Constraint("choice", '["ab"]'))
+        subject = self.backend(setup)
+        grammar = compile_or_none(subject, Constraint("choice", '["ab"]'))
         if grammar is not None:
-            assert grammar.accept(list(b"ab")) == 2 and not mask_of(made, grammar, VOCAB_SIZE).any()
+            assert (
+                grammar.accept(list(b"ab")) == 2 and not mask_of(subject, grammar, VOCAB_SIZE).any()
+            )
 
     def test_compiling_in_several_threads(self, small: StructuredOutputSetup) -> None:
-        made = self.backend(small)
+        subject = self.backend(small)
         constraints = [Constraint("choice", json.dumps([f"x{i}", f"y{i}"])) for i in range(8)]
         with ThreadPoolExecutor(4) as threads:
-            grammars = list(threads.map(made.compile, constraints))
+            grammars = list(threads.map(subject.compile, constraints))
         for i, grammar in enumerate(grammars):
-            assert self.accepts(made, small, grammar, f"x{i}") and not self.accepts(
-                made, small, grammar, f"x{i + 1}"
+            assert self.accepts(subject, small, grammar, f"x{i}") and not self.accepts(
+                subject, small, grammar, f"x{i + 1}"
             )

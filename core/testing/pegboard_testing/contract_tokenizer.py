@@ -43,27 +43,27 @@ class TokenizerContract:
         raise AssertionError("override TokenizerContract.tokenizer")
 
     @pytest.fixture
-    def made(self) -> Tokenizer:
+    def subject(self) -> Tokenizer:
         return self.tokenizer()
 
-    def token_ids(self, made: Tokenizer, seed: int) -> list[int]:
+    def token_ids(self, subject: Tokenizer, seed: int) -> list[int]:
         """Make random ids of a text, of arbitrary tokens (parts of characters, special tokens), or
         of both."""
         rng = np.random.default_rng(seed)
-        text = made.encode(TEXTS[seed % len(TEXTS)], add_special_tokens=False)
-        anything = rng.integers(0, made.vocabulary().size, int(rng.integers(0, 30))).tolist()
+        text = subject.encode(TEXTS[seed % len(TEXTS)], add_special_tokens=False)
+        anything = rng.integers(0, subject.vocabulary().size, int(rng.integers(0, 30))).tolist()
         return [*text, *anything] if seed % 3 else text or anything
 
     def streamed(
         self,
-        made: Tokenizer,
+        subject: Tokenizer,
         prompt: Sequence[int],
         ids: Sequence[int],
         cuts: Sequence[int],
         skip: bool,
     ) -> str:
         """Return the text of `ids`, which are pushed into a stream in pieces."""
-        stream = made.stream(prompt, skip_special_tokens=skip)
+        stream = subject.stream(prompt, skip_special_tokens=skip)
         borders = [0, *sorted(cuts), len(ids)]
         pieces = [stream.push(list(ids[a:b])) for a, b in zip(borders, borders[1:], strict=False)]
         return "".join(pieces) + stream.flush()
@@ -71,50 +71,50 @@ class TokenizerContract:
     # --- text to ids and back ---------------------------------------------------------------------
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_decode_gives_back_what_was_encoded(self, made: Tokenizer, text: str) -> None:
-        ids = made.encode(text, add_special_tokens=False)
-        assert all(0 <= token < made.vocabulary().size for token in ids)
-        assert ids == made.encode(text, add_special_tokens=False)
+    def test_decode_gives_back_what_was_encoded(self, subject: Tokenizer, text: str) -> None:
+        ids = subject.encode(text, add_special_tokens=False)
+        assert all(0 <= token < subject.vocabulary().size for token in ids)
+        assert ids == subject.encode(text, add_special_tokens=False)
         if self.round_trips:
-            assert made.decode(ids, skip_special_tokens=False) == text
+            assert subject.decode(ids, skip_special_tokens=False) == text
 
-    def test_special_tokens_are_added_only_when_asked_for(self, made: Tokenizer) -> None:
-        plain = made.encode("hello", add_special_tokens=False)
-        full = made.encode("hello", add_special_tokens=True)
-        special = made.vocabulary().special_token_ids
+    def test_special_tokens_are_added_only_when_asked_for(self, subject: Tokenizer) -> None:
+        plain = subject.encode("hello", add_special_tokens=False)
+        full = subject.encode("hello", add_special_tokens=True)
+        special = subject.vocabulary().special_token_ids
         assert not special & set(plain)
         assert [token for token in full if token not in special] == plain
 
-    def test_special_tokens_written_in_the_text_are_recognised(self, made: Tokenizer) -> None:
+    def test_special_tokens_written_in_the_text_are_recognised(self, subject: Tokenizer) -> None:
         """A special token that a chat template writes becomes the token itself. If decode skips it,
         the text around it stays."""
         num_seen = 0
-        for token in sorted(made.vocabulary().special_token_ids):
-            written = made.decode([token], skip_special_tokens=False)
-            ids = made.encode(written, add_special_tokens=False)
+        for token in sorted(subject.vocabulary().special_token_ids):
+            written = subject.decode([token], skip_special_tokens=False)
+            ids = subject.encode(written, add_special_tokens=False)
             num_seen += ids == [token]
-            assert not made.decode([token], skip_special_tokens=True)
+            assert not subject.decode([token], skip_special_tokens=True)
         assert num_seen, "no special token is recognized in text"
 
-    def test_text_without_utf8_is_the_requests_error(self, made: Tokenizer) -> None:
+    def test_text_without_utf8_is_the_requests_error(self, subject: Tokenizer) -> None:
         for text in ("\ud800", "a \udfff b"):
             with pytest.raises(RequestError, match="UTF-8"):
-                made.encode(text, add_special_tokens=False)
+                subject.encode(text, add_special_tokens=False)
 
-    def test_ids_outside_the_vocabulary_have_no_text(self, made: Tokenizer) -> None:
+    def test_ids_outside_the_vocabulary_have_no_text(self, subject: Tokenizer) -> None:
         """The embedding may have more rows than the tokenizer has tokens."""
-        ids = made.encode("hello", add_special_tokens=False)
-        size = made.vocabulary().size
-        assert made.decode([size, *ids, size + 1000], skip_special_tokens=False) == made.decode(
-            ids, skip_special_tokens=False
-        )
-        assert made.decode([], skip_special_tokens=True) == ""
+        ids = subject.encode("hello", add_special_tokens=False)
+        size = subject.vocabulary().size
+        assert subject.decode(
+            [size, *ids, size + 1000], skip_special_tokens=False
+        ) == subject.decode(ids, skip_special_tokens=False)
+        assert subject.decode([], skip_special_tokens=True) == ""
 
     # --- the vocabulary ---------------------------------------------------------------------------
 
-    def test_the_vocabulary_is_complete_and_kept(self, made: Tokenizer) -> None:
-        vocabulary = made.vocabulary()
-        assert vocabulary is made.vocabulary(), "compute the vocabulary once: it is read often"
+    def test_the_vocabulary_is_complete_and_kept(self, subject: Tokenizer) -> None:
+        vocabulary = subject.vocabulary()
+        assert vocabulary is subject.vocabulary(), "compute the vocabulary once: it is read often"
         assert isinstance(vocabulary, Vocabulary) and vocabulary.size > 0
         tokens = {*vocabulary.special_token_ids, *vocabulary.eos_token_ids}
         tokens |= {vocabulary.bos_token_id} if vocabulary.bos_token_id is not None else set()
@@ -123,13 +123,13 @@ class TokenizerContract:
         assert all(isinstance(data, bytes) for data in vocabulary.token_bytes)
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_the_bytes_of_the_tokens_spell_the_text(self, made: Tokenizer, text: str) -> None:
+    def test_the_bytes_of_the_tokens_spell_the_text(self, subject: Tokenizer, text: str) -> None:
         """Grammars rely on the bytes of tokens. Tokenizers may differ in whether they add a space
         before the first word."""
         if self.round_trips:
-            table = made.vocabulary().token_bytes
+            table = subject.vocabulary().token_bytes
             spelled = b"".join(
-                table[token] for token in made.encode(text, add_special_tokens=False)
+                table[token] for token in subject.encode(text, add_special_tokens=False)
             )
             assert spelled.decode("utf-8") in (text, " " + text, text.removeprefix(" "))
 
@@ -137,52 +137,52 @@ class TokenizerContract:
 
     @pytest.mark.parametrize("skip", [False, True])
     @pytest.mark.parametrize("seed", range(24))
-    def test_a_stream_ends_as_decode_says(self, made: Tokenizer, seed: int, skip: bool) -> None:
+    def test_a_stream_ends_as_decode_says(self, subject: Tokenizer, seed: int, skip: bool) -> None:
         """The text is always the same, whether ids are pushed at once, one by one, in any pieces,
         or after a prefix."""
         rng = np.random.default_rng(seed)
-        ids = self.token_ids(made, seed)
-        whole = made.decode(ids, skip_special_tokens=skip)
+        ids = self.token_ids(subject, seed)
+        whole = subject.decode(ids, skip_special_tokens=skip)
         for cuts in ([], list(range(1, len(ids))), rng.integers(0, len(ids) + 1, 4).tolist()):
-            assert self.streamed(made, [], ids, cuts, skip) == whole
+            assert self.streamed(subject, [], ids, cuts, skip) == whole
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_a_prompt_is_context_and_no_output(self, made: Tokenizer, seed: int) -> None:
-        prompt = made.encode("Once upon a time", add_special_tokens=True)
-        ids = made.encode(TEXTS[seed], add_special_tokens=False)
+    def test_a_prompt_is_context_and_no_output(self, subject: Tokenizer, seed: int) -> None:
+        prompt = subject.encode("Once upon a time", add_special_tokens=True)
+        ids = subject.encode(TEXTS[seed], add_special_tokens=False)
         cuts = list(range(1, len(ids)))
-        found = self.streamed(made, prompt, ids, cuts, True)
+        output = self.streamed(subject, prompt, ids, cuts, True)
         assert (
-            made.decode([*prompt, *ids], skip_special_tokens=True)
-            == made.decode(prompt, skip_special_tokens=True) + found
+            subject.decode([*prompt, *ids], skip_special_tokens=True)
+            == subject.decode(prompt, skip_special_tokens=True) + output
         )
 
     @pytest.mark.parametrize("text", TEXTS)
-    def test_no_half_character_leaves_a_stream(self, made: Tokenizer, text: str) -> None:
-        stream = made.stream([], skip_special_tokens=True)
+    def test_no_half_character_leaves_a_stream(self, subject: Tokenizer, text: str) -> None:
+        stream = subject.stream([], skip_special_tokens=True)
         assert not any(
             "\ufffd" in stream.push([token])
-            for token in made.encode(text, add_special_tokens=False)
+            for token in subject.encode(text, add_special_tokens=False)
         )
 
-    def test_threads_share_a_tokenizer(self, made: Tokenizer) -> None:
-        expected = [made.encode(text, add_special_tokens=True) for text in TEXTS]
+    def test_threads_share_a_tokenizer(self, subject: Tokenizer) -> None:
+        expected = [subject.encode(text, add_special_tokens=True) for text in TEXTS]
         with ThreadPoolExecutor(4) as pool:
-            found = list(
-                pool.map(lambda text: made.encode(text, add_special_tokens=True), TEXTS * 5)
+            actual = list(
+                pool.map(lambda text: subject.encode(text, add_special_tokens=True), TEXTS * 5)
             )
-        assert found == expected * 5
+        assert actual == expected * 5
 
     # --- chat templates ---------------------------------------------------------------------------
 
     def test_a_template_is_rendered(self) -> None:
-        made = self.tokenizer(TEMPLATE)
+        subject = self.tokenizer(TEMPLATE)
         for adds in (False, True):
-            rendered = made.render(
+            rendered = subject.render(
                 Chat(messages=[{"role": "user", "content": "hi"}], add_special_tokens=adds)
             )
             assert rendered.text == "[user]hi"
-            assert list(rendered.token_ids) == made.encode("[user]hi", add_special_tokens=adds)
+            assert list(rendered.token_ids) == subject.encode("[user]hi", add_special_tokens=adds)
 
     def test_the_requests_own_template_wins(self) -> None:
         chat = Chat(
@@ -206,56 +206,70 @@ class TokenizerContract:
         with pytest.raises(RequestError):
             self.tokenizer().render(Chat(messages=[], chat_template=evil))
 
-    def test_the_names_of_transformers_agree_with_the_interface(self, made: Tokenizer) -> None:
+    def test_the_names_of_transformers_agree_with_the_interface(self, subject: Tokenizer) -> None:
         """A tokenizer that derives from `pegboard_chat.TransformersMethods` gives scripts what they
         expect."""
-        if not callable(made):
+        if not callable(subject):
             pytest.skip("it has only the interface")
-        own: Any = made
-        known = made.vocabulary()
+        as_transformers: Any = subject
+        known = subject.vocabulary()
         for text in TEXTS:
-            ids = made.encode(text, add_special_tokens=True)
-            assert own.encode(text) == own(text).input_ids == own([text])["input_ids"][0] == ids
-            assert own(text)["attention_mask"] == [1] * len(ids)
-            assert own.encode(text, False) == made.encode(text, add_special_tokens=False)
-            assert own.decode(ids) == made.decode(ids, skip_special_tokens=False)
+            ids = subject.encode(text, add_special_tokens=True)
             assert (
-                own.decode(ids, True)
-                == own.batch_decode([ids], True)[0]
-                == made.decode(ids, skip_special_tokens=True)
+                as_transformers.encode(text)
+                == as_transformers(text).input_ids
+                == as_transformers([text])["input_ids"][0]
+                == ids
             )
-            assert own.tokenize(text) == own.convert_ids_to_tokens(own.encode(text, False))
-        vocabulary = own.get_vocab()
-        assert len(own) == own.vocab_size == known.size >= len(vocabulary)
-        assert set(own.all_special_ids) == known.special_token_ids
-        assert own.convert_tokens_to_ids(own.all_special_tokens) == own.all_special_ids
+            assert as_transformers(text)["attention_mask"] == [1] * len(ids)
+            assert as_transformers.encode(text, False) == subject.encode(
+                text, add_special_tokens=False
+            )
+            assert as_transformers.decode(ids) == subject.decode(ids, skip_special_tokens=False)
+            assert (
+                as_transformers.decode(ids, True)
+                == as_transformers.batch_decode([ids], True)[0]
+                == subject.decode(ids, skip_special_tokens=True)
+            )
+            assert as_transformers.tokenize(text) == as_transformers.convert_ids_to_tokens(
+                as_transformers.encode(text, False)
+            )
+        vocabulary = as_transformers.get_vocab()
+        assert len(as_transformers) == as_transformers.vocab_size == known.size >= len(vocabulary)
+        assert set(as_transformers.all_special_ids) == known.special_token_ids
         assert (
-            own.convert_tokens_to_ids("no such token at all") is None and own.pad_token_id is None
+            as_transformers.convert_tokens_to_ids(as_transformers.all_special_tokens)
+            == as_transformers.all_special_ids
         )
         assert (
-            own.eos_token_id in known.eos_token_ids
-            and own.decode(own.eos_token_id) == own.eos_token
+            as_transformers.convert_tokens_to_ids("no such token at all") is None
+            and as_transformers.pad_token_id is None
         )
         assert (
-            own.convert_tokens_to_ids(own.eos_token) == own.eos_token_id
-            and vocabulary[own.eos_token] == own.eos_token_id
+            as_transformers.eos_token_id in known.eos_token_ids
+            and as_transformers.decode(as_transformers.eos_token_id) == as_transformers.eos_token
         )
-        assert own.special_tokens_map["eos_token"] == own.eos_token
-        assert own.bos_token_id == known.bos_token_id and (own.bos_token is None) is (
-            known.bos_token_id is None
+        assert (
+            as_transformers.convert_tokens_to_ids(as_transformers.eos_token)
+            == as_transformers.eos_token_id
+            and vocabulary[as_transformers.eos_token] == as_transformers.eos_token_id
         )
+        assert as_transformers.special_tokens_map["eos_token"] == as_transformers.eos_token
+        assert as_transformers.bos_token_id == known.bos_token_id and (
+            as_transformers.bos_token is None
+        ) is (known.bos_token_id is None)
 
     def test_a_chat_template_is_applied_as_by_transformers(self) -> None:
-        made: Any = self.tokenizer(TEMPLATE)
-        if not callable(made):
+        subject: Any = self.tokenizer(TEMPLATE)
+        if not callable(subject):
             pytest.skip("it has only the interface")
         messages = [{"role": "user", "content": "hi"}]
-        rendered = made.render(Chat(messages=messages, add_generation_prompt=False))
-        assert made.apply_chat_template(messages) == list(rendered.token_ids)
-        assert made.apply_chat_template(messages, tokenize=False) == (
-            rendered.text or made.decode(rendered.token_ids)
+        rendered = subject.render(Chat(messages=messages, add_generation_prompt=False))
+        assert subject.apply_chat_template(messages) == list(rendered.token_ids)
+        assert subject.apply_chat_template(messages, tokenize=False) == (
+            rendered.text or subject.decode(rendered.token_ids)
         )
         with pytest.raises(RequestError, match="cannot both be true"):
-            made.apply_chat_template(
+            subject.apply_chat_template(
                 messages, add_generation_prompt=True, continue_final_message=True
             )

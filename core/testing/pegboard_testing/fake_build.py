@@ -21,10 +21,10 @@ from pegboard.plugins.registry import Registry
 
 def adapter_rows(slots: Sequence[int], num_slots: int) -> AdapterRows:
     """Return rows with these adapter slots, grouped as a worker does it."""
-    found = torch.tensor(list(slots), dtype=torch.int64)
+    rows = torch.tensor(list(slots), dtype=torch.int64)
     starts = torch.zeros(num_slots + 2, dtype=torch.int32)
-    starts[1:] = torch.bincount(found, minlength=num_slots + 1).cumsum(0)
-    return AdapterRows(found.argsort(stable=True).int(), starts)
+    starts[1:] = torch.bincount(rows, minlength=num_slots + 1).cumsum(0)
+    return AdapterRows(rows.argsort(stable=True).int(), starts)
 
 
 def adapter_product(slots: Any, slot: int) -> Tensor:

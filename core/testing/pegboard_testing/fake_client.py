@@ -163,11 +163,11 @@ class FakeEngineClient:
 
     def models(self) -> Sequence[ServedModel]:
         base = self._models[0]
-        found = [
+        adapters = [
             replace(base, name=name, root=one.lora_path, parent=base.name)
             for name, one in self.adapters.items()
         ]
-        return [*self._models, *found]
+        return [*self._models, *adapters]
 
     async def adapter(self, name: str) -> "LoRARequest | None":
         return self.adapters.get(name)
@@ -397,13 +397,13 @@ def fake_logprobs(token: int, num_top: int) -> dict[int, Logprob]:
     def entry(candidate: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, tokenizer.decode([candidate], skip_special_tokens=False))
 
-    found = {token: entry(token, -0.25, 2)}
+    entries = {token: entry(token, -0.25, 2)}
     for rank in [rank for rank in range(1, num_top + 1) if rank != 2]:
         other = (token + rank) % 256
-        found[other] = entry(other, -0.125 if rank == 1 else -float(rank), rank)
+        entries[other] = entry(other, -0.125 if rank == 1 else -float(rank), rank)
     if num_top > 2:
-        found[(token + num_top) % 256].logprob = float("-inf")
-    return found
+        entries[(token + num_top) % 256].logprob = float("-inf")
+    return entries
 
 
 def _prompt_logprobs(

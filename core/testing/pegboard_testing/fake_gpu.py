@@ -301,20 +301,20 @@ class FakeGraph:
         self.calls = calls
         self.outputs = outputs
         self.size = size
-        self.own: list[Tensor] = []
+        self.results: list[Tensor] = []
         with torch._C.DisableTorchFunction():
             known = {
                 _storage(tensor)
                 for _, args, kwargs, _ in calls
                 for tensor in _tensors((args, kwargs))
             }
-            made: set[int] = set()
+            fresh: set[int] = set()
             for _, args, _, out in calls:
                 given = {_storage(tensor) for tensor in _tensors(args)}
                 for tensor in _tensors(out):
-                    if _storage(tensor) not in given and _storage(tensor) not in made:
-                        made.add(_storage(tensor))
-                        self.own.append(tensor)
+                    if _storage(tensor) not in given and _storage(tensor) not in fresh:
+                        fresh.add(_storage(tensor))
+                        self.results.append(tensor)
             assert known or not calls
 
     def __call__(self, num_rows: int) -> tuple[Tensor, ...]:
@@ -323,7 +323,7 @@ class FakeGraph:
         _gpu().replays += 1
         with torch._C.DisableTorchFunction():
             for other in self.replay.graphs:
-                for tensor in other.own if other is not self else ():
+                for tensor in other.results if other is not self else ():
                     tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
             for operator, args, kwargs, out in self.calls:
                 again = operator(*args, **kwargs)
@@ -342,7 +342,7 @@ class FakeGPUPlatform:
     largest size leaves free."""
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.made: list[FakeReplay] = []
+        self.replays: list[FakeReplay] = []
         self.all_copies = FakeCopies()
 
     def start(self, local_rank: int) -> Device:
@@ -364,8 +364,8 @@ class FakeGPUPlatform:
         return self.all_copies
 
     def replay(self, programs: Callable[[], Replay] | None) -> FakeReplay:
-        self.made.append(FakeReplay())
-        return self.made[-1]
+        self.replays.append(FakeReplay())
+        return self.replays[-1]
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         return {

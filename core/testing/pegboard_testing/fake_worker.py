@@ -121,13 +121,13 @@ class FakeWorker:
         that a real worker refuses."""
         if method not in START_CALLS | SERVING_CALLS | ENGINE_CALLS:
             raise ConfigError(f"workers have no method {method!r}")
-        own = {
+        methods = {
             "read_adapter": self._read_adapter,
             "load_adapter": self._load_adapter,
             "drop_adapters": self._drop_adapters,
             "update_weights": self._update_weights,
         }
-        return own[method](*args) if method in own else None  # type: ignore[operator]
+        return methods[method](*args) if method in methods else None  # type: ignore[operator]
 
     def _update_weights(self, checkpoint: Checkpoint) -> None:
         self.model.weights = weights_of(checkpoint.path.name)

@@ -22,8 +22,8 @@ def unnamed_bytes(weight: Any) -> int:
     """Return the bytes of all tensors that can be reached from a weight through attributes and
     collections, without those that it names. They stay while the engine sleeps."""
     named = set(_storages(weight.tensors()))
-    found = _storages(_reachable(weight))
-    return sum(size for address, size in found.items() if address not in named)
+    sizes = _storages(_reachable(weight))
+    return sum(size for address, size in sizes.items() if address not in named)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:

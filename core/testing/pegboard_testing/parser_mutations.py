@@ -23,24 +23,24 @@ DAMAGE = ("?", ",,", '"', "}", "{", "]", "\n", "x y")
 def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:
     """Return the text with one mistake: cut off, a token left out, doubled or exchanged with
     another, or broken JSON."""
-    found = (
+    spans = (
         [match.span() for match in re.finditer("|".join(map(re.escape, tokens)), text)]
         if tokens
         else []
     )
     kind = rng.choice(["cut", "drop", "double", "swap", "json", "json"])
-    if kind == "cut" or (kind != "json" and not found):
+    if kind == "cut" or (kind != "json" and not spans):
         return text[: rng.randint(0, len(text))]
     if kind == "json":
         places = [match.start() for match in SIGNS.finditer(text)] or [0]
         place = rng.choice(places)
         return text[:place] + rng.choice(("", *DAMAGE)) + text[place + rng.randint(0, 1) :]
-    start, end = rng.choice(found)
+    start, end = rng.choice(spans)
     if kind == "drop":
         return text[:start] + text[end:]
     if kind == "double":
         return text[:end] + text[start:]
-    other_start, other_end = rng.choice(found)
+    other_start, other_end = rng.choice(spans)
     (a, b), (c, d) = sorted([(start, end), (other_start, other_end)])
     return text if a == c else text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:]
 

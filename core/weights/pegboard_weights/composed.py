@@ -112,15 +112,15 @@ class Hadamard:
         self.size = size
 
     def of(self, x: Tensor) -> Tensor:
-        found = x
+        out = x
         width = 1
         while width < self.size:
-            pairs = found.reshape(len(x), -1, 2, width)
+            pairs = out.reshape(len(x), -1, 2, width)
             low = pairs[:, :, 0]
             high = pairs[:, :, 1]
-            found = torch.stack((low + high, low - high), 2)
+            out = torch.stack((low + high, low - high), 2)
             width = 2 * width
-        return found.reshape(x.shape) * self.size**-0.5
+        return out.reshape(x.shape) * self.size**-0.5
 
     def undone(self, dense: Tensor) -> Tensor:
         return self.of(dense)

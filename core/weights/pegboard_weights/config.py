@@ -64,10 +64,10 @@ class QuantConfig:
         value = self.values.get(name)
         if value is None:
             return None
-        found = (
+        match = (
             re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
         )
-        sizes = value if found is None else [int(size) for size in found.groups()]
+        sizes = value if match is None else [int(size) for size in match.groups()]
         is_pair = isinstance(sizes, list | tuple) and len(sizes) == 2
         if not is_pair or not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes):
             raise self.error(name, value, f"needs two positive numbers of at most {MAX_SIZE}")

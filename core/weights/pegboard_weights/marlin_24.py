@@ -145,5 +145,5 @@ def _places(meta: Tensor, rows: int, num_kept: int) -> Tensor:
     to_column = to_column - turned
     numbers = meta[to_column // 2 * (2 * rows) + 2 * to_row + to_column % 2].int()
     place = torch.arange(8)
-    found = numbers[..., None] >> 2 * place & 3
-    return (16 * column[..., None] + 4 * (place // 2) + found).view(rows, -1)
+    place_in_four = numbers[..., None] >> 2 * place & 3
+    return (16 * column[..., None] + 4 * (place // 2) + place_in_four).view(rows, -1)

@@ -15,18 +15,18 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
     *outer, num_words = words.shape
     stream = words.view(torch.uint8)  # little-endian, as the files are
     if bits == 8:
-        found = stream
+        out = stream
     elif bits == 4:
-        found = torch.stack((stream & 15, stream >> 4), dim=-1)
+        out = torch.stack((stream & 15, stream >> 4), dim=-1)
     elif bits == 2:
-        found = torch.stack([stream >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+        out = torch.stack([stream >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
     else:  # 8 integers take `bits` bytes
         stream = functional.pad(stream, (0, -(num_words * 4) % bits))
         groups = stream.reshape(*outer, -1, bits).long()
         joined = groups[..., 0]
         for i in range(1, bits):
             joined = joined | groups[..., i] << (8 * i)
-        found = torch.stack(
-            [joined >> (bits * i) & ((1 << bits) - 1) for i in range(8)], dim=-1
-        ).to(torch.uint8)
-    return found.reshape(*outer, -1).movedim(-1, dim)
+        out = torch.stack([joined >> (bits * i) & ((1 << bits) - 1) for i in range(8)], dim=-1).to(
+            torch.uint8
+        )
+    return out.reshape(*outer, -1).movedim(-1, dim)

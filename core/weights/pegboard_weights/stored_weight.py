@@ -110,9 +110,9 @@ def stored_as(
 ) -> WantedWeight:
     """Return the tensor with the shape that the checkpoint has, if it is one of `shapes`, or else
     with the first."""
-    found = available.get(name)
+    weight = available.get(name)
     return WantedWeight(
-        name, found.shape if found is not None and found.shape in shapes else shapes[0]
+        name, weight.shape if weight is not None and weight.shape in shapes else shapes[0]
     )
 
 
@@ -177,14 +177,14 @@ class FormatMethod:
     def _weight(
         self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]
     ) -> StoredWeight | None:
-        found = {part: self.reader(module_of(part), layer) for part in parts}
-        if not any(found.values()):
+        readers = {part: self.reader(module_of(part), layer) for part in parts}
+        if not any(readers.values()):
             return None
         kind = StoredTable if isinstance(layer, EmbeddingLayer) else StoredWeight
         weight = kind(
             layer.path,
             shape,
-            {part: reader or PlainReader() for part, reader in found.items()},
+            {part: reader or PlainReader() for part, reader in readers.items()},
             self.setup,
         )
         weight.num_experts = 0 if isinstance(layer, EmbeddingLayer) else layer.num_experts
@@ -242,9 +242,9 @@ class StoredWeight:
         plain: routers of experts, which not all configs list."""
         wanted: list[WantedWeight] = []
         for part, reader in self.readers.items():
-            found = reader.tensors(part, self.shape[1], available)
+            tensors = reader.tensors(part, self.shape[1], available)
             plain = available.get(part.name)
-            others = {weight.name for weight in found} - {part.name}
+            others = {weight.name for weight in tensors} - {part.name}
             if (
                 plain is not None
                 and plain.stored in PLAIN
@@ -252,8 +252,8 @@ class StoredWeight:
                 and not others & available.keys()
             ):
                 self.readers[part] = PlainReader()
-                found = self.readers[part].tensors(part, self.shape[1], available)
-            wanted += found
+                tensors = self.readers[part].tensors(part, self.shape[1], available)
+            wanted += tensors
         self.wanted = {weight.name: weight for weight in wanted}
         return wanted
 
@@ -296,7 +296,7 @@ class StoredWeight:
     def _split(self, pieces: Pieces) -> list[Span]:
         """Return the spans of the weight, without their ops. Parts of the same form and transform
         are one span. If experts need several, none reaches from one expert to the next."""
-        found = [
+        reads = [
             Span(
                 *part.rows,
                 reader.form(part, self.shape[1], pieces),
@@ -306,14 +306,14 @@ class StoredWeight:
             for part, reader in self.readers.items()
         ]
         is_one = all(
-            span.form == found[0].form and are_equal(span.transform, found[0].transform)
-            for span in found
+            span.form == reads[0].form and are_equal(span.transform, reads[0].transform)
+            for span in reads
         )
         step = (
             self.shape[0] // self.num_experts if self.num_experts and not is_one else self.shape[0]
         )
         spans: list[Span] = []
-        for span in found:
+        for span in reads:
             last = spans[-1] if spans and span.start % step else None
             if (
                 last is not None
@@ -328,13 +328,15 @@ class StoredWeight:
         return spans
 
     def _transform(self, part: Part, reader: Reader, pieces: Pieces) -> Transform | None:
-        found = (
+        transform = (
             reader.transform(part, self.shape[1], pieces)
             if isinstance(reader, TransformReader)
             else None
         )
         return (
-            None if found is None else found.to(getattr(torch, self.setup.dtype), self.setup.device)
+            None
+            if transform is None
+            else transform.to(getattr(torch, self.setup.dtype), self.setup.device)
         )
 
     def _make(self, span: Span, pieces: Pieces) -> Any:

@@ -176,18 +176,18 @@ class NativeBlockWeight(PackedWeight):
     def can_keep(self) -> bool:
         return not self._orders
 
-    def checked(self, found: object, num_bytes: int) -> list[Run] | None:
-        runs = super().checked(found, num_bytes)
+    def checked(self, content: object, num_bytes: int) -> list[Run] | None:
+        runs = super().checked(content, num_bytes)
         return None if runs is None or any(run.order >= 0 for run in runs) else runs
 
     def _number_of(self, order: Tensor) -> int:
         """Return the number of this order of columns. Equal orders, for example of merged parts,
         have the same number."""
-        found = next(
+        index = next(
             (number for number, known in enumerate(self._orders) if torch.equal(known, order)), None
         )
-        if found is not None:
-            return found
+        if index is not None:
+            return index
         if self.segments:
             raise ModelError(
                 "a reload must not change the order of columns: load the checkpoint in a new engine"
@@ -213,17 +213,19 @@ class NativeBlockWeight(PackedWeight):
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
         kinds = {
-            tuple((s.start, s.stop, s.order is None, bytes(s.format)) for s in own)
-            for own in experts
+            tuple((s.start, s.stop, s.order is None, bytes(s.format)) for s in segments)
+            for segments in experts
         }
         if len(kinds) > 1 or any(segment.order is not None for segment in experts[0]):
             return None
         slices = []
-        for own in zip(*experts, strict=True):
-            products = [_arguments(segment, self.shape[1]) for segment in own]
+        for segments in zip(*experts, strict=True):
+            products = [_arguments(segment, self.shape[1]) for segment in segments]
             for expert, product in enumerate(products):
-                product.bias = None if bias is None else bias[expert, own[0].start :].data_ptr()
-            slices.append((own[0].stop - own[0].start, products))
+                product.bias = (
+                    None if bias is None else bias[expert, segments[0].start :].data_ptr()
+                )
+            slices.append((segments[0].stop - segments[0].start, products))
         return NativeExperts("experts_blocks", ExpertsBlocks, slices, _quantized, (experts, bias))
 
     def bind_lookup(self) -> "NativeBlockLookup":

@@ -196,8 +196,8 @@ def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
     """Return the path of a level's library. If necessary, compile and try it first. avoided:
     folders not to use. Raises ConfigError with the compiler's output, or with the reason why the
     trial failed or why no folder can take the library."""
-    if (found := find(level, avoided)) is not None:
-        return found
+    if (library := find(level, avoided)) is not None:
+        return library
     if (reason := failure(level)) is not None:
         raise ConfigError(f"the CPU kernels for {level} do not work on this machine: {reason}")
     command = compiler()

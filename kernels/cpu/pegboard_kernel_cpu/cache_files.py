@@ -52,15 +52,16 @@ def warn_once(message: str) -> None:
     log.warning("%s", message)
 
 
-def check_owner(found: os.stat_result, path: Path) -> None:
-    """Raises PermissionError if another user may have changed what is at `path`. found: its
+def check_owner(status: os.stat_result, path: Path) -> None:
+    """Raises PermissionError if another user may have changed the file at `path`. status: its
     stat."""
-    if found.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(
-            f"{path} belongs to another user (number {found.st_uid}), so its content is not trusted"
+            f"{path} belongs to another user (number {status.st_uid}), so its content is not "
+            "trusted"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
         raise PermissionError(
             f"other users may change {path} (mode {mode:o}), so it is not trusted: run chmod go-w "
             f"{path}"
@@ -73,11 +74,11 @@ def open_trusted(path: Path) -> int:
     # a pipe would otherwise wait for its writer
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         check_owner(path.parent.stat(), path.parent)
-        check_owner(found, path)
+        check_owner(status, path)
     except BaseException:
         os.close(number)
         raise

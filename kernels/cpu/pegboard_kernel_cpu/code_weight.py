@@ -194,14 +194,16 @@ class NativeCodeWeight(PackedWeight):
         return NativeCodeLinear(segments, shape)
 
     def together(self, experts: list[list[Segment]], bias: Tensor | None) -> NativeExperts | None:
-        if len({tuple((s.start, s.stop, *_kind(s)) for s in own) for own in experts}) > 1:
+        if len({tuple((s.start, s.stop, *_kind(s)) for s in segments) for segments in experts}) > 1:
             return None
         slices = []
-        for own in zip(*experts, strict=True):
-            products = [_arguments(segment, self.shape[1]) for segment in own]
+        for segments in zip(*experts, strict=True):
+            products = [_arguments(segment, self.shape[1]) for segment in segments]
             for expert, product in enumerate(products):
-                product.bias = None if bias is None else bias[expert, own[0].start :].data_ptr()
-            slices.append((own[0].stop - own[0].start, products))
+                product.bias = (
+                    None if bias is None else bias[expert, segments[0].start :].data_ptr()
+                )
+            slices.append((segments[0].stop - segments[0].start, products))
         return NativeExperts(
             "experts_codes", ExpertsCodes, slices, lambda x: ({"x": x}, []), (experts, bias)
         )

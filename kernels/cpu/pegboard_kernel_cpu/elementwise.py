@@ -65,11 +65,11 @@ def add_layer_norm(
 
 def _centred(weight: Tensor, bias: Tensor | None, eps: float, rows: Tensor) -> LayerNorm:
     columns = weight.shape[0]
-    made = LayerNorm(
+    call = LayerNorm(
         weight=weight.data_ptr(), columns=columns, parts=rows.shape[1] // columns, epsilon=eps
     )
-    made.bias = None if bias is None else bias.data_ptr()
-    return made
+    call.bias = None if bias is None else bias.data_ptr()
+    return call
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -72,15 +72,15 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
     the results keep their addresses."""
     slots = len(rows.starts) - 2
     num_experts = starts.shape[0] - 1
-    found = AdapterRows(
+    sorted_rows = AdapterRows(
         torch.zeros(places.shape[0] * places.shape[1], dtype=torch.int32),
         torch.zeros(slots * num_experts + 3, dtype=torch.int32),
     )
     arguments = ExpertAdapterRows(
         order=rows.order.data_ptr(),
         starts=rows.starts.data_ptr(),
-        to_order=found.order.data_ptr(),
-        to_starts=found.starts.data_ptr(),
+        to_order=sorted_rows.order.data_ptr(),
+        to_starts=sorted_rows.starts.data_ptr(),
         slots=slots,
         num_experts=num_experts,
         top_k=places.shape[1],
@@ -92,10 +92,10 @@ def expert_adapter_rows(rows: AdapterRows, places: Tensor, starts: Tensor) -> Ad
             arguments,
             {"places": places, "experts": starts},
             {},
-            (rows, found),
+            (rows, sorted_rows),
         ),
     )
-    return found._replace(starts=found.starts[:-1])
+    return sorted_rows._replace(starts=sorted_rows.starts[:-1])
 
 
 def lora_add(

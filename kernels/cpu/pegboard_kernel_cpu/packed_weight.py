@@ -152,12 +152,12 @@ class PackedWeight:
             )
         return offsets
 
-    def checked(self, found: object, num_bytes: int) -> list[Any] | None:
+    def checked(self, content: object, num_bytes: int) -> list[Any] | None:
         """Return the runs that a file names, or None if they are not runs of a weight of this shape
         that fill `num_bytes` bytes. The kernels would read beyond such a weight."""
         runs = []
         end = 0
-        for values in found if isinstance(found, list) else ():
+        for values in content if isinstance(content, list) else ():
             if not isinstance(values, list) or len(values) != len(self.RUN._fields):
                 return None
             run = self.RUN(*values)
@@ -189,9 +189,9 @@ class PackedWeight:
         real model has them."""
         rows = self.shape[0] // num_experts
         experts = [
-            own
+            segments
             for expert in range(num_experts)
-            if (own := self._of_expert(expert * rows, (expert + 1) * rows))
+            if (segments := self._of_expert(expert * rows, (expert + 1) * rows))
         ]
         if len(experts) < num_experts:
 
@@ -205,7 +205,9 @@ class PackedWeight:
             )
         if (together := self.together(experts, bias)) is not None:
             return together
-        return one_by_one([self.linear(own, (rows, self.shape[1])) for own in experts], rows, bias)
+        return one_by_one(
+            [self.linear(segments, (rows, self.shape[1])) for segments in experts], rows, bias
+        )
 
     def together(
         self, experts: list[list[Any]], bias: Tensor | None
@@ -221,7 +223,7 @@ class PackedWeight:
     def _of_expert(self, start: int, stop: int) -> list[Any] | None:
         """Return the segments of the rows [start, stop), counted from `start`. None = a group of
         rows would have to be cut, or rows are missing."""
-        found = []
+        segments = []
         at = start
         for segment in self.segments:
             first = max(start, segment.start)
@@ -238,8 +240,8 @@ class PackedWeight:
             size = self.group_bytes(segment)
             at = last
             packed = segment.packed[(first - segment.start) // GROUP * size :]
-            found.append(replace(segment, start=first - start, stop=last - start, packed=packed))
-        return found if at == stop else None
+            segments.append(replace(segment, start=first - start, stop=last - start, packed=packed))
+        return segments if at == stop else None
 
     def tensors(self) -> list[Tensor]:
         """Return the packed rows. Orders of columns and tables stay as the first load made them."""

@@ -35,8 +35,8 @@ def probe(facts: ProbeFacts) -> Verdict:
     )
     if find(level) is not None:
         return Ok({"level": level, "library": "compiled", **notes})
-    found = compiler()
-    if found is None:
+    program = compiler()
+    if program is None:
         return Absent(
             "no C compiler was found (cc, gcc or clang) and no library was compiled before: apt "
             "install gcc"
@@ -46,7 +46,7 @@ def probe(facts: ProbeFacts) -> Verdict:
             f"no folder can take the compiled library ({reason}): free some space, or set "
             "PEGBOARD_CACHE"
         )
-    return Ok({"level": level, "library": f"will be compiled with {found}", **notes})
+    return Ok({"level": level, "library": f"will be compiled with {program}", **notes})
 
 
 def probe_onednn(facts: ProbeFacts) -> Verdict:

@@ -169,13 +169,13 @@ class RepackFiles:
         limit. Returns whether they are."""
         if self._total is not None and self._total + size <= self.limit_bytes:
             return True
-        found = []
+        files = []
         for file in self.root.glob(f"*/*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process has just deleted it
                 stat = file.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, file))
-        self._total = sum(length for _, length, _ in found)
-        for _, length, file in sorted(found):
+                files.append((stat.st_mtime_ns, stat.st_size, file))
+        self._total = sum(length for _, length, _ in files)
+        for _, length, file in sorted(files):
             if self._total + size <= self.limit_bytes:
                 break
             if file not in self.in_use:
@@ -229,7 +229,7 @@ def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
         return None
     try:
         content = json.loads(text)
-        found = content["key"]
+        stored = content["key"]
         num_bytes = content["size"]
         facts = content["facts"]
         checksum = content["sum"]
@@ -237,7 +237,7 @@ def _unpack(mapped: mmap.mmap, key: str) -> Packed | None:
         return None
     start = _HEAD.size + size + -(_HEAD.size + size) % PAGE
     if (
-        found != key
+        stored != key
         or not isinstance(facts, dict)
         or type(num_bytes) is not int
         or start + num_bytes != len(mapped)

@@ -147,8 +147,8 @@ class Recorder:
             args = _limited(*args)
         if name in PRODUCTS:
             name, args = "mul", (args[0], PRODUCTS[name](*args))
-        if name in POINTWISE and (found := self._pointwise(name, *args)) is not None:
-            return found
+        if name in POINTWISE and (result := self._pointwise(name, *args)) is not None:
+            return result
         if name == "cat" and args[1:] in ((1,), (-1,)):
             joined = self._joined(args[0])
             if joined is not None or (joined := self._copied(args[0])) is not None:
@@ -278,9 +278,9 @@ class Recorder:
     def turned(self, x: Value, cos: Tensor, sin: Tensor, pairs: bool) -> Value:
         """Return a stand-in for x with its channels rotated. The kernel that takes it rotates
         them."""
-        made = self.value(x.numel() // self.rows)
-        made.buffer.turn = Turn(x, cos, sin, pairs)
-        return made.view(x.shape)
+        out = self.value(x.numel() // self.rows)
+        out.buffer.turn = Turn(x, cos, sin, pairs)
+        return out.view(x.shape)
 
     def take_turn(self, *values: Tensor | None) -> tuple[list[Tensor | None], Turn | None]:
         """Return the values before their rotation, and the rotation, which must be the same for
@@ -311,9 +311,9 @@ class Recorder:
         if known is not None and value.is_whole:
             return known
         width = value.shape[1]
-        made = new(value, width, torch.int8), new(value, width // 32), new(value, width // 16)
+        parts = new(value, width, torch.int8), new(value, width // 32), new(value, width // 16)
         fields: dict[str, Tensor] = dict(
-            zip(("to.codes", "to.scales", "to.sums"), made, strict=True)
+            zip(("to.codes", "to.scales", "to.sums"), parts, strict=True)
         )
         producer = self._producer(value) if order is None else None
         if producer is not None and hasattr(producer.arguments, "to"):
@@ -321,8 +321,8 @@ class Recorder:
         else:
             submit(value, quantize_call(value, order, fields))
         if value.is_whole:
-            self._quantized[key] = made
-        return made
+            self._quantized[key] = parts
+        return parts
 
     def _producer(self, value: Value) -> Call | None:
         """Return the call that wrote the value last, or None if no call wrote exactly the value."""

@@ -263,5 +263,7 @@ def _memory(state: Tensor, rows: StateRows, **weights: Tensor | None) -> dict[st
         rows.seq_lens.data_ptr(),
         rows.query_start_loc.data_ptr(),
     )
-    own = {name: None if weight is None else weight.data_ptr() for name, weight in weights.items()}
-    return {"rows": places, "state": state.data_ptr(), "state_stride": state.stride(0), **own}
+    pointers = {
+        name: None if weight is None else weight.data_ptr() for name, weight in weights.items()
+    }
+    return {"rows": places, "state": state.data_ptr(), "state_stride": state.stride(0), **pointers}

@@ -57,9 +57,9 @@ def try_linear(library: Library, bits: int) -> None:
                 dots[b] * x_scales[token * BLOCKS + b] * scales[row * BLOCKS + b]
                 for b in range(BLOCKS)
             )
-            found = out[token * ROWS + row]
-            assert abs(found - expected) < 1e-3 * BLOCK * 2**bits / 16, (
-                f"a {bits}-bit product is {found} instead of {expected}"
+            actual = out[token * ROWS + row]
+            assert abs(actual - expected) < 1e-3 * BLOCK * 2**bits / 16, (
+                f"a {bits}-bit product is {actual} instead of {expected}"
             )
 
 

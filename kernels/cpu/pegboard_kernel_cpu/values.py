@@ -75,8 +75,8 @@ def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int =
     rows = x.shape[0] * copies
     if type(x) is not Value:
         return torch.empty(rows, width, dtype=dtype)
-    made: Tensor = x.recorder.value(width * copies * x.copies, dtype)
-    return made.view(rows, width) if copies * x.copies > 1 else made
+    out: Tensor = x.recorder.value(width * copies * x.copies, dtype)
+    return out.view(rows, width) if copies * x.copies > 1 else out
 
 
 def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:
@@ -203,12 +203,14 @@ class Value(torch.Tensor):
         if name in COMPUTED or type(args[0]) is not cls:
             return values[0].recorder.compute(name, args)
         x = values[0]
-        found = function(*(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {}))
-        if isinstance(found, Tensor):
-            return x._view(found, name)
-        if isinstance(found, list | tuple) and found and isinstance(found[0], Tensor):
-            return [x._view(part, name) for part in found]
-        return found
+        result = function(
+            *(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {})
+        )
+        if isinstance(result, Tensor):
+            return x._view(result, name)
+        if isinstance(result, list | tuple) and result and isinstance(result[0], Tensor):
+            return [x._view(part, name) for part in result]
+        return result
 
     def _view(self, view: Tensor, name: str) -> Value:
         """Return the same buffer seen as `view`. Raises CannotRecord if that is not a view but a

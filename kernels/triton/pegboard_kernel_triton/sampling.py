@@ -143,7 +143,7 @@ def _sample(
             low = tl.where((share > 0) & (peak == peak), tl.maximum(low, floor), low)
         if HAS_TOP_K:
             k = tl.load(top_k + rows, mask=is_row, other=0)
-            found = _cut(
+            cut = _cut(
                 logits,
                 rows,
                 is_row,
@@ -158,13 +158,13 @@ def _sample(
                 ROWS,
                 COLUMNS,
             )
-            low = tl.where(off | (k >= vocab), low, found)
+            low = tl.where(off | (k >= vocab), low, cut)
         if HAS_TOP_P:
             p = tl.load(top_p + rows, mask=is_row, other=1)
             mass = _above(
                 logits, rows, is_row, vocab, stride, divisor, peak, low - 1, True, ROWS, COLUMNS
             )
-            found = _cut(
+            cut = _cut(
                 logits,
                 rows,
                 is_row,
@@ -179,7 +179,7 @@ def _sample(
                 ROWS,
                 COLUMNS,
             )
-            low = tl.where(off | (p >= 1), low, found)
+            low = tl.where(off | (p >= 1), low, cut)
 
         total = tl.full([ROWS, 1], 0, tl.float64)
         last = tl.full([ROWS, 1], 0, tl.int32)

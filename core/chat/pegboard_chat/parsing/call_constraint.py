@@ -40,7 +40,7 @@ def call_bodies(
     """Return one format per tool: its arguments as JSON, with the text before them, which depends
     on the tool's name, and the text after them. may_be_empty: {} may be left out.
     """
-    found = []
+    bodies = []
     for function in (tool["function"] for tool in tools):
         schema = _schema(function)
         arguments = json_value(schema)
@@ -50,8 +50,8 @@ def call_bodies(
             "additionalProperties",
         }:
             arguments = optional(arguments)
-        found.append(sequence(before(function["name"]), arguments, text(after)))
-    return found
+        bodies.append(sequence(before(function["name"]), arguments, text(after)))
+    return bodies
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:

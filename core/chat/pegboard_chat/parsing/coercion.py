@@ -38,10 +38,10 @@ def coerce(value: str, types: frozenset[str]) -> str:
     if "boolean" in types and bare.lower() in ("true", "false", "1", "0"):
         return "true" if bare.lower() in ("true", "1") else "false"
     for kind, opening in (("object", "{"), ("array", "[")):
-        if kind in types and bare.startswith(opening) and (found := _structure(bare)) is not None:
-            return found
-    if "string" not in types and (found := _whole(take_json, bare)) is not None:
-        return found
+        if kind in types and bare.startswith(opening) and (literal := _structure(bare)) is not None:
+            return literal
+    if "string" not in types and (literal := _whole(take_json, bare)) is not None:
+        return literal
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -57,10 +57,10 @@ def _number(bare: str, may_be_fraction: bool) -> str | None:
 
 
 def _structure(bare: str) -> str | None:
-    found = _whole(take_json, bare)
-    if found is None:
-        found = _whole(_take_python, bare)
-    return found
+    structure = _whole(take_json, bare)
+    if structure is None:
+        structure = _whole(_take_python, bare)
+    return structure
 
 
 def _take_python(text: TextReader) -> Steps[str | None]:
@@ -84,9 +84,9 @@ def _whole(take: Any, value: str) -> str | None:
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return set()
-    found: set[str] = set()
+    types: set[str] = set()
     kind = schema.get("type")
-    found.update(
+    types.update(
         [kind]
         if isinstance(kind, str)
         else [k for k in kind if isinstance(k, str)]
@@ -98,11 +98,11 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
         *(values if isinstance(values, list) else ()),
         *([schema["const"]] if "const" in schema else ()),
     ]:
-        found.add(_type_of(value))
+        types.add(_type_of(value))
     for word in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(word)
         for choice in choices if isinstance(choices, list) else ():
-            found |= _types(choice, root, depth + 1)
+            types |= _types(choice, root, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: object = root
@@ -112,8 +112,8 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
                 if isinstance(target, Mapping)
                 else None
             )
-        found |= _types(target, root, depth + 1)
-    return found
+        types |= _types(target, root, depth + 1)
+    return types
 
 
 def _type_of(value: object) -> str:

@@ -73,11 +73,11 @@ def _json_excess(root: Any, limits: SizeLimits) -> str | None:
             branches = part.get(key)
             if isinstance(branches, list) and len(branches) > limits.branches:
                 return _over(f"branches in one {key}", len(branches), limits.branches)
-    found = ("properties", num_properties), ("values", num_values), ("parts", num_parts)
+    sizes = ("properties", num_properties), ("values", num_values), ("parts", num_parts)
     return next(
         (
             _over(name, size, getattr(limits, name))
-            for name, size in found
+            for name, size in sizes
             if size > getattr(limits, name)
         ),
         None,

@@ -53,13 +53,13 @@ def required_schema(
     for tool in tools:
         name = tool["function"]["name"]
         parameters = dict(_parameters(tool))
-        own = parameters.pop("$defs", {})
-        if not isinstance(own, Mapping):
+        parameter_definitions = parameters.pop("$defs", {})
+        if not isinstance(parameter_definitions, Mapping):
             raise RequestError(
                 f"the parameters of {name!r} are not a JSON schema: $defs must be an object",
                 parameter="tools",
             )
-        for key, definition in own.items():
+        for key, definition in parameter_definitions.items():
             if definitions.setdefault(key, definition) != definition:
                 raise RequestError(
                     f"two tools define '#/$defs/{key}' differently; rename one of them",

@@ -168,30 +168,30 @@ def _stream_arguments(
 def _take_word(text: TextReader, stops: Stops | None) -> Steps[str | None]:
     """Consume a string that is a key or a name, which is short and on one line. Returns None, and
     consumes nothing, if there is none."""
-    found = yield from text.ahead_word(WORD_BEGUN)
-    if not WORD.fullmatch(found) or (
-        stops is not None and any(marker in found for marker in stops.texts)
+    match = yield from text.ahead_word(WORD_BEGUN)
+    if not WORD.fullmatch(match) or (
+        stops is not None and any(marker in match for marker in stops.texts)
     ):
         return None
     try:
-        word: str = json.loads(found)
+        word: str = json.loads(match)
     except ValueError:
         return None
-    text.take(len(found))
+    text.take(len(match))
     return word
 
 
 def _take_arguments(text: TextReader, stops: Stops | None) -> Steps[str | None]:
     """Return the JSON text of an object, which may also be written as a string. Return {} for null,
     and None for anything else."""
-    found = yield from take_json(text, stops)
-    if found is None or found == "null":
-        return found and "{}"
-    if found.startswith('"'):
-        found = json.loads(found).strip() or "{}"
+    value = yield from take_json(text, stops)
+    if value is None or value == "null":
+        return value and "{}"
+    if value.startswith('"'):
+        value = json.loads(value).strip() or "{}"
         inner = TextReader()
-        inner.append(found)
+        inner.append(value)
         inner.close()
-        is_whole = (yield from take_json(inner)) == found
-        return found if is_whole and found.startswith("{") else None
-    return found if found.startswith("{") else None
+        is_whole = (yield from take_json(inner)) == value
+        return value if is_whole and value.startswith("{") else None
+    return value if value.startswith("{") else None

@@ -293,11 +293,11 @@ def resolve(root: Any, reference: str) -> Any:
     LookupError, if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         raise KeyError(reference)
-    found = root
+    target = root
     for part in reference.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(part)] if isinstance(found, list) else found[part]
-    return found
+        target = target[int(part)] if isinstance(target, list) else target[part]
+    return target
 
 
 def _problem_here(schema: Schema, root: Any, dialect: Dialect) -> str | None:
@@ -452,8 +452,8 @@ def exclude_each_other(branches: Sequence[Any], root: Any) -> bool:
     They are compared in pairs, so no more than `MAX_BRANCHES` are looked at."""
     if len(branches) > MAX_BRANCHES:
         return False
-    found = [_follow(branch, root) for branch in branches]
-    return all(_exclusive(a, b) for i, a in enumerate(found) for b in found[i + 1 :])
+    schemas = [_follow(branch, root) for branch in branches]
+    return all(_exclusive(a, b) for i, a in enumerate(schemas) for b in schemas[i + 1 :])
 
 
 def _follow(schema: Any, root: Any) -> Any:

@@ -92,9 +92,9 @@ class Notation:
         references point into. Raises RequestError for what cannot be enforced."""
         if depth > MAX_DEPTH:
             refuse("it refers to itself")
-        found = cases(schema, root)
-        ways = [self._constant(constant) for constant in found.constants]
-        ways += [self._typed(part, root, depth) for part in found.schemas]
+        case = cases(schema, root)
+        ways = [self._constant(constant) for constant in case.constants]
+        ways += [self._typed(part, root, depth) for part in case.schemas]
         if not ways:
             refuse("a schema that no value fits")
         return either(*ways)
@@ -226,7 +226,7 @@ def constrained_objects(
     """Return a structural tag in which a call must follow a trigger. None: no tools were given. A
     call is `before`, the tool's name and an object in the notation. All other text is free. The
     arguments of a tool that is not `strict` are any text."""
-    found = []
+    objects = []
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters") if function.get("strict") else None
@@ -235,8 +235,8 @@ def constrained_objects(
             if schema
             else sequence(text("{"), any_text([end]), text("}"))
         )
-        found.append((f"{trigger}{before}{function['name']}", body, end))
-    return constraint(triggered([trigger], found)) if found else None
+        objects.append((f"{trigger}{before}{function['name']}", body, end))
+    return constraint(triggered([trigger], objects)) if objects else None
 
 
 def constrained_python_lines(

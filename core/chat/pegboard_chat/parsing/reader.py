@@ -254,9 +254,9 @@ class TextReader:
         it. Otherwise return "", and `prose` reads the white space next. Use it for the optional end
         marker of a complete call."""
         blank = yield from self.space()
-        found = yield from self.accept(*texts)
-        self._blank = "" if found else blank
-        return found
+        closes = yield from self.accept(*texts)
+        self._blank = "" if closes else blank
+        return closes
 
 
 def collected(steps: Steps[T]) -> Steps[tuple[str, T]]:

@@ -53,18 +53,18 @@ def features(pattern: str) -> frozenset[str]:
     "inline flag", "named group", "atomic group", "possessive repeat", "unicode property"."""
     if len(pattern) > MAX_LENGTH:
         return frozenset({"excessive length"})
-    found: set[str] = set()
+    names: set[str] = set()
     parts = pieces(pattern)
     for index, part in enumerate(parts):
         if part.kind == "escape":
-            found |= _of_escape(part.text)
+            names |= _of_escape(part.text)
         elif part.kind == "open":
-            found |= _of_group(part.text)
+            names |= _of_group(part.text)
         elif part.kind == "repeat" and len(part.text) > 1 and part.text.endswith("+"):
-            found.add("possessive repeat")
+            names.add("possessive repeat")
         elif part.kind == "anchor" and not _is_outer(parts, index):
-            found.add("inner anchor")
-    return frozenset(found)
+            names.add("inner anchor")
+    return frozenset(names)
 
 
 def mistake(pattern: str) -> str | None:

@@ -66,12 +66,12 @@ class _Splitting:
         return self.pattern.search(value) is not None
 
     def parts(self, value: str) -> list[Format]:
-        found = [piece for piece in self.pattern.split(value) if piece]
+        pieces = [piece for piece in self.pattern.split(value) if piece]
         return [
             {"type": "token", "token": self.token_ids[piece]}
             if piece in self.token_ids
             else text(piece)
-            for piece in found
+            for piece in pieces
         ]
 
     def triggered(self, form: Format) -> Format:

@@ -106,10 +106,10 @@ class Calls:
     def parameters(self, name: str) -> Mapping[str, Any]:
         """Return the JSON schema of the arguments of tool `name`, or {} if the request has no such
         tool."""
-        found = next(
+        schema = next(
             (each.get("parameters") for each in self._functions() if each["name"] == name), None
         )
-        return found if isinstance(found, Mapping) else {}
+        return schema if isinstance(schema, Mapping) else {}
 
     def _functions(self) -> Iterator[Mapping[str, Any]]:
         functions = (tool.get("function", tool) for tool in self._tools)

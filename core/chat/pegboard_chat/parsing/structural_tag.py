@@ -206,10 +206,10 @@ def searched(pattern: str) -> str | None:
             return None
         else:
             alternatives[-1].append(piece.text)
-    found = []
+    branches = []
     for parts in alternatives:
         begins = parts[:1] == ["^"]
         ends = parts[-1:] == ["$"]
         inner = "".join(parts[begins : len(parts) - ends])
-        found.append(f"{'' if begins else ANY}(?:{inner}){'' if ends else ANY}")
-    return "|".join(found)
+        branches.append(f"{'' if begins else ANY}(?:{inner}){'' if ends else ANY}")
+    return "|".join(branches)

@@ -52,16 +52,16 @@ def constrained_tags(
     cannot be enforced.
     """
     values = _Values(tags)
-    found = []
+    parts = []
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters") if function.get("strict") else None
         body = values.parameters(schema) if schema else repeated(values.parameter(None, {}, {}))
-        found += [
+        parts += [
             (f"{before}{function['name']}{tags.name_end}{tags.line}", body, end or tags.end)
             for _, before in openings
         ]
-    return constraint(triggered([trigger for trigger, _ in openings], found)) if found else None
+    return constraint(triggered([trigger for trigger, _ in openings], parts)) if parts else None
 
 
 class _Values:
@@ -119,10 +119,10 @@ class _Values:
         next to strings must have no limits.
         """
         is_marked = bool(self.tags.string_key_ends)
-        found = cases(schema, root)
-        any_value = [part for part in found.schemas if not part]
-        strings = [part for part in found.schemas if part.get("type") == "string"] or any_value
-        others = [part for part in found.schemas if part.get("type", "string") != "string"]
+        case = cases(schema, root)
+        any_value = [part for part in case.schemas if not part]
+        strings = [part for part in case.schemas if part.get("type") == "string"] or any_value
+        others = [part for part in case.schemas if part.get("type", "string") != "string"]
         if is_marked and any_value:
             others = any_value
         elif types == STRING:
@@ -138,7 +138,7 @@ class _Values:
                 refuse("lists and objects next to strings with limits")
         texts = [self.string(part) for part in strings]
         plain = [self.other(part, root) for part in others]
-        for constant in found.constants:
+        for constant in case.constants:
             written = (
                 constant if isinstance(constant, str) else json.dumps(constant, ensure_ascii=False)
             )

@@ -160,13 +160,13 @@ def _translated(layer: Layer, before: Layer) -> Layer:
     for name, value in layer.get(VLLM, {}).items():
         if name in ALIASES:
             home = all_settings()[ALIASES[name]]
-            said: Layer = {home.section: {home.name: coerced(home, value)}}
+            settings: Layer = {home.section: {home.name: coerced(home, value)}}
         elif name in ABSENT:
             refuse(name, value)
-            said = {}
+            settings = {}
         else:
-            said = translate(name, value, {**before["engine"], **result.get("engine", {})})
-        for section, values in said.items():
+            settings = translate(name, value, {**before["engine"], **result.get("engine", {})})
+        for section, values in settings.items():
             target = result.setdefault(section, {})
             for field, item in values.items():
                 if section == "plugins" and isinstance(item, list):

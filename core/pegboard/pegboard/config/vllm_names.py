@@ -40,7 +40,7 @@ class Absent:
     Pegboard does anyway. warns: other values are accepted with a warning, because vLLM accepts them
     without an effect."""
 
-    told: str
+    message: str
     kind: str
     agrees: tuple[str, ...]
     is_flag: bool
@@ -50,7 +50,7 @@ class Absent:
     def reason(self) -> str:
         """Why the setting has no effect."""
         return (
-            self.told
+            self.message
             or f"no installed plugin of kind {self.kind!r} takes it (see pegboard plugins list)"
         )
 
@@ -86,9 +86,9 @@ SHORT_DTYPES: Mapping[str, str] = _FILE["dtypes"]
 """vLLM's short names of types → names of torch."""
 
 
-def refuse(name: str, value: Any, said: str | None = None) -> None:
+def refuse(name: str, value: Any, alias: str | None = None) -> None:
     """Raise ConfigError for a name in `ABSENT`, unless the value asks for what Pegboard does
-    anyway. said: the name as the user typed it."""
+    anyway. alias: the name as the user typed it."""
     absent = ABSENT[name]
     parts = list(value.values()) if isinstance(value, Mapping) and value else [value]
     if (
@@ -100,7 +100,7 @@ def refuse(name: str, value: Any, said: str | None = None) -> None:
     agreeing = (
         f" (only {' or '.join(absent.agrees)})" if absent.agrees and not absent.is_flag else ""
     )
-    typed = f"{said or name} {value}" if not absent.is_flag else said or name
+    typed = f"{alias or name} {value}" if not absent.is_flag else alias or name
     if absent.warns:
         warn_once(f"{name} {value} has no effect: {absent.reason}")
         return
@@ -145,12 +145,12 @@ def _listed(name: str, value: Any, rule: Mapping[str, Any]) -> Layer:
     by_value = {text: layer for texts, layer in rule["values"].items() for text in texts.split("|")}
     keys: Sequence[str] = rule.get("keys", ())
     parts = dict(value) if isinstance(value, Mapping) and keys else {"": value}
-    found = [
+    listed = [
         by_value.get(_text(part)) if key in ("", *keys) else None for key, part in parts.items()
     ]
-    if None in found or any(layer != found[0] for layer in found):
+    if None in listed or any(layer != listed[0] for layer in listed):
         raise ConfigError(f"{name}: expected {', '.join(by_value)}, got {value!r}; {rule['help']}")
-    return found[0] or {} if found else {}
+    return listed[0] or {} if listed else {}
 
 
 @cache

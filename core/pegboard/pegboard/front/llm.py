@@ -336,8 +336,8 @@ class LLM(SyncControls):
         pooling = self.llm_engine.plan.pooling
         if pooling is not None and pooling.task == "embed":
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            found = self.embed(texts, pooling_params=pooling_params, **more)
-            vectors = dict(zip(texts, found, strict=True))
+            results = self.embed(texts, pooling_params=pooling_params, **more)
+            vectors = dict(zip(texts, results, strict=True))
             return [scored(vectors[first], vectors[second]) for first, second in pairs]
         prompts = [Prompt(text=first, second_text=second) for first, second in pairs]
         outputs = self.encode(prompts, pooling_params, pooling_task="classify", **more)

@@ -203,13 +203,13 @@ def metric_values(totals: Totals, model_name: str) -> list[MetricValue]:
             values.extend(_value(reading, *_series(reading, model_name)) for reading in readings)
             continue
         for engine in sorted({reading.engine for reading in readings}):
-            own = sorted(
+            readings_of_one = sorted(
                 (one for one in readings if one.engine == engine),
                 key=lambda one: int(one.labels[0]),
             )
-            name, labels = _series(own[0], model_name)
+            name, labels = _series(readings_of_one[0], model_name)
             del labels["position"]
-            values.append(Vector(name, labels, [int(reading.value) for reading in own]))
+            values.append(Vector(name, labels, [int(reading.value) for reading in readings_of_one]))
     return values
 
 

@@ -86,13 +86,13 @@ class Build:
         """Return the layers to build. Raises ModelError if `layers` or `taps` name others than
         those of a model with this number of layers."""
         every = range(num_layers)
-        own = every if self.layers is None else self.layers
-        if not own or not {*own} <= {*every} or not {*self.taps} <= {*every, num_layers}:
+        indices = every if self.layers is None else self.layers
+        if not indices or not {*indices} <= {*every} or not {*self.taps} <= {*every, num_layers}:
             raise ModelError(
-                f"the model has {num_layers} layers; it was asked for {own}, and for its states "
-                f"before {list(self.taps)}"
+                f"the model has {num_layers} layers; it was asked for {indices}, and for its "
+                f"states before {list(self.taps)}"
             )
-        return own
+        return indices
 
     def method(
         self, kind: Literal["linear", "embedding"], layer: LinearLayer | EmbeddingLayer

@@ -92,13 +92,13 @@ class Experts(Layer):
         self.adapters: list[AdapterSlots] = []
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        own = {
+        present = {
             name: entry
             for name, entry in available.items()
             if name.startswith(f"{self.build.path}.")
         }
-        index = self._per_expert(own)
-        own |= {name: entry for name, (entry, *_) in index.items()}
+        index = self._per_expert(present)
+        present |= {name: entry for name, (entry, *_) in index.items()}
         self.is_merged = any(
             name.startswith(f"{self.build.path}.0.{self.merged}.") for name in index
         )
@@ -116,7 +116,7 @@ class Experts(Layer):
             self.methods.append(method)
             self.linears.append(layer)
             declared: list[tuple[WantedWeight, Any]] = [
-                (weight, method) for weight in method.declare(own)
+                (weight, method) for weight in method.declare(present)
             ]
             if self.wants_bias:
                 rows = {
@@ -287,17 +287,21 @@ class Experts(Layer):
             f"{module}{last}" for module in dict.fromkeys(modules) for last in ("", ".base_layer")
         ):
             if (pair := unstacked.pop(name, None)) is not None:
-                own = next(
-                    (own for slots in self.adapters if (own := slots.unstacked(*pair)) is not None),
+                pairs = next(
+                    (
+                        pairs
+                        for slots in self.adapters
+                        if (pairs := slots.unstacked(*pair)) is not None
+                    ),
                     None,
                 )
-                if own is None:
+                if pairs is None:
                     raise ModelError(
                         f"the shapes of {name} do not fit {self.num_experts} experts with "
                         f"{self.hidden_size} and {self.intermediate_size} channels: A "
                         f"{list(pair[0].shape)}, B {list(pair[1].shape)}"
                     )
-                unstacked |= own
+                unstacked |= pairs
         return unstacked
 
 

@@ -36,16 +36,16 @@ class LayerStack(nn.Module):
         unit: float = 1.0,
     ) -> None:
         super().__init__()
-        own = build.own_layers(num_layers)
+        indices = build.own_layers(num_layers)
         if norm is None and (build.taps or build.layers is not None):
             raise ModelError("the layers of this architecture cannot be divided or tapped")
-        self.layers = nn.ModuleList(make(build.at(i), i) for i in own)
-        self.norm = norm if own.stop == num_layers else None
+        self.layers = nn.ModuleList(make(build.at(i), i) for i in indices)
+        self.norm = norm if indices.stop == num_layers else None
         self.steps: list[Callable[..., tuple[Tensor, Tensor | None]]] = []
-        for index, layer in zip(own, self.layers, strict=True):
+        for index, layer in zip(indices, self.layers, strict=True):
             self.steps += [tap(build, index, unit)] if index in build.taps else []
             self.steps.append(layer.forward)
-        self.steps += [tap(build, own.stop, unit)] if own.stop in build.taps else []
+        self.steps += [tap(build, indices.stop, unit)] if indices.stop in build.taps else []
 
     def forward(self, hidden: Tensor, *step: Any) -> Tensor:
         residual = None

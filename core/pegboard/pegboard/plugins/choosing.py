@@ -28,7 +28,7 @@ class Chooser:
     def __init__(self, catalogue: Catalogue, locked: Iterable[Decision] = ()) -> None:
         self._catalogue = catalogue
         self.decisions: dict[tuple[str, str], Decision] = {}
-        self._locked = {(made.kind, made.key): made for made in locked}
+        self._locked = {(decision.kind, decision.key): decision for decision in locked}
 
     def choose(
         self,
@@ -161,12 +161,12 @@ class Chooser:
     def _refuse_unclear(
         self,
         decision: Decision,
-        found: Sequence[Candidate],
+        candidates: Sequence[Candidate],
         suited: Sequence[tuple[Entry, Spec]],
     ) -> None:
         """Raise an error if the plugin for this name is broken, or if two provide it. The
         checkpoint asks for exactly this name, so the next name must not be taken."""
-        broken = [c for c in found if c.broken]
+        broken = [c for c in candidates if c.broken]
         if broken and not suited:
             self.record(decision)
             raise PluginBroken(_attributed(broken[0]), plugin=broken[0].entry.id)

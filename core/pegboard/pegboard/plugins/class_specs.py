@@ -15,15 +15,15 @@ from pegboard.interfaces import KINDS
 from pegboard.interfaces.spec import Spec
 
 
-def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
-    """Return the spec of the class `made`, of the type `expected`. The class attribute
+def class_spec(entry: Entry, implementation: object, expected: type[Spec]) -> Spec:
+    """Return the spec of the class `implementation`, of the type `expected`. The class attribute
     `spec_fields` holds fields of the kind's spec as a mapping. A flag of the kind is also set if
     the class has an attribute of that name that is True. Raises PluginBroken."""
     kind = KINDS[entry.kind]
-    spec_fields: Any = getattr(made, "spec_fields", {})
+    spec_fields: Any = getattr(implementation, "spec_fields", {})
     known = {item.name for item in fields(expected)} - {"api", "implementation", "replaces"}
-    if not isinstance(made, type):
-        reason = f"is a {type(made).__name__}, expected a class"
+    if not isinstance(implementation, type):
+        reason = f"is a {type(implementation).__name__}, expected a class"
     elif not isinstance(spec_fields, dict):
         reason = (
             f"has spec_fields = {spec_fields!r}, expected a mapping of fields of "
@@ -34,16 +34,18 @@ def class_spec(entry: Entry, made: object, expected: type[Spec]) -> Spec:
             f"has the unknown field {unknown[0]!r} in spec_fields{did_you_mean(unknown[0], known)}"
         )
     elif entry.kind == "logits_processor" and (
-        hasattr(made, "update_state") or hasattr(made, "is_argmax_invariant")
+        hasattr(implementation, "update_state") or hasattr(implementation, "is_argmax_invariant")
     ):
         reason = (
             "has the methods of vLLM's logits processors (update_state, is_argmax_invariant). "
             "Pegboard's has update, apply and argmax_invariant: see docs/vllm.md"
         )
-    elif wrong := misfit(entry.kind, "implementation", made):
+    elif wrong := misfit(entry.kind, "implementation", implementation):
         reason = wrong
     else:
-        class_flags = {flag for flag in expected.FLAGS if getattr(made, flag, False) is True}
+        class_flags = {
+            flag for flag in expected.FLAGS if getattr(implementation, flag, False) is True
+        }
         try:
             flags = class_flags.union(spec_fields.get("flags", ()))
             fitting = {
@@ -78,12 +80,12 @@ def interface_of(kind: str, part: str) -> tuple[Any, list[str]]:
     ]
 
 
-def misfit(kind: str, part: str, made: Any) -> str:
+def misfit(kind: str, part: str, make: Any) -> str:
     """Return why a plugin's object does not fit its interface: what it lacks, or how a method must
     be callable. Return "" if it fits. Of a class, only missing members are reported, unless the
     constructor can assign it."""
     interface, methods = interface_of(kind, part)
-    optional = () if getattr(made, "host_tokens", False) else ("extend",)
+    optional = () if getattr(make, "host_tokens", False) else ("extend",)
     names = [
         *methods,
         *(
@@ -93,16 +95,16 @@ def misfit(kind: str, part: str, made: Any) -> str:
         ),
     ]
     assigned = (
-        made.__init__.__code__.co_names
-        if inspect.isclass(made) and inspect.isfunction(made.__init__)
+        make.__init__.__code__.co_names
+        if inspect.isclass(make) and inspect.isfunction(make.__init__)
         else ()
     )
     lacks = [
-        name for name in names if not hasattr(made, name) and name not in (*optional, *assigned)
+        name for name in names if not hasattr(make, name) and name not in (*optional, *assigned)
     ]
     if lacks:
         return f"has no {', '.join(lacks)}, which {interface.__module__}.{interface.__name__} needs"
-    for name in () if inspect.isclass(made) else filter(partial(hasattr, made), methods):
+    for name in () if inspect.isclass(make) else filter(partial(hasattr, make), methods):
         declared = inspect.signature(getattr(interface, name))
         needed = [
             one
@@ -111,7 +113,7 @@ def misfit(kind: str, part: str, made: Any) -> str:
         ]
         plain = [one for one in needed if one.kind is not one.KEYWORD_ONLY]
         try:
-            signature = inspect.signature(getattr(made, name))
+            signature = inspect.signature(getattr(make, name))
         except (TypeError, ValueError):
             continue  # it is not a function of Python
         try:

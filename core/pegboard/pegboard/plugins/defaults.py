@@ -24,10 +24,10 @@ def _defaults() -> Mapping[str, Any]:
 def catalogue() -> Mapping[str, Mapping[str, str]]:
     """Return {kind: {name: distribution}} of the plugins that were known when this core was
     released."""
-    found: Mapping[str, Mapping[str, str]] = json.loads(
+    names: Mapping[str, Mapping[str, str]] = json.loads(
         (_FOLDER / "catalogue.json").read_text("utf-8")
     )
-    return found
+    return names
 
 
 def default_model() -> str:

@@ -53,8 +53,8 @@ def scan_path(path: Sequence[str]) -> Scan:
     return _sorted_out(installed_on(path))
 
 
-def _sorted_out(found: Installed) -> Scan:
-    every = [entry for entry in found.entries if entry.group != SETTINGS_GROUP]
+def _sorted_out(installed: Installed) -> Scan:
+    every = [entry for entry in installed.entries if entry.group != SETTINGS_GROUP]
     unusable = [
         Unusable(entry, reason)
         for entry in every
@@ -66,7 +66,7 @@ def _sorted_out(found: Installed) -> Scan:
         entries=tuple(entry for entry in served if entry.kind != HOOKS_KIND),
         hooks=tuple(entry for entry in served if entry.kind == HOOKS_KIND),
         unusable=tuple(unusable),
-        summaries=found.summaries,
+        summaries=installed.summaries,
     )
 
 

@@ -103,13 +103,13 @@ def import_spec(entry: Entry) -> Spec:
     else:
         spec = import_part(entry, entry.value, "spec")
     if not isinstance(spec, expected):
-        found = (
+        actual = (
             f"the class {spec.__name__} itself"
             if isinstance(spec, type)
             else f"a {type(spec).__name__}"
         )
         message = (
-            f"{entry.id}: {entry.value!r} is {found}, expected a {expected.__name__} object; see "
+            f"{entry.id}: {entry.value!r} is {actual}, expected a {expected.__name__} object; see "
             "pegboard.interfaces"
         )
         raise PluginBroken(message, plugin=entry.id)

@@ -80,7 +80,7 @@ def with_classes(scan: Scan, kind: str, names: Iterable[str]) -> Scan:
     return _joined(scan, entries)
 
 
-def _joined(scan: Scan, found: Sequence[Entry]) -> Scan:
+def _joined(scan: Scan, entries: Sequence[Entry]) -> Scan:
     return replace(
-        scan, entries=tuple(sorted({*scan.entries, *found}, key=lambda entry: entry.sort_key))
+        scan, entries=tuple(sorted({*scan.entries, *entries}, key=lambda entry: entry.sort_key))
     )

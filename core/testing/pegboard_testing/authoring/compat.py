@@ -68,34 +68,34 @@ class Compat:
         before = (
             symbols(arguments.before.read_text("utf-8")) if arguments.before is not None else {}
         )
-        found = list(uses(arguments.path, symbols(snapshot()), before))
+        every = list(uses(arguments.path, symbols(snapshot()), before))
         if arguments.as_json:
-            print(json.dumps([asdict(use) for use in found], indent=2, ensure_ascii=False))
+            print(json.dumps([asdict(use) for use in every], indent=2, ensure_ascii=False))
         else:
-            for use in found:
+            for use in every:
                 print(
                     f"{use.status:<8} {use.stability:<12} {use.symbol}  "
                     f"{use.place}{f': {use.reason}' if use.reason else ''}"
                 )
         return (
-            1 if any(use.status != "present" or use.stability == "private" for use in found) else 0
+            1 if any(use.status != "present" or use.stability == "private" for use in every) else 0
         )
 
 
 def symbols(text: str) -> dict[str, str]:
     """Return the names in a snapshot of the interfaces, as "module.name", each with its signature:
     the lines about it."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     module = name = ""
     for line in text.splitlines():
         if line.startswith("# "):
             module = line[2:]
         elif match := NAME.match(line):
             name = match[1] if module == "__init__" else f"{module}.{match[1]}"
-            found[name] = line
+            lines[name] = line
         elif line.strip():
-            found[name] += "\n" + line
-    return found
+            lines[name] += "\n" + line
+    return lines
 
 
 def uses(path: Path, now: Mapping[str, str], before: Mapping[str, str]) -> Iterator[Use]:
@@ -110,12 +110,12 @@ def uses(path: Path, now: Mapping[str, str], before: Mapping[str, str]) -> Itera
     modules = {symbol.partition(".")[0] for symbol in now if "." in symbol}
     for file in files:
         try:
-            found = list(imports(file))
+            names = list(imports(file))
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
             raise UsageError(
                 f"{file} is not Python that this interpreter can parse: {error}"
             ) from None
-        for line, module, name in found:
+        for line, module, name in names:
             words = module.split(".")
             if words[0] == "pegboard" and len(words) > 1 and words[1] not in PUBLIC:
                 reason = f"plugins may import pegboard.{{{', '.join(sorted(PUBLIC))}}}"

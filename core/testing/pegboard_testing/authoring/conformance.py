@@ -130,12 +130,12 @@ class Conformance:
 
 def _options(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"--options {text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise UsageError(f'--options {text!r}: expected a JSON object, as in {{"path": "blocks"}}')
-    return found
+    return values
 
 
 def report(entry: Entry, results: Sequence[Result], conforms: bool) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def examine(
     be found. request_options: the plugin's options for the request on a tiny model. limit_s:
     seconds for each check, and for all tests."""
     yield _checked("metadata", partial(contract_generic.check_metadata, entry))
-    found = programs.examined(__name__, [entry], limit_s=limit_s)[entry]
-    if isinstance(found, str):
-        yield Result("the plugin's code", "failed", f"{entry.id}: {found}")
+    answer = programs.examined(__name__, [entry], limit_s=limit_s)[entry]
+    if isinstance(answer, str):
+        yield Result("the plugin's code", "failed", f"{entry.id}: {answer}")
         return
-    yield from (Result(**result) for result in found["results"])
-    if found["has_spec"]:
+    yield from (Result(**result) for result in answer["results"])
+    if answer["has_spec"]:
         yield from _tested(entry, tests or _find_tests(entry), limit_s)
         yield serve(entry, import_spec(entry), request_options)
 
@@ -307,8 +307,8 @@ def run_tests(tests: Path, limit_s: float = LIMIT_S) -> tuple[dict[str, int], st
                     ended = f"did not end within {limit_s:g} s (--limit)"
         output = log.read_text("utf-8", "replace")
         if counts.is_file():
-            found: dict[str, int] = json.loads(counts.read_text("utf-8"))
-            return found, output, status
+            numbers: dict[str, int] = json.loads(counts.read_text("utf-8"))
+            return numbers, output, status
         running = counts.with_suffix(".now")
         test = running.read_text("utf-8") if running.is_file() else "the collection of the tests"
     return {}, f"{output}\n{test} {ended}", status or 1

@@ -94,14 +94,16 @@ def contracts(method: Method) -> Iterator[type[QuantizationContract]]:
     """Yield the contract tests of a method, in the order of the files."""
     for path in sorted((method.folder / "tests").glob("test_*.py")):
         if "QuantizationContract" in path.read_text("utf-8"):
-            for found in vars(_module(path)).values():
-                is_contract = isinstance(found, type) and issubclass(found, QuantizationContract)
+            for contract in vars(_module(path)).values():
+                is_contract = isinstance(contract, type) and issubclass(
+                    contract, QuantizationContract
+                )
                 if (
                     is_contract
-                    and found.__name__.startswith("Test")
-                    and getattr(found, "spec", None) is method.spec
+                    and contract.__name__.startswith("Test")
+                    and getattr(contract, "spec", None) is method.spec
                 ):
-                    yield found
+                    yield contract
 
 
 def _module(path: Path) -> Any:
@@ -206,11 +208,11 @@ def _config(config: Mapping[str, Any]) -> str:
             elif value not in (None, "") and name != "quant_method" and not _is_texts(value):
                 yield name, value
 
-    said = (
+    parts = (
         f"`{name}={value if isinstance(value, str) else json.dumps(value)}`"
         for name, value in leaves(config)
     )
-    return ", ".join(said).replace("|", "\\|")
+    return ", ".join(parts).replace("|", "\\|")
 
 
 def _is_texts(value: object) -> bool:

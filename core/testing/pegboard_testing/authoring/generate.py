@@ -35,14 +35,14 @@ PAGES: Pages = {
 
 def stale(pages: Pages, *, write: bool = False) -> list[Path]:
     """Return the files whose text is not what the code says. write: and bring them up to date."""
-    found = []
+    paths = []
     for path, make in pages.items():
         before = path.read_text("utf-8") if path.is_file() else ""
         if (text := make(before)) != before:
-            found.append(path)
+            paths.append(path)
             if write:
                 path.write_text(text, "utf-8")
-    return found
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action.add_argument("--write", action="store_true", help="write the files")
     action.add_argument("--check", action="store_true", help="only compare")
     options = parser.parse_args(arguments)
-    found = stale(PAGES, write=options.write)
-    for path in found:
+    paths = stale(PAGES, write=options.write)
+    for path in paths:
         print(
             f"{path} {'is written' if options.write else 'is stale: run `make docs`'}",
             file=sys.stderr,
         )
-    return 1 if found and options.check else 0
+    return 1 if paths and options.check else 0
 
 
 if __name__ == "__main__":

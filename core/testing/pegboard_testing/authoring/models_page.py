@@ -32,39 +32,39 @@ HEADER = "| architecture | runs through | remark |\n|---|---|---|"
 
 def own_plugins() -> dict[str, str]:
     """Return the distribution of each architecture that has a plugin."""
-    found = {}
+    names = {}
     for path in project_files(REPOSITORY):
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         for name in project.get("entry-points", {}).get(GROUP, {}):
-            found[name] = project["name"]
-    found.pop("*", None)
-    return found
+            names[name] = project["name"]
+    names.pop("*", None)
+    return names
 
 
 def reasons(groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {name: reason for reason, names in groups.items() for name in names}
 
 
-def rows(data: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def rows(data: Mapping[str, Any], plugins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table, in the order of the names. Raises ValueError if the data
     contradicts the entry points."""
     eager = reasons(data["eager"])
     missing = reasons(data["missing"])
     fallback = set(data["fallback"])
-    if wrong := sorted(own.keys() & (missing.keys() | fallback)) + sorted(
-        eager.keys() - own.keys()
+    if wrong := sorted(plugins.keys() & (missing.keys() | fallback)) + sorted(
+        eager.keys() - plugins.keys()
     ):
         raise ValueError(
             f"{DATA.name} is wrong about {', '.join(wrong)}: compare it with the entry points of "
             "the model plugins"
         )
     for name in sorted(
-        own.keys() | missing.keys() | fallback, key=lambda name: (name.lower(), name)
+        plugins.keys() | missing.keys() | fallback, key=lambda name: (name.lower(), name)
     ):
-        if name in own:
+        if name in plugins:
             yield (
                 name,
-                f"`{own[name]}`",
+                f"`{plugins[name]}`",
                 f"eager on the CPU: {eager[name]}" if name in eager else "",
             )
         elif name in fallback:

@@ -71,8 +71,8 @@ def serve_one(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, st
     lines = [line for line in ended.stdout.splitlines() if line.startswith('{"status":')]
     if ended.returncode or not lines:
         return "failed", f"the program ended with status {ended.returncode}\n{ended.stderr[-2000:]}"
-    found = json.loads(lines[-1])
-    return found["status"], found["reason"]
+    answer = json.loads(lines[-1])
+    return answer["status"], answer["reason"]
 
 
 def tokens(folder: Path, settings: dict[str, Any]) -> list[list[int]]:
@@ -82,16 +82,16 @@ def tokens(folder: Path, settings: dict[str, Any]) -> list[list[int]]:
 
     (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, detokenize=False)
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "num_gpu_blocks_override": 64,
     }
-    with LLM(str(folder), **own, **settings) as llm:
-        found = llm.generate(
+    with LLM(str(folder), **defaults, **settings) as llm:
+        outputs = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
         )
-        return [list(output.outputs[0].token_ids) for output in found]
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
@@ -106,14 +106,14 @@ def judge(kind: str, name: str, options: dict[str, Any]) -> tuple[Status, str]:
         if options:
             settings["plugin_options"] = {f"{kind}.{name}": options}
         try:
-            found = tokens(folder, settings)
+            ids = tokens(folder, settings)
         except (PluginUnsuitable, PluginNotFound) as error:
             return "none", f"the plugin does not suit the tiny model or this machine: {error}"
         except Exception as error:  # noqa: BLE001  the plugin's code ran, and may raise anything
             return "failed", f"{type(error).__name__}: {error}"
-    if not all(found) or (kind in SAME_TOKENS and found != plain):
-        return "failed", f"expected the tokens without the plugin, {plain}, found {found}"
-    return "passed", f"{sum(map(len, found))} tokens of {len(found)} requests on a tiny model"
+    if not all(ids) or (kind in SAME_TOKENS and ids != plain):
+        return "failed", f"expected the tokens without the plugin, {plain}, found {ids}"
+    return "passed", f"{sum(map(len, ids))} tokens of {len(ids)} requests on a tiny model"
 
 
 def main(words: Sequence[str]) -> None:

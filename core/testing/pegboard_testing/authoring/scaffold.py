@@ -77,7 +77,7 @@ def write_package(kind: str, name: str, directory: Path) -> Path:
     PegboardError if the kind is unknown, if the name cannot be a module's name, or if the folder is
     already there."""
     check_kind(kind)
-    about, own = read_template(kind)
+    about, files = read_template(kind)
     if kind == "model" and (architecture := ARCHITECTURE.fullmatch(name)):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", architecture[1]).lower()
         about = {"Class": architecture[1], **about}
@@ -93,7 +93,7 @@ def write_package(kind: str, name: str, directory: Path) -> Path:
         raise UsageError(
             f"{folder} is already there; remove it, or choose another name or --directory"
         )
-    for path, text in {**read_template("common")[1], **own}.items():
+    for path, text in {**read_template("common")[1], **files}.items():
         file = folder / Template(path).substitute(words)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(Template(text).substitute(words), "utf-8")

@@ -56,12 +56,12 @@ def logprobs_of(llm: LLM, text: str) -> list[float]:
     size = llm.llm_engine.plan.max_model_len - 1  # the engine makes one token, which is not used
     pieces = [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    found = []
+    logprobs = []
     for output in llm.generate(
         [{"prompt_token_ids": piece} for piece in pieces if len(piece) > 1], params, use_tqdm=False
     ):
         assert output.prompt_token_ids is not None and output.prompt_logprobs is not None
         for token, known in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
             if known is not None:  # the first token has nothing before it
-                found.append(known[token].logprob)
-    return found
+                logprobs.append(known[token].logprob)
+    return logprobs

@@ -44,10 +44,10 @@ class SqliteDatabase:
         )
 
     def read(self, group: int, block_hash: bytes) -> bytes | None:
-        found = self._database.execute(
+        row = self._database.execute(
             f"SELECT content {WHERE}", (*self._owner, group, block_hash)
         ).fetchone()
-        return None if found is None else bytes(found[0])
+        return None if row is None else bytes(row[0])
 
     def write(self, blocks: list[tuple[int, bytes, bytes]]) -> None:
         """Store blocks (group, hash, content) in one transaction. Each gets the next number; those

@@ -84,8 +84,8 @@ class AdminApi:
         read_query(request, {})
         here: Any = await self._client.control("plugins")
         there: Any = await self._client.control("decisions")
-        decisions = [{"process": "api", **made} for made in here["decisions"]]
-        decisions += [{"process": "engine", **made} for made in there]
+        decisions = [{"process": "api", **decision} for decision in here["decisions"]]
+        decisions += [{"process": "engine", **decision} for decision in there]
         return JSONResponse({"installed": here["installed"], "decisions": decisions})
 
 

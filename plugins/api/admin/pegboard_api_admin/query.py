@@ -14,7 +14,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 def read_query(request: Request, allowed: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Returns the given values by parameter name. allowed: the values that each parameter may have.
     Raises RequestError."""
-    found = {}
+    values = {}
     for name, value in request.query_params.multi_items():
         if name not in allowed:
             known = f"expected {', '.join(allowed)}" if allowed else "this route takes none"
@@ -25,8 +25,8 @@ def read_query(request: Request, allowed: Mapping[str, Sequence[str]]) -> dict[s
             raise RequestError(
                 f"{name}: expected {' or '.join(allowed[name])}, got {value[:60]!r}", parameter=name
             )
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def read_flags(request: Request, *names: str) -> dict[str, bool]:

@@ -20,21 +20,21 @@ def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[di
     """Messages in OpenAI's shape. Tool results become messages of the role tool; they are placed
     before the text that the user sent with them. Other fields than role and content are ignored,
     because clients send whole answers back. Raises RequestError naming `messages.0.content`."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     if system:
         text = _system_text(system, "system")
-        found += [{"role": "system", "content": text}] if text else []
+        result += [{"role": "system", "content": text}] if text else []
     if not messages:
         raise RequestError("messages: at least one message is needed", parameter="messages")
     for index, message in enumerate(messages):
         path = f"messages.{index}"
         role = message.get("role")
         if role == "user":
-            found += _user(message.get("content"), f"{path}.content")
+            result += _user(message.get("content"), f"{path}.content")
         elif role == "assistant":
-            found.append(_assistant(message.get("content"), f"{path}.content"))
+            result.append(_assistant(message.get("content"), f"{path}.content"))
         elif role == "system":
-            found.append(
+            result.append(
                 {
                     "role": "system",
                     "content": _system_text(message.get("content"), f"{path}.content"),
@@ -42,7 +42,7 @@ def read_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[di
             )
         else:
             raise wrong(f"{path}.role", "user, assistant or system", role)
-    return found
+    return result
 
 
 def _system_text(content: Any, path: str) -> str:
@@ -137,7 +137,7 @@ CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Tools in OpenAI's shape. Raises RequestError naming `tools.0.field`."""
-    found = []
+    functions = []
     for index, tool in enumerate(tools or ()):
         path = f"tools.{index}"
         if tool.get("type", "custom") != "custom":
@@ -155,8 +155,8 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
         function = {"name": name, "parameters": {"type": "object", **schema}}
         if tool.get("description") is not None:
             function["description"] = tool["description"]
-        found.append({"type": "function", "function": function})
-    return found or None
+        functions.append({"type": "function", "function": function})
+    return functions or None
 
 
 def template_kwargs(request: PromptFields) -> dict[str, Any]:

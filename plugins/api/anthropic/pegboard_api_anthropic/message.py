@@ -106,8 +106,10 @@ class Blocks:
                 case ToolCallStart(_, id, name):
                     self.has_calls = True
                     self.close(news)
-                    own = f"toolu_{id.removeprefix(CALL_ID)}" if id.startswith(CALL_ID) else id
-                    self._begin({"type": "tool_use", "id": own, "name": name, "input": {}}, news)
+                    tool_id = f"toolu_{id.removeprefix(CALL_ID)}" if id.startswith(CALL_ID) else id
+                    self._begin(
+                        {"type": "tool_use", "id": tool_id, "name": name, "input": {}}, news
+                    )
                 case ToolCallArguments(_, text):
                     self._grow({"type": "input_json_delta", "partial_json": text}, text, news)
                 case ToolCallEnd():

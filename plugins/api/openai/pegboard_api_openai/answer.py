@@ -84,13 +84,13 @@ async def _pump(
 
 async def last_outputs(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
     """Returns the final output of every prompt. Raises PegboardError when a prompt has none."""
-    found: dict[int, RequestOutput] = {}
+    last: dict[int, RequestOutput] = {}
     async with aclosing(outputs):
         async for index, output in outputs:
-            found[index] = output
-    if len(found) < num_prompts:
-        raise PegboardError(f"the engine answered {len(found)} of {num_prompts} prompts")
-    return [found[index] for index in range(num_prompts)]
+            last[index] = output
+    if len(last) < num_prompts:
+        raise PegboardError(f"the engine answered {len(last)} of {num_prompts} prompts")
+    return [last[index] for index in range(num_prompts)]
 
 
 encode = msgspec.json.Encoder().encode

@@ -200,11 +200,11 @@ class CompletionAnswer(Answer):
         # The tokenizer may have put tokens before a text, such as <s>, which the echo does not
         # contain.
         num_hidden = len(decode(output.prompt_token_ids)) - len(echo)
-        found = completion_logprobs(
+        fields = completion_logprobs(
             token_ids, steps, num_top, self._names, decode, -num_hidden, decode(token_ids[:1])
         )
-        found["text_offset"] = [max(0, offset) for offset in found["text_offset"]]
-        return found
+        fields["text_offset"] = [max(0, offset) for offset in fields["text_offset"]]
+        return fields
 
     def chunks(self, writer: ChunkWriter, prompt_index: int, output: RequestOutput) -> list[bytes]:
         chunks = [
@@ -314,6 +314,6 @@ def _top(token: int, step: Step, num_top: int, names: TokenNames) -> dict[str, f
         best = sorted(step, key=lambda other: -step[other].logprob)[:num_top]
         step = {other: step[other] for other in dict.fromkeys([token, *best]) if other in step}
     return {
-        names.name(other, found.decoded_token): max(found.logprob, LOWEST)
-        for other, found in step.items()
+        names.name(other, entry.decoded_token): max(entry.logprob, LOWEST)
+        for other, entry in step.items()
     }

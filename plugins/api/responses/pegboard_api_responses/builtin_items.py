@@ -32,9 +32,9 @@ class BuiltinCall(OpenItem):
         taken: Sequence[str] = (),
         **fields: Any,
     ) -> None:
-        own = call_id.removeprefix(CALL_ID)
-        item_id = f"{self.prefix}_{own}"
-        if not OWN_ID.fullmatch(own) or item_id in taken:
+        suffix = call_id.removeprefix(CALL_ID)
+        item_id = f"{self.prefix}_{suffix}"
+        if not OWN_ID.fullmatch(suffix) or item_id in taken:
             item_id = fresh_name(self.prefix)
         super().__init__(index, item_id, function.item, **fields)
         self.call_id = call_id
@@ -307,14 +307,14 @@ def _exchange(call_id: str, name: str, arguments: Mapping[str, Any], output: str
 
 
 def _name(functions: Sequence[ToolFunction], item: str, server: str, tool: str) -> str:
-    found = [
+    names = [
         f.name
         for f in functions
         if f.item == item and f.tool == tool and (item != "mcp_call" or f.server == server)
     ]
     return (
-        found[0]
-        if found
+        names[0]
+        if names
         else tool
         if server == tool
         else NOT_IN_NAMES.sub("_", f"{server}_{tool}")[-64:]

@@ -117,9 +117,11 @@ class FunctionCallItem(OpenItem):
     """A call of a function that the client runs."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
-        own = f"call_{call_id.removeprefix(CALL_ID)}" if call_id.startswith(CALL_ID) else call_id
+        item_call = (
+            f"call_{call_id.removeprefix(CALL_ID)}" if call_id.startswith(CALL_ID) else call_id
+        )
         super().__init__(
-            index, fresh_name("fc"), "function_call", call_id=own, name=name, arguments=""
+            index, fresh_name("fc"), "function_call", call_id=item_call, name=name, arguments=""
         )
 
     def grow(self, text: str, logprobs: Sequence[dict[str, Any]] | None) -> list[StreamEvent]:

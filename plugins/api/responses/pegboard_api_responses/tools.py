@@ -187,6 +187,6 @@ def _session(
     for plugin in plugins:
         session = plugin.session(tool, path, response_id)
         if session is not None:
-            found: ToolSession = expect(session, ToolSession, plugin, "session")
-            return found
+            checked: ToolSession = expect(session, ToolSession, plugin, "session")
+            return checked
     return None

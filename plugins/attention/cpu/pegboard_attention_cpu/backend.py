@@ -65,12 +65,12 @@ class Scratch:
         size = len(blocks) * cache[0].numel()
         if self.memory.numel() < size or self.memory.dtype != cache.dtype:
             self.memory = torch.empty(size, dtype=cache.dtype)
-        found = torch.index_select(
+        rows = torch.index_select(
             cache, 0, blocks, out=self.memory[:size].view(len(blocks), *cache.shape[1:])
         )
         if unseen is not None and len(unseen):
-            found.flatten(0, 1).index_fill_(0, unseen, 0)
-        return found.view(dtype)
+            rows.flatten(0, 1).index_fill_(0, unseen, 0)
+        return rows.view(dtype)
 
 
 class CPUPagedAttention:
@@ -184,8 +184,8 @@ def attention_of(
             scores = scores + bias
         # a key whose value is zero; heads that share a KV head may be queries of one head
         if sinks is not None:
-            own = sinks.to(q.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat((scores, own), -1)
+            sink_scores = sinks.to(q.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sink_scores), -1)
         return scores.softmax(-1)[..., : k.shape[-2]] @ v
 
     return plain
@@ -229,9 +229,9 @@ def _bucket_attention(
 def _kept(cache: Tensor, chunk: Chunk, unseen: int) -> Tensor:
     """Return the chunk's keys or values as they are stored: [num_keys, K, D]. The first `unseen` of
     them become zeros (see `Scratch.gather`)."""
-    found = as_bytes(cache).index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys]
-    found[:unseen].zero_()
-    return found.view(cache.dtype)
+    rows = as_bytes(cache).index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys]
+    rows[:unseen].zero_()
+    return rows.view(cache.dtype)
 
 
 def _chunk_attention(layer: AttentionLayer) -> Callable[..., Tensor]:

@@ -228,9 +228,9 @@ def _merge(parts, maxima, sums, out, DV: tl.constexpr, PAD_DV: tl.constexpr, SPL
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     channels = tl.arange(0, PAD_DV)
-    own = tl.load(maxima + place * SPLITS + splits)
-    largest = tl.max(own, axis=0)
-    shrink = tl.exp2(own - tl.where(largest == float("-inf"), 0.0, largest))
+    maximum = tl.load(maxima + place * SPLITS + splits)
+    largest = tl.max(maximum, axis=0)
+    shrink = tl.exp2(maximum - tl.where(largest == float("-inf"), 0.0, largest))
     total = tl.sum(tl.load(sums + place * SPLITS + splits) * shrink, axis=0)
     at = parts + (place * SPLITS + splits)[:, None] * DV + channels[None, :]
     values = tl.sum(tl.load(at, mask=(channels < DV)[None, :], other=0) * shrink[:, None], axis=0)
@@ -284,10 +284,10 @@ def _device(device: torch.device) -> tuple[int, bool]:
     interpreted."""
     if device.type != "cuda":
         return 4, False
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, torch.version.hip is None and (
-        found.major,
-        found.minor,
+    facts = torch.cuda.get_device_properties(device)
+    return facts.multi_processor_count, torch.version.hip is None and (
+        facts.major,
+        facts.minor,
     ) >= (8, 9)
 
 

@@ -71,9 +71,9 @@ class Connection:
     ) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as limit, self._opened() as session:
-                found = session, await session.initialize()
+                answer = session, await session.initialize()
                 limit.reschedule(None)
-                ready.set_result(found)
+                ready.set_result(answer)
                 await stop.wait()
         except Exception as error:  # noqa: BLE001
             # whatever the library and the network have, in groups

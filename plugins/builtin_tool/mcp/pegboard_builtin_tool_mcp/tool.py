@@ -81,10 +81,10 @@ class McpTool:
         self._servers: dict[str, ToolServer] = {}
 
     async def start(self) -> None:
-        found = await asyncio.gather(
+        servers = await asyncio.gather(
             *(self._look(address) for address in self._options.servers), return_exceptions=True
         )
-        for server in found:
+        for server in servers:
             if isinstance(server, NoAnswer):
                 raise ConfigError(
                     f"tool_server: {server}; start it, or remove it from the list"

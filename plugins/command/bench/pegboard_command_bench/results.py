@@ -33,8 +33,8 @@ def percentiles(
 ) -> dict[str, float]:
     """Returns the percentiles as {"50": …}, linearly interpolated; all are zero when there are no
     values."""
-    found = np.percentile(values, percentages) if len(values) else np.zeros(len(percentages))
-    return {percent_name(p): float(value) for p, value in zip(percentages, found, strict=True)}
+    numbers = np.percentile(values, percentages) if len(values) else np.zeros(len(percentages))
+    return {percent_name(p): float(value) for p, value in zip(percentages, numbers, strict=True)}
 
 
 def percent_name(percentage: float) -> str:

@@ -306,17 +306,17 @@ async def _served(base: str, headers: dict[str, str], arguments: Any) -> dict[st
     models = json.loads(body).get("data", [])
     name = arguments.model
     served_as = arguments.served_model_name
-    found = [model for model in models if (served_as or name) in (None, model["id"])]
+    matching = [model for model in models if (served_as or name) in (None, model["id"])]
     # --model may be the reference that the server was started with
-    if not found and served_as is None:
-        found = [model for model in models if model.get("root") == name]
-    if not found:
+    if not matching and served_as is None:
+        matching = [model for model in models if model.get("root") == name]
+    if not matching:
         names = ", ".join(model["id"] for model in models) or "nothing"
         raise PegboardError(
             f"{base} serves {names}, not {served_as or name!r}; leave --model out to measure the "
             "first one"
         )
-    return {"id": found[0]["id"], "root": found[0].get("root") or found[0]["id"]}
+    return {"id": matching[0]["id"], "root": matching[0].get("root") or matching[0]["id"]}
 
 
 def _tokenizer(setup: CommandSetup, reference: str) -> "Tokenizer":

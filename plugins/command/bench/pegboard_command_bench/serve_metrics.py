@@ -52,7 +52,7 @@ class Wanted:
 
 
 def _goodput(pairs: Sequence[str]) -> dict[str, float]:
-    found = {}
+    limits = {}
     for pair in pairs:
         name, _, value = pair.partition(":")
         if name not in ("ttft", "tpot", "e2el"):
@@ -61,12 +61,12 @@ def _goodput(pairs: Sequence[str]) -> dict[str, float]:
                 "ttft:200"
             )
         try:
-            found[name] = float(value)
+            limits[name] = float(value)
         except ValueError:
             raise UsageError(
                 f"--goodput {pair!r}: {value!r} is not a number of milliseconds"
             ) from None
-    return found
+    return limits
 
 
 def summarize(measured: Sequence[Measured], duration_s: float, wanted: Wanted) -> dict[str, Any]:

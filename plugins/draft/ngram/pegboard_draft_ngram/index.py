@@ -43,12 +43,12 @@ class NGramIndex:
     def find(self, token_ids: np.ndarray) -> int | None:
         """Return the position after the first occurrence of the longest n-gram at the end of
         token_ids [n], or None."""
-        found = None
+        end = None
         for n, name in self._tail_names(
             token_ids[max(len(token_ids) - self.lengths[0], 0) :].tolist()
         ):
-            found = self._ends[n].get(name, found)
-        return found
+            end = self._ends[n].get(name, end)
+        return end
 
     def _tail_names(self, tail: list[int]) -> Iterable[tuple[int, int]]:
         """Yield (n, name of the last n tokens of tail), the shortest first."""

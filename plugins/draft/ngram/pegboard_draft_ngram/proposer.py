@@ -40,6 +40,6 @@ class NGramProposer:
         ):
             index = self._indexes[row]
             index.append(history, index.num_tokens)
-            found = index.find(history) if most else None
-            proposals.append(NONE if found is None else history[found : found + most].copy())
+            start = index.find(history) if most else None
+            proposals.append(NONE if start is None else history[start : start + most].copy())
         return Drafts(self._lengths.cut(step, proposals))

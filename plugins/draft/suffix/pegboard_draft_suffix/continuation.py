@@ -33,15 +33,15 @@ def continuation(
     maximum number of tokens per token that agrees. least: see `_follow`. Source: SuffixDecoding
     (Oliaro et al. 2024, arXiv 2411.04975), with a few latest occurrences instead of a tree of all.
     """
-    found: dict[int, list[int]] = {}
+    by_length: dict[int, list[int]] = {}
     if not most:
         return Continuation()
     for position in islice(text.occurrences(tail), MOST_OCCURRENCES):
-        found.setdefault(text.agreement(position, tail), []).append(position - text.first)
+        by_length.setdefault(text.agreement(position, tail), []).append(position - text.first)
     best = Continuation()
     indexes = list[int]()
-    for length in sorted(found, reverse=True):
-        indexes += found[length]
+    for length in sorted(by_length, reverse=True):
+        indexes += by_length[length]
         limit = min(most, int(factor * length))
         if limit <= best.score:
             break
@@ -59,7 +59,7 @@ def _follow(tokens: Sequence[int], indexes: list[int], limit: int, least: float)
     are right. The continuation ends before that falls below `least`.
     """
     count = len(indexes)
-    found = Continuation()
+    path = Continuation()
     end = len(tokens)
     going = indexes
     for offset in range(limit):
@@ -73,6 +73,6 @@ def _follow(tokens: Sequence[int], indexes: list[int], limit: int, least: float)
             going = [
                 index for index in going if index + offset < end and tokens[index + offset] == token
             ]
-        found.token_ids.append(token)
-        found.score += same / count
-    return found
+        path.token_ids.append(token)
+        path.score += same / count
+    return path

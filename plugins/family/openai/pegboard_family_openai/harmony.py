@@ -184,8 +184,8 @@ class HarmonyToolParser(StreamParser):
             for names in (list(properties), required if isinstance(required, list) else []):
                 if (
                     len(names) == 1
-                    and isinstance(found := properties.get(names[0]), dict)
-                    and found.get("type") == "string"
+                    and isinstance(property := properties.get(names[0]), dict)
+                    and property.get("type") == "string"
                 ):
                     return str(names[0])
         return ANY_TEXT

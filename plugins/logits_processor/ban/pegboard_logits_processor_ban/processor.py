@@ -29,15 +29,17 @@ class BanProcessor:
             )
         for text in options.texts:
             part = text.encode()
-            found = {
-                token for token, own in enumerate(setup.vocabulary().token_bytes) if part in own
+            ids = {
+                token
+                for token, token_text in enumerate(setup.vocabulary().token_bytes)
+                if part in token_text
             }
-            if not found:
+            if not ids:
                 raise ConfigError(
                     f"logits processor ban: no token contains {text!r}; a token is shorter than "
                     "most words"
                 )
-            banned |= found
+            banned |= ids
         if len(banned) == size:
             raise ConfigError("logits processor ban: every token is banned")
         self._banned = torch.tensor(sorted(banned), dtype=torch.int64, device=setup.device)

@@ -54,16 +54,18 @@ class EndingProcessor:
         if not self._rows:
             return logits
         for place, (row, before) in enumerate(zip(rows.tolist(), depth.tolist(), strict=True)):
-            own = self._rows.get(row)
-            if own is None:
+            state = self._rows.get(row)
+            if state is None:
                 continue
-            num_left = own.most - own.num_outputs - before  # this token is one of them
-            if num_left <= own.span:
-                logits[place, own.ends] += self._strength * (own.span - num_left + 1) / own.span
+            num_left = state.most - state.num_outputs - before  # this token is one of them
+            if num_left <= state.span:
+                logits[place, state.ends] += (
+                    self._strength * (state.span - num_left + 1) / state.span
+                )
         return logits
 
     def extend(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
         """See `LogitsProcessor.extend`."""
         for row, tokens in zip(rows.tolist(), token_ids, strict=True):
-            if (own := self._rows.get(row)) is not None:
-                own.num_outputs += len(tokens)
+            if (state := self._rows.get(row)) is not None:
+                state.num_outputs += len(tokens)

@@ -79,13 +79,13 @@ class PerRequestProcessor:
             given = (list(state.prompt), outputs) if state.takes_prompt else (outputs,)
             changed = state.change(*given, logits[place])
             if not isinstance(changed, Tensor) or changed.shape != logits[place].shape:
-                found = (
+                shape = (
                     f"shape {tuple(changed.shape)}"
                     if isinstance(changed, Tensor)
                     else f"a {type(changed).__name__}"
                 )
                 raise TypeError(
-                    f"the function of {self._name} returned {found}, expected logits of shape "
+                    f"the function of {self._name} returned {shape}, expected logits of shape "
                     f"{tuple(logits[place].shape)}"
                 )
             logits[place] = changed
@@ -101,16 +101,16 @@ class PerRequestProcessor:
 def _function(path: str) -> Callable[[Any], Any]:
     module, _, name = path.partition(":")
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"logits_processor.per_request.make: {path!r} cannot be imported: {error}"
         ) from error
-    if not callable(found):
+    if not callable(target):
         raise ConfigError(
-            f"logits_processor.per_request.make: {path!r} is {found!r}, expected a function"
+            f"logits_processor.per_request.make: {path!r} is {target!r}, expected a function"
         )
-    made: Callable[[Any], Any] = found
-    return made
+    function: Callable[[Any], Any] = target
+    return function

@@ -76,7 +76,7 @@ class OpenTelemetrySink:
     def attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
         """Returns vLLM's attributes. Events that never happened and parameters that were not given
         have none."""
-        found: dict[str, AttributeValue | None] = {
+        values: dict[str, AttributeValue | None] = {
             "gen_ai.request.id": record.request_id,
             "gen_ai.request.max_tokens": record.max_tokens,
             "gen_ai.request.temperature": record.temperature,
@@ -90,23 +90,23 @@ class OpenTelemetrySink:
             "gen_ai.latency.e2e": record.finished_s - record.arrival_s,
         }
         if record.first_scheduled_s:
-            found["gen_ai.latency.time_in_queue"] = record.first_scheduled_s - record.arrival_s
+            values["gen_ai.latency.time_in_queue"] = record.first_scheduled_s - record.arrival_s
         if record.first_token_s:
-            found["gen_ai.latency.time_to_first_token"] = record.first_token_s - record.arrival_s
-            found["gen_ai.latency.time_in_model_prefill"] = (
+            values["gen_ai.latency.time_to_first_token"] = record.first_token_s - record.arrival_s
+            values["gen_ai.latency.time_in_model_prefill"] = (
                 record.first_token_s - record.first_scheduled_s
             )
-            found["gen_ai.latency.time_in_model_decode"] = (
+            values["gen_ai.latency.time_in_model_decode"] = (
                 record.last_token_s - record.first_token_s
             )
-            found["gen_ai.latency.time_in_model_inference"] = (
+            values["gen_ai.latency.time_in_model_inference"] = (
                 record.last_token_s - record.first_scheduled_s
             )
         if self._options.wants("model"):
-            found["gen_ai.latency.time_in_model_forward"] = record.forward_s
+            values["gen_ai.latency.time_in_model_forward"] = record.forward_s
         if self._options.wants("worker"):
-            found["gen_ai.latency.time_in_model_execute"] = record.execute_s
-        return {name: value for name, value in found.items() if value is not None}
+            values["gen_ai.latency.time_in_model_execute"] = record.execute_s
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def make_exporter(options: OpenTelemetryOptions) -> SpanExporter:

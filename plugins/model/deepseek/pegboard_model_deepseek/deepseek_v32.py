@@ -56,14 +56,14 @@ class SparseAttention(LatentSelfAttention):
         super().__init__(
             build, index, shape, shape.scale(config), pairs, choice=SparseIndex(heads, size, top_k)
         )
-        own = build.at("indexer")
+        indexer = build.at("indexer")
         self.heads = heads
         self.size = size
         self.rope_dim = shape.rope_dim
-        self.vectors = Linear(own.at("wq_b"), shape.q_rank, heads * size)
-        self.keys = Linear(own.at("wk"), shape.hidden_size, size)
-        self.norm = Parameters(own.at("k_norm"), dict.fromkeys(("weight", "bias"), (size,)))
-        self.weights = Linear(own.at("weights_proj"), shape.hidden_size, heads)
+        self.vectors = Linear(indexer.at("wq_b"), shape.q_rank, heads * size)
+        self.keys = Linear(indexer.at("wk"), shape.hidden_size, size)
+        self.norm = Parameters(indexer.at("k_norm"), dict.fromkeys(("weight", "bias"), (size,)))
+        self.weights = Linear(indexer.at("weights_proj"), shape.hidden_size, heads)
         self.rotate = build.kernels["rope"]
 
     def indexed(

@@ -38,7 +38,14 @@ class KimiLinearModel(LatentDecoder):
                 "the checkpoint's config has mla_use_nope=False; this architecture is served "
                 "without rotation only"
             )
-        config = {**config, **{name: config[own] for name, own in NAMES.items() if own in config}}
+        config = {
+            **config,
+            **{
+                name: config[name_in_config]
+                for name, name_in_config in NAMES.items()
+                if name_in_config in config
+            },
+        }
         shape = Shape(config)
         self.is_linear = linear_layers(config, shape.num_layers)
         self.is_sparse = sparse_layers(config, shape.num_layers)
@@ -88,7 +95,7 @@ class DeltaAttention(nn.Module):
             Linear(build.at("g_b_proj"), self.size, inner),
         )
         self.beta_proj = Linear(build.at("b_proj"), hidden, self.heads)
-        self.own = Parameters(
+        self.weights = Parameters(
             build, {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,)}, "float32"
         )
         self.norm = Norm(build.at("o_norm"), self.size, eps)
@@ -107,8 +114,8 @@ class DeltaAttention(nn.Module):
             for conv, x, state in zip(self.convs, mixed, past, strict=True)
         )
         steps = self._heads(self.decay_up(self.decay_down(hidden)))
-        bias = self.own["dt_bias"].view(self.heads, self.size)
-        a_log = self.own["A_log"].flatten()
+        bias = self.weights["dt_bias"].view(self.heads, self.size)
+        a_log = self.weights["A_log"].flatten()
         y = self.rule(q, k, v, steps, bias, a_log, self.beta_proj(hidden), states["state"], rows)
         gate = self.gate_up(self.gate_down(hidden)).sigmoid()
         out: Tensor = self.o_proj(self.norm(y).flatten(1) * gate)
@@ -121,10 +128,10 @@ class DeltaAttention(nn.Module):
 def delta_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the heads of Kimi delta attention, their channels, and the width of its
     convolutions."""
-    own = linear_config(config)
+    linear = linear_config(config)
     names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    if own is not None:
-        config = own
+    if linear is not None:
+        config = linear
         names = ("num_heads", "head_dim", "short_conv_kernel_size")
     heads, size, width = (size_of(config, name) for name in names)
     if min(heads, size) < 1 or width < 2:
@@ -138,28 +145,28 @@ def delta_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def linear_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the part of the config on Kimi delta attention, or None if it has none."""
-    own = config.get("linear_attn_config")
-    if own is not None and not isinstance(own, Mapping):
+    linear = config.get("linear_attn_config")
+    if linear is not None and not isinstance(linear, Mapping):
         raise ModelError(
-            f"the checkpoint's config has linear_attn_config={own!r}; this architecture needs "
+            f"the checkpoint's config has linear_attn_config={linear!r}; this architecture needs "
             "names with values"
         )
-    return own
+    return linear
 
 
 def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Return which layers have Kimi delta attention. `linear_attn_config` counts layers from 1."""
-    own = linear_config(config)
-    if own is None:
+    linear = linear_config(config)
+    if linear is None:
         return kinds(config, "layer_types", num_layers, "full_attention", "linear_attention")
     listed: list[Any] = [
-        read(own, name, list[str]) or [] for name in ("kda_layers", "full_attn_layers")
+        read(linear, name, list[str]) or [] for name in ("kda_layers", "full_attn_layers")
     ]
-    found = [tuple(index in layers for layers in listed) for index in range(1, num_layers + 1)]
-    if any(is_linear == is_full for is_linear, is_full in found):
+    pairs = [tuple(index in layers for layers in listed) for index in range(1, num_layers + 1)]
+    if any(is_linear == is_full for is_linear, is_full in pairs):
         message = "kda_layers and full_attn_layers of linear_attn_config"
         raise ModelError(
             f"the checkpoint's config has {num_layers} layers; expected each of them once in "
             f"{message}, counted from 1"
         )
-    return [is_linear for is_linear, _ in found]
+    return [is_linear for is_linear, _ in pairs]

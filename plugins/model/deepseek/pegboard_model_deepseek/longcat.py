@@ -33,11 +33,11 @@ from pegboard_models.parameters import Parameters
 
 class LongcatFlashModel(LatentDecoder):
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
-        own = {
+        standard = {
             "num_hidden_layers": size_of(config, "num_layers"),
             "intermediate_size": size_of(config, "ffn_hidden_size"),
         }
-        shape = Shape({**config, **own})
+        shape = Shape({**config, **standard})
         if shape.q_rank is None:
             raise ModelError(
                 "the checkpoint's config has no q_lora_rank; LongCat-Flash needs a positive integer"

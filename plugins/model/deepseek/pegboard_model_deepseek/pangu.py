@@ -33,7 +33,15 @@ class PanguUltraMoEModel(DeepseekModel):
 
     def __init__(self, config: Mapping[str, Any], build: Build) -> None:
         super().__init__(
-            {**config, **{name: config[own] for name, own in NAMES.items() if own in config}}, build
+            {
+                **config,
+                **{
+                    name: config[name_in_config]
+                    for name, name_in_config in NAMES.items()
+                    if name_in_config in config
+                },
+            },
+            build,
         )
 
     def layer(self, build: Build, index: int, shape: Shape, config: Mapping[str, Any]) -> nn.Module:

@@ -68,10 +68,10 @@ def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 def kinds(config: Mapping[str, Any], name: str, num_layers: int, no: str, yes: str) -> list[bool]:
     """Return which layers are `yes` in the list `name` of the config, which has `no` or `yes` for
     each layer."""
-    found = read(config, name, list[str])
-    if found is None or len(found) != num_layers or any(kind not in (no, yes) for kind in found):
+    names = read(config, name, list[str])
+    if names is None or len(names) != num_layers or any(kind not in (no, yes) for kind in names):
         raise ModelError(
-            f"the checkpoint's config has {name}={found}; expected {no!r} or {yes!r} for each of "
+            f"the checkpoint's config has {name}={names}; expected {no!r} or {yes!r} for each of "
             f"{num_layers} layers"
         )
-    return [kind == yes for kind in found]
+    return [kind == yes for kind in names]

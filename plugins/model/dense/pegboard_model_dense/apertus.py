@@ -44,8 +44,8 @@ class XIELU(Layer):
             name: PlainTensor({name: (0, 1)}, (1,), self.build, "float32") for name in names
         }
         self.numbers[names[2]].data.fill_(0.5)
-        found = names if names[2] in available else names[:2]
-        return [WantedWeight(name, None if available else (1,)) for name in found]
+        present = names if names[2] in available else names[:2]
+        return [WantedWeight(name, None if available else (1,)) for name in present]
 
     def accept(self, piece: WeightPiece) -> None:
         if isinstance(piece.data, Tensor) and piece.data.dim() == 0:
@@ -138,8 +138,8 @@ class Apertus(Decoder):
             )
         pairs = zip(model.layers, rows, strict=True)
         layers = (
-            replace(own, mlp=partial(LearnedMLP, given=tuple(map(float, row))))
-            for own, row in pairs
+            replace(layer, mlp=partial(LearnedMLP, given=tuple(map(float, row))))
+            for layer, row in pairs
         )
         return replace(model, layers=tuple(layers))
 

@@ -61,7 +61,7 @@ class Afmoe(Decoder):
         scale = read(config, "route_scale", float)
         dense = read(config, "num_dense_layers", int)
         width = size_of(config, "moe_intermediate_size")
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=width,
             rule=RouterRule(
@@ -79,4 +79,4 @@ class Afmoe(Decoder):
             layers=tuple(replace(each, rope=None if each.window is None else 0) for each in layers),
             embedding_scale=model.hidden_size**0.5 if read(config, "mup_enabled", bool) else 1.0,
         )
-        return with_experts(model, own, lambda index: index >= (1 if dense is None else dense))
+        return with_experts(model, experts, lambda index: index >= (1 if dense is None else dense))

@@ -28,7 +28,7 @@ class Arctic(Decoder):
         names = Names(mlp="block_sparse_moe.mlp", up=("w1", "w3"), down="w2")
         model = common({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}, names=names)
         top_k = size_of(config, "num_experts_per_tok")
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
             rule=RouterRule(top_k, renormalize=top_k > 1),
@@ -37,7 +37,7 @@ class Arctic(Decoder):
             names=("w1", "w3", "w2"),
         )
         every = read(config, "moe_layer_frequency", int) or 2
-        return with_experts(model, own, lambda index: (index + 1) % every == 0)
+        return with_experts(model, experts, lambda index: (index + 1) % every == 0)
 
     def make_layer(self, build: Build, index: int, model: Architecture) -> nn.Module:
         experts = model.layers[index].experts

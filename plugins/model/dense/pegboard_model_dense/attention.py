@@ -22,29 +22,29 @@ class SelfAttention(nn.Module):
     after they are rotated. The results may have a gate."""
 
     def __init__(
-        self, build: Build, index: int, model: Architecture, own: LayerSizes, ropes: list[Rope]
+        self, build: Build, index: int, model: Architecture, sizes: LayerSizes, ropes: list[Rope]
     ) -> None:
         super().__init__()
         names = model.names
-        heads = (model.num_heads, own.num_kv_heads, model.head_dim)
-        if model.num_heads % own.num_kv_heads:
+        heads = (model.num_heads, sizes.num_kv_heads, model.head_dim)
+        if model.num_heads % sizes.num_kv_heads:
             raise ModelError(
-                f"{build.path}: {model.num_heads} heads cannot share {own.num_kv_heads} heads of "
+                f"{build.path}: {model.num_heads} heads cannot share {sizes.num_kv_heads} heads of "
                 "keys equally"
             )
         self.build = build
-        self.qkv = model.qkv(build, model, own.num_kv_heads)
+        self.qkv = model.qkv(build, model, sizes.num_kv_heads)
         inner = model.num_heads * model.head_dim
         rows = Rows(None, model.transposed)
         self.out = ArrangedLinear(
             build.at(names.out), inner, model.hidden_size, rows, bias=model.out_bias
         )
         self.gate = Linear(build.at(names.gate), model.hidden_size, inner) if names.gate else None
-        self.number = 0 if model.alibi else own.rope
+        self.number = 0 if model.alibi else sizes.rope
         rope = None if self.number is None or model.alibi else self.rotates(ropes[self.number])
         more: dict[str, Any] = {
-            "scale": own.scale,
-            "window": own.window,
+            "scale": sizes.scale,
+            "window": sizes.window,
             "soft_cap": model.soft_cap,
             "rope": rope,
         }
@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         for number in range(model.passes):
             place = number * len(model.layers) + index
             if model.alibi:
-                self.attention.append(AlibiAttention(build, place, model, own))
+                self.attention.append(AlibiAttention(build, place, model, sizes))
             else:
                 self.attention.append(Attention(build, place, *heads, **more))
         self.q_norm = self.k_norm = None

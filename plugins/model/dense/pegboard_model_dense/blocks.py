@@ -135,18 +135,20 @@ class PlainMLP(GatedMLP):
         )
 
 
-def experts_block(build: Build, model: Architecture, own: ExpertSizes) -> ExpertsBlock:
+def experts_block(build: Build, model: Architecture, sizes: ExpertSizes) -> ExpertsBlock:
     """Return the chosen experts, and those that compute every token. build: of the layer."""
     experts = FlatExperts(
-        build.at(own.modules),
-        own.count,
+        build.at(sizes.modules),
+        sizes.count,
         model.hidden_size,
-        own.width,
-        rule=own.rule,
+        sizes.width,
+        rule=sizes.rule,
         activation=model.activation,
-        names=own.names,
-        merged=own.merged,
-        correction=build.at(own.correction).path if own.correction else None,
+        names=sizes.names,
+        merged=sizes.merged,
+        correction=build.at(sizes.correction).path if sizes.correction else None,
     )
-    shared = model.mlp(build.at(own.shared), model, own.shared_width) if own.shared_width else None
-    return ExpertsBlock(build.at(own.router), experts, shared)
+    shared = (
+        model.mlp(build.at(sizes.shared), model, sizes.shared_width) if sizes.shared_width else None
+    )
+    return ExpertsBlock(build.at(sizes.router), experts, shared)

@@ -23,7 +23,7 @@ class Bloom(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         refuse(config, {"apply_residual_connection_post_layernorm": False})
-        own = renamed(
+        standard = renamed(
             config,
             hidden_size="n_embed",
             num_hidden_layers="n_layer",
@@ -31,14 +31,14 @@ class Bloom(Decoder):
             rms_norm_eps="layer_norm_epsilon",
             max_position_embeddings="seq_length",
         )
-        own |= {
-            "intermediate_size": 4 * size_of(own, "hidden_size"),
+        standard |= {
+            "intermediate_size": 4 * size_of(standard, "hidden_size"),
             "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
             "hidden_act": "gelu_new",
         }
         names = replace(BLOOM, embedding_norm="transformer.word_embeddings_layernorm")
         model = common(
-            {"rms_norm_eps": 1e-5, **own},
+            {"rms_norm_eps": 1e-5, **standard},
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -54,16 +54,16 @@ class Falcon(Decoder):
 
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        own = renamed(
+        standard = renamed(
             config, num_hidden_layers="n_layer", num_attention_heads="n_head", hidden_size="n_embed"
         )
-        heads = size_of(own, "num_attention_heads")
-        hidden = size_of(own, "hidden_size")
+        heads = size_of(standard, "num_attention_heads")
+        hidden = size_of(standard, "hidden_size")
         kv_heads = read(config, "num_kv_heads", int) or read(config, "n_head_kv", int)
         is_new = read(config, "new_decoder_architecture", bool)
         is_new = "n_head_kv" in config if is_new is None else is_new
         is_single = not is_new and read(config, "multi_query", bool) is not False
-        own |= {
+        standard |= {
             "num_key_value_heads": (kv_heads or heads) if is_new else 1 if is_single else heads,
             "intermediate_size": read(config, "ffn_hidden_size", int) or 4 * hidden,
             "rms_norm_eps": read(config, "layer_norm_epsilon", float) or 1e-5,
@@ -78,7 +78,7 @@ class Falcon(Decoder):
         elif is_parallel:
             names = replace(names, before_mlp="")
         model = common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -99,16 +99,16 @@ class MPT(Decoder):
         attention = attention if isinstance(attention, Mapping) else {}
         refuse(config, {"no_bias": True, "logit_scale": None, "embedding_fraction": 1.0})
         refuse(attention, {"qk_ln": False, "prefix_lm": False, "alibi": True})
-        own = renamed(
+        standard = renamed(
             config,
             hidden_size="d_model",
             num_hidden_layers="n_layers",
             num_attention_heads="n_heads",
             max_position_embeddings="max_seq_len",
         )
-        own |= {
+        standard |= {
             "intermediate_size": (read(config, "expansion_ratio", int) or 4)
-            * size_of(own, "hidden_size"),
+            * size_of(standard, "hidden_size"),
             "num_key_value_heads": read(attention, "kv_n_heads", int),
             "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
             "rms_norm_eps": read(config, "layer_norm_epsilon", float) or 1e-5,
@@ -128,7 +128,11 @@ class MPT(Decoder):
         )
         limit = read(attention, "clip_qkv", float)
         model = common(
-            own, names=names, norm=partial(LayerNorm, has_bias=False), mlp=PlainMLP, qkv_limit=limit
+            standard,
+            names=names,
+            norm=partial(LayerNorm, has_bias=False),
+            mlp=PlainMLP,
+            qkv_limit=limit,
         )
         slopes = alibi_slopes(model.num_heads, read(attention, "alibi_bias_max", float) or 8.0)
         scale = read(attention, "softmax_scale", float)
@@ -136,7 +140,7 @@ class MPT(Decoder):
             model,
             ropes=(),
             alibi=slopes,
-            layers=tuple(replace(own, scale=scale) for own in model.layers),
+            layers=tuple(replace(layer, scale=scale) for layer in model.layers),
         )
 
 
@@ -155,11 +159,11 @@ class Jais(Decoder):
                 "scale_attn_by_inverse_layer_idx": False,
             },
         )
-        own = with_gpt_names(config)
-        own["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
+        standard = with_gpt_names(config)
+        standard["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
         names = replace(GPT, up=("c_fc2", "c_fc"))
         model = common(
-            {"rms_norm_eps": 1e-5, **own},
+            {"rms_norm_eps": 1e-5, **standard},
             names=names,
             norm=LayerNorm,
             transposed=True,
@@ -170,7 +174,7 @@ class Jais(Decoder):
             model,
             ropes=(),
             alibi=alibi_slopes(model.num_heads),
-            layers=tuple(replace(own, scale=model.head_dim**-power) for own in model.layers),
+            layers=tuple(replace(layer, scale=model.head_dim**-power) for layer in model.layers),
             embedding_scale=read(config, "mup_embeddings_scale", float) or 1.0,
             logits_scale=(read(config, "mup_output_alpha", float) or 1.0)
             * (read(config, "mup_width_scale", float) or 1.0),

@@ -59,14 +59,14 @@ class Cohere(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         is_second = config.get("model_type") == "cohere2"
         bias = bool(read(config, "attention_bias", bool))
-        own = {
+        standard = {
             "tie_word_embeddings": True,
             **config,
             "rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5,
         }
         scale = read(config, "logit_scale", float)
         model = common(
-            own,
+            standard,
             names=Names(before_mlp=""),
             norm=partial(LayerNorm, has_bias=False),
             block=Parallel,
@@ -83,5 +83,7 @@ class Cohere(Decoder):
         layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
         return replace(
             model,
-            layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers),
+            layers=tuple(
+                replace(layer, rope=None if layer.window is None else 0) for layer in layers
+            ),
         )

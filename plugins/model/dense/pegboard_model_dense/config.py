@@ -118,8 +118,8 @@ def windows_by_type(
 def windowed(model: Architecture, types: list[str], window: int | None) -> tuple[LayerSizes, ...]:
     """Return the layers with a window, in tokens, for those of type "sliding_attention"."""
     return tuple(
-        replace(own, window=window if kind == "sliding_attention" else None)
-        for own, kind in zip(model.layers, types, strict=True)
+        replace(layer, window=window if kind == "sliding_attention" else None)
+        for layer, kind in zip(model.layers, types, strict=True)
     )
 
 
@@ -140,7 +140,7 @@ def ropes_of_types(
 
 
 def with_experts(
-    model: Architecture, own: ExpertSizes, has_experts: Callable[[int], bool] | None = None
+    model: Architecture, experts: ExpertSizes, has_experts: Callable[[int], bool] | None = None
 ) -> Architecture:
     """Return the architecture with experts in the layers for whose index has_experts returns True;
     None = in all."""
@@ -148,7 +148,7 @@ def with_experts(
     return replace(
         model,
         layers=tuple(
-            replace(layer, experts=own) if has_experts is None or has_experts(index) else layer
+            replace(layer, experts=experts) if has_experts is None or has_experts(index) else layer
             for index, layer in layers
         ),
     )

@@ -30,7 +30,8 @@ class Deci(Decoder):
                     "num_key_value_heads_per_layer for each layer"
                 )
             layers = tuple(
-                replace(own, num_kv_heads=n) for own, n in zip(model.layers, counts, strict=True)
+                replace(layer, num_kv_heads=n)
+                for layer, n in zip(model.layers, counts, strict=True)
             )
             return replace(model, layers=layers)
         model = common({"intermediate_size": 0, "num_key_value_heads": None, **config})

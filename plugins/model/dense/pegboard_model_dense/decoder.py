@@ -79,17 +79,17 @@ class Decoder(nn.Module):
 
     def make_layer(self, build: Build, index: int, model: Architecture) -> nn.Module:
         """Return a layer. A model whose blocks are arranged in its own way overrides this."""
-        own = model.layers[index]
+        sizes = model.layers[index]
         feed_forward: nn.Module | None = None
-        if own.experts is not None:
-            feed_forward = experts_block(build, model, own.experts)
-        elif own.width:
+        if sizes.experts is not None:
+            feed_forward = experts_block(build, model, sizes.experts)
+        elif sizes.width:
             mlp = model.names.mlp
-            make = own.mlp or model.mlp
-            feed_forward = make(build.at(mlp) if mlp else build, model, own.width)
+            make = sizes.mlp or model.mlp
+            feed_forward = make(build.at(mlp) if mlp else build, model, sizes.width)
         attention = (
             self.make_attention(build.at(model.names.attention), index, model)
-            if own.num_kv_heads
+            if sizes.num_kv_heads
             else None
         )
         layer: nn.Module = model.block(build, model, attention, feed_forward)
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
 def make_rope(build: Build, rule: Rotary, max_positions: int) -> Rope:
     style = "pairs" if rule.pairs else build.rope_style
-    own = replace(build, rope_style=style)
+    styled = replace(build, rope_style=style)
     return scaled_rope(
-        own, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling
+        styled, rule.dim, max_positions=max_positions, base=rule.base, scaling=rule.scaling
     )

@@ -37,7 +37,7 @@ class ErnieMoe(Ernie):
         every = read(config, "moe_layer_interval", int) or 1
         last = read(config, "moe_layer_end_index", int)
         last = len(model.layers) - 1 if last is None or last < 0 else last
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=width,
             rule=rule_of(
@@ -48,5 +48,5 @@ class ErnieMoe(Ernie):
         )
         model = replace(model, head_bias=bool(read(config, "use_bias", bool)))
         return with_experts(
-            model, own, lambda index: first <= index <= last and (index + 1) % every == 0
+            model, experts, lambda index: first <= index <= last and (index + 1) % every == 0
         )

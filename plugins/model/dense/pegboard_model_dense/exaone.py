@@ -26,13 +26,13 @@ class Exaone(Decoder):
             out="out_proj",
             up=("c_fc_0", "c_fc_1"),
         )
-        own = renamed(
+        standard = renamed(
             config,
             num_hidden_layers="num_layers",
             rms_norm_eps="layer_norm_epsilon",
             hidden_act="activation_function",
         )
-        return common({"rms_norm_eps": 1e-5, **own}, names=names)
+        return common({"rms_norm_eps": 1e-5, **standard}, names=names)
 
 
 class Exaone4(Decoder):
@@ -59,5 +59,7 @@ class Exaone4(Decoder):
         layers = windows_by_type(config, model, window, lambda i: letters[i % len(letters)] == "G")
         return replace(
             model,
-            layers=tuple(replace(own, rope=None if own.window is None else 0) for own in layers),
+            layers=tuple(
+                replace(layer, rope=None if layer.window is None else 0) for layer in layers
+            ),
         )

@@ -22,13 +22,13 @@ class FlatExperts(Experts):
         for name in (f"{self.build.path}.{each}" for each in self.names):
             if name in stacked and len(stacked[name].shape) == 2:
                 stacked[name] = replace(stacked[name], shape=self._stacked(name))
-        found = []
+        weights = []
         for each in super().declare(stacked):
             is_correction = each.name == self.correction_name and available
             changed = stacked.get(each.name) is not available.get(each.name)
             shape = None if is_correction else available[each.name].shape if changed else each.shape
-            found.append(WantedWeight(each.name, shape))
-        return found
+            weights.append(WantedWeight(each.name, shape))
+        return weights
 
     def _stacked(self, name: str) -> tuple[int, int, int]:
         is_last = name.endswith(f".{self.names[-1]}")

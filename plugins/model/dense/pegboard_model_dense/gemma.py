@@ -64,7 +64,7 @@ class Gemma3(Decoder):
         layers = windows_by_type(config, model, window, lambda i: (i + 1) % every == 0)
         layers = scaled_layers(config, layers)
         local = {"base": read(config, "rope_local_base_freq", float) or 10000.0, "scaling": {}}
-        layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
+        layers = tuple(replace(layer, rope=0 if layer.window is None else 1) for layer in layers)
         return replace(model, layers=layers, ropes=ropes_of_types(config, model, local))
 
 
@@ -86,4 +86,4 @@ def scaled_layers(
     config: Mapping[str, Any], layers: tuple[LayerSizes, ...]
 ) -> tuple[LayerSizes, ...]:
     scale = (read(config, "query_pre_attn_scalar", float) or 256.0) ** -0.5
-    return tuple(replace(own, scale=scale) for own in layers)
+    return tuple(replace(layer, scale=scale) for layer in layers)

@@ -72,7 +72,7 @@ class ChatGLM(Decoder):
             up=("dense_h_to_4h",),
             down="dense_4h_to_h",
         )
-        own = renamed(
+        standard = renamed(
             config,
             vocab_size="padded_vocab_size",
             num_hidden_layers="num_layers",
@@ -81,12 +81,12 @@ class ChatGLM(Decoder):
             rms_norm_eps="layernorm_epsilon",
             max_position_embeddings="seq_length",
         )
-        own["vocab_size"] = config.get("padded_vocab_size", own.get("vocab_size"))
+        standard["vocab_size"] = config.get("padded_vocab_size", standard.get("vocab_size"))
         if is_on(config, "multi_query_attention"):
-            own["num_key_value_heads"] = size_of(config, "multi_query_group_num")
+            standard["num_key_value_heads"] = size_of(config, "multi_query_group_num")
         bias = is_on(config, "add_bias_linear")
         model = common(
-            own, names=names, qkv_bias=bias or is_on(config, "add_qkv_bias"), out_bias=bias
+            standard, names=names, qkv_bias=bias or is_on(config, "add_qkv_bias"), out_bias=bias
         )
         base = 10000.0 * (read(config, "rope_ratio", float) or 1.0)
         rope = Rotary(base, {}, model.head_dim // 2, pairs=True)
@@ -116,11 +116,11 @@ class Glm4Moe(Decoder):
                 model, layers=windows_by_type(config, model, window, lambda i: i < first)
             )
         width = size_of(config, "moe_intermediate_size")
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=width,
             rule=rule_of(config, score="sigmoid"),
             correction="mlp.gate.e_score_correction_bias",
             shared_width=width * (read(config, "n_shared_experts", int) or 0),
         )
-        return with_experts(model, own, after_the_first(config))
+        return with_experts(model, experts, after_the_first(config))

@@ -52,7 +52,7 @@ GPT = Names(
 
 def with_gpt_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with GPT-2's values under the names of Llama's config."""
-    own = renamed(
+    standard = renamed(
         config,
         hidden_size="n_embd",
         num_hidden_layers="n_layer",
@@ -61,8 +61,8 @@ def with_gpt_names(config: Mapping[str, Any]) -> dict[str, Any]:
         max_position_embeddings="n_positions",
         rms_norm_eps="layer_norm_epsilon",
     )
-    width = read(own, "intermediate_size", int) or 4 * size_of(own, "hidden_size")
-    return {**own, "intermediate_size": width}
+    width = read(standard, "intermediate_size", int) or 4 * size_of(standard, "hidden_size")
+    return {**standard, "intermediate_size": width}
 
 
 class GPT2(Decoder):
@@ -72,15 +72,15 @@ class GPT2(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         is_code = config.get("model_type") == "gpt_bigcode"
         refuse(config, {"scale_attn_weights": True, "add_cross_attention": False})
-        own = with_gpt_names(config)
+        standard = with_gpt_names(config)
         is_single = is_code and read(config, "multi_query", bool) is not False
-        own |= {
+        standard |= {
             "tie_word_embeddings": read(config, "tie_word_embeddings", bool) is not False,
-            "num_key_value_heads": 1 if is_single else size_of(own, "num_attention_heads"),
+            "num_key_value_heads": 1 if is_single else size_of(standard, "num_attention_heads"),
             "hidden_act": read(config, "activation_function", str) or "gelu_new",
         }
         model = common(
-            {"rms_norm_eps": 1e-5, **own},
+            {"rms_norm_eps": 1e-5, **standard},
             names=replace(GPT, positions="transformer.wpe"),
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -109,12 +109,12 @@ class OPT(Decoder):
                 "layer_norm_elementwise_affine": True,
             },
         )
-        own = {
+        standard = {
             "hidden_act": "relu",
             "rms_norm_eps": 1e-5,
             **renamed(config, intermediate_size="ffn_dim", hidden_act="activation_function"),
         }
-        own["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
+        standard["tie_word_embeddings"] = read(config, "tie_word_embeddings", bool) is not False
         names = Names(
             embedding="model.decoder.embed_tokens",
             positions="model.decoder.embed_positions",
@@ -129,7 +129,7 @@ class OPT(Decoder):
         )
         bias = read(config, "enable_bias", bool) is not False
         model = common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -152,9 +152,9 @@ class GPTJ(Decoder):
             up=("fc_in",),
             down="fc_out",
         )
-        own = with_gpt_names(renamed(config, hidden_act="activation_function"))
+        standard = with_gpt_names(renamed(config, hidden_act="activation_function"))
         model = common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -173,11 +173,11 @@ class GPTNeoX(Decoder):
 
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        own = {
+        standard = {
             "hidden_act": "gelu",
             **renamed(config, partial_rotary_factor="rotary_pct", rope_theta="rotary_emb_base"),
         }
-        own["rms_norm_eps"] = read(config, "layer_norm_eps", float) or 1e-5
+        standard["rms_norm_eps"] = read(config, "layer_norm_eps", float) or 1e-5
         names = replace(
             BLOOM,
             embedding="gpt_neox.embed_in",
@@ -189,7 +189,7 @@ class GPTNeoX(Decoder):
         bias = read(config, "attention_bias", bool) is not False
         is_parallel = read(config, "use_parallel_residual", bool) is not False
         return common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -206,7 +206,7 @@ class GPTNeoX(Decoder):
 class Persimmon(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
-        own = {
+        standard = {
             "hidden_act": "relu2",
             **config,
             "rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5,
@@ -221,7 +221,7 @@ class Persimmon(Decoder):
             down="dense_4h_to_h",
         )
         return common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -236,10 +236,10 @@ class Starcoder2(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         bias = read(config, "use_bias", bool) is not False
-        own = {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh", **config}
-        own["rms_norm_eps"] = read(config, "norm_epsilon", float) or 1e-5
+        standard = {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh", **config}
+        standard["rms_norm_eps"] = read(config, "norm_epsilon", float) or 1e-5
         model = common(
-            own,
+            standard,
             names=Names(up=("c_fc",), down="c_proj"),
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -264,10 +264,13 @@ class StableLM(Decoder):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         refuse(config, {"qk_layernorm": False})
-        own = renamed(config, partial_rotary_factor="rope_pct", layer_norm_eps="norm_eps")
-        own["rms_norm_eps"] = read(own, "layer_norm_eps", float) or 1e-5
+        standard = renamed(config, partial_rotary_factor="rope_pct", layer_norm_eps="norm_eps")
+        standard["rms_norm_eps"] = read(standard, "layer_norm_eps", float) or 1e-5
         model = common(
-            own, norm=LayerNorm, partial=0.25, qkv_bias=bool(read(config, "use_qkv_bias", bool))
+            standard,
+            norm=LayerNorm,
+            partial=0.25,
+            qkv_bias=bool(read(config, "use_qkv_bias", bool)),
         )
         if not read(config, "use_parallel_residual", bool):
             return model
@@ -284,12 +287,12 @@ class Nemotron(Decoder):
             read(config, name, bool) or (is_jais and name not in config)
             for name in ("attention_bias", "mlp_bias")
         )
-        own = {"hidden_act": "relu2", **renamed(config, partial_rotary_factor="rope_percent")}
-        own["rms_norm_eps"] = (
+        standard = {"hidden_act": "relu2", **renamed(config, partial_rotary_factor="rope_percent")}
+        standard["rms_norm_eps"] = (
             read(config, "layer_norm_eps" if is_jais else "norm_eps", float) or 1e-5
         )
         return common(
-            own,
+            standard,
             names=Names(up=("up_proj",)),
             norm=LayerNorm if is_jais else OffsetLayerNorm,
             mlp=PlainMLP,

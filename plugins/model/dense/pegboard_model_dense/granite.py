@@ -24,7 +24,7 @@ class Granite(Decoder):
             up_bias=mlp_bias,
             down_bias=mlp_bias,
             layers=tuple(
-                replace(own, scale=1.0 if scale is None else scale) for own in model.layers
+                replace(layer, scale=1.0 if scale is None else scale) for layer in model.layers
             ),
             embedding_scale=read(config, "embedding_multiplier", float) or 1.0,
             residual_scale=read(config, "residual_multiplier", float) or 1.0,
@@ -36,7 +36,7 @@ class GraniteMoe(Granite):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         model = Granite.architecture(config)
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
             rule=rule_of(config, score="softmax", renormalize=True),
@@ -48,4 +48,4 @@ class GraniteMoe(Granite):
             shared_width=read(config, "shared_intermediate_size", int) or 0,
         )
         names = replace(model.names, up=("input_linear",), down="output_linear")
-        return with_experts(replace(model, names=names), own)
+        return with_experts(replace(model, names=names), experts)

@@ -39,7 +39,7 @@ class Grok(Decoder):
             before_mlp="pre_moe_norm",
             after_mlp="post_moe_norm",
         )
-        own = {
+        standard = {
             "tie_word_embeddings": True,
             "rms_norm_eps": 1e-5,
             **config,
@@ -53,7 +53,7 @@ class Grok(Decoder):
             scale=scale,
         )
         model = common(
-            own,
+            standard,
             names=names,
             norm=ScaleNorm,
             layers=(layer,) * size_of(config, "num_hidden_layers"),

@@ -62,7 +62,7 @@ class HunYuanMoe(Decoder):
         )
         width = size_of(config, "intermediate_size")
 
-        def own(index: int) -> ExpertSizes:
+        def experts(index: int) -> ExpertSizes:
             values = {
                 name: _of_layer(config.get(name), index)
                 for name in ("num_experts", "moe_topk", "num_shared_expert")
@@ -85,7 +85,9 @@ class HunYuanMoe(Decoder):
 
         return replace(
             model,
-            layers=tuple(replace(layer, experts=own(i)) for i, layer in enumerate(model.layers)),
+            layers=tuple(
+                replace(layer, experts=experts(i)) for i, layer in enumerate(model.layers)
+            ),
         )
 
 

@@ -29,9 +29,9 @@ class Olmo(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         bias = bool(read(config, "attention_bias", bool))
         limit = read(config, "clip_qkv", float)
-        own = {**config, "rms_norm_eps": 1e-5}
+        standard = {**config, "rms_norm_eps": 1e-5}
         return common(
-            own,
+            standard,
             norm=partial(LayerNorm, has_weight=False, has_bias=False),
             qkv_bias=bias,
             out_bias=bias,
@@ -60,7 +60,7 @@ class Olmo2(Decoder):
             return model
         window = read(config, "sliding_window", int) or 4096
         layers = windows_by_type(config, model, window, lambda i: (i + 1) % 4 == 0)
-        layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
+        layers = tuple(replace(layer, rope=0 if layer.window is None else 1) for layer in layers)
         return replace(model, layers=layers, ropes=ropes_of_types(config, model, {"scaling": {}}))
 
 
@@ -68,8 +68,8 @@ class FlexOlmo(Olmo2):
     @staticmethod
     def architecture(config: Mapping[str, Any]) -> Architecture:
         width = size_of(config, "intermediate_size")
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config), width=width, rule=rule_of(config, score="softmax")
         )
         base = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6, **config}
-        return with_experts(Olmo2.architecture(base), own)
+        return with_experts(Olmo2.architecture(base), experts)

@@ -30,13 +30,13 @@ class Phi(Decoder):
             up=("fc1",),
             down="fc2",
         )
-        own = {
+        standard = {
             "rms_norm_eps": read(config, "layer_norm_eps", float) or 1e-5,
             "hidden_act": "gelu_new",
             **config,
         }
         return common(
-            own,
+            standard,
             names=names,
             norm=LayerNorm,
             mlp=PlainMLP,
@@ -77,7 +77,7 @@ class PhiMoe(Decoder):
             head_bias=bool(read(config, "lm_head_bias", bool)),
         )
         jitter = read(config, "router_jitter_noise", float)
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
             rule=SparseMixer(2, jitter=0.01 if jitter is None else jitter),
@@ -86,7 +86,9 @@ class PhiMoe(Decoder):
             names=("w1", "w3", "w2"),
         )
         layers = windowed(model, ["sliding_attention"] * len(model.layers), window)
-        return with_experts(replace(model, layers=layers, ropes=(_with_own_magnitude(model),)), own)
+        return with_experts(
+            replace(model, layers=layers, ropes=(_with_own_magnitude(model),)), experts
+        )
 
 
 def _with_own_magnitude(model: Architecture) -> Rotary:

@@ -54,7 +54,7 @@ class Plamo3(Decoder):
         )
         every = read(config, "sliding_window_pattern", int) or 8
         layers = windows_by_type(config, model, _window(config), lambda i: (i + 1) % every == 0)
-        layers = tuple(replace(own, rope=0 if own.window is None else 1) for own in layers)
+        layers = tuple(replace(layer, rope=0 if layer.window is None else 1) for layer in layers)
         return replace(model, layers=layers, ropes=_ropes(config, model.head_dim))
 
 

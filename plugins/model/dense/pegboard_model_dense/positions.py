@@ -71,9 +71,9 @@ class AlibiAttention(Attention):
     """
 
     def __init__(
-        self, build: Build, layer_index: int, model: Architecture, own: LayerSizes
+        self, build: Build, layer_index: int, model: Architecture, sizes: LayerSizes
     ) -> None:
-        self.scale = model.head_dim**-0.5 if own.scale is None else own.scale
+        self.scale = model.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.head_dim = model.head_dim
         self.slopes = model.alibi
         padded = model.head_dim + ALIBI_CHANNELS
@@ -81,7 +81,7 @@ class AlibiAttention(Attention):
             build,
             layer_index,
             model.num_heads,
-            own.num_kv_heads,
+            sizes.num_kv_heads,
             padded,
             scale=self.scale,
             exact_keys=True,
@@ -96,11 +96,11 @@ class AlibiAttention(Attention):
 
         def widened(count: int, first: int, second: int) -> Tensor:
             """Return which columns of heads [T, count · D] and places make up the wider heads."""
-            own = torch.arange(count * head_dim).view(count, -1)
+            order = torch.arange(count * head_dim).view(count, -1)
             extra = torch.full((count, ALIBI_CHANNELS), 3)
             extra[:, 0] = first
             extra[:, 1] = second
-            return torch.cat([own, extra + count * head_dim], 1).flatten().to(device)
+            return torch.cat([order, extra + count * head_dim], 1).flatten().to(device)
 
         of_query = widened(num_heads, 2, 2)
         of_key = widened(num_kv_heads, 0, 1)

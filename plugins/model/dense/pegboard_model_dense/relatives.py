@@ -113,7 +113,7 @@ class SmolLM3(Decoder):
             layers = windows_by_type(config, model, read(config, "sliding_window", int))
         pairs = zip(layers, rotates, strict=False)
         return replace(
-            model, layers=tuple(replace(own, rope=0 if on else None) for own, on in pairs)
+            model, layers=tuple(replace(layer, rope=0 if on else None) for layer, on in pairs)
         )
 
 
@@ -170,7 +170,7 @@ class QWen(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         names = replace(GPT, up=("w2", "w1"))
         width = size_of(config, "intermediate_size") // 2
-        own = renamed(
+        standard = renamed(
             config,
             rms_norm_eps="layer_norm_epsilon",
             head_dim="kv_channels",
@@ -180,7 +180,7 @@ class QWen(Decoder):
         refuse(config, {"rotary_pct": 1.0})
         bias = read(config, "no_bias", bool) is False
         return common(
-            {**own, "intermediate_size": width},
+            {**standard, "intermediate_size": width},
             names=names,
             qkv_bias=True,
             out_bias=bias,
@@ -195,7 +195,7 @@ class TeleChat(Decoder):
         names = replace(
             BLOOM, qkv=("query", "key_value"), up=("gate_proj", "up_proj"), down="down_proj"
         )
-        own = renamed(
+        standard = renamed(
             config,
             num_hidden_layers="n_layer",
             num_attention_heads="n_head",
@@ -203,7 +203,7 @@ class TeleChat(Decoder):
             rms_norm_eps="layer_norm_epsilon",
             max_position_embeddings="seq_length",
         )
-        return common(own, names=names, qkv=KeyValueQKV, out_bias=True, down_bias=True)
+        return common(standard, names=names, qkv=KeyValueQKV, out_bias=True, down_bias=True)
 
 
 class TeleFLM(Decoder):

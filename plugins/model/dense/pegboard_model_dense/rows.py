@@ -83,8 +83,8 @@ class ArrangedLinear(Linear):
         return self.rows.wanted(super().declare(available), available)
 
     def accept(self, piece: WeightPiece) -> None:
-        own = self.modules_by_name.get(piece.name.rpartition(".")[0], self.out_features)
-        super().accept(self.rows.arranged(piece, self.in_features, own))
+        num_rows = self.modules_by_name.get(piece.name.rpartition(".")[0], self.out_features)
+        super().accept(self.rows.arranged(piece, self.in_features, num_rows))
 
 
 class Limited(Linear):

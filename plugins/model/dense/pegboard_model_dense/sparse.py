@@ -33,7 +33,7 @@ class MiniMaxM2(Decoder):
         share = (read(config, "rotary_dim", int) or size_of(base, "head_dim")) / size_of(
             base, "head_dim"
         )
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=size_of(config, "intermediate_size"),
             rule=rule_of(config, score="sigmoid", renormalize=True),
@@ -42,7 +42,7 @@ class MiniMaxM2(Decoder):
             names=("w1", "w3", "w2"),
             correction="block_sparse_moe.e_score_correction_bias",
         )
-        return with_experts(common(base, partial=share, head_norm=all_heads), own)
+        return with_experts(common(base, partial=share, head_norm=all_heads), experts)
 
 
 class Bailing(Decoder):
@@ -78,14 +78,14 @@ class Bailing(Decoder):
         width = size_of(config, "moe_intermediate_size")
         corrects = bool(read(config, "moe_router_enable_expert_bias", bool))
         shared = read(config, "moe_shared_expert_intermediate_size", int) or width
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=width,
             rule=rule_of(config, score=score),
             correction="mlp.gate.expert_bias" if corrects else "",
             shared_width=shared * (read(config, "num_shared_experts", int) or 0),
         )
-        return with_experts(model, own, after_the_first(config))
+        return with_experts(model, experts, after_the_first(config))
 
 
 class DeepSeekMoe(Decoder):
@@ -96,14 +96,14 @@ class DeepSeekMoe(Decoder):
         refuse(config, {"scoring_func": "softmax"})
         bias = bool(read(config, "attention_bias", bool))
         width = size_of(config, "moe_intermediate_size")
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=number_of_experts(config),
             width=width,
             rule=rule_of(config, score="softmax"),
             shared_width=width * (read(config, "n_shared_experts", int) or 0),
         )
         return with_experts(
-            common(config, qkv_bias=bias, out_bias=bias), own, after_the_first(config)
+            common(config, qkv_bias=bias, out_bias=bias), experts, after_the_first(config)
         )
 
 
@@ -114,21 +114,21 @@ class Dbrx(Decoder):
     def architecture(config: Mapping[str, Any]) -> Architecture:
         attention, blocks = (_section(config, name) for name in ("attn_config", "ffn_config"))
         activation = _section(blocks, "ffn_act_fn")
-        own = renamed(
+        standard = renamed(
             config,
             hidden_size="d_model",
             num_hidden_layers="n_layers",
             num_attention_heads="n_heads",
             max_position_embeddings="max_seq_len",
         )
-        own |= {
+        standard |= {
             "num_key_value_heads": read(attention, "kv_n_heads", int),
             "intermediate_size": read(blocks, "ffn_hidden_size", int),
             "hidden_act": read(activation, "name", str) or "silu",
             "rms_norm_eps": 1e-5,
         }
-        if own.get("rope_parameters") is None:
-            own["rope_theta"] = read(attention, "rope_theta", float) or 10000.0
+        if standard.get("rope_parameters") is None:
+            standard["rope_theta"] = read(attention, "rope_theta", float) or 10000.0
         norm = blocks.get("moe_normalize_expert_weights", 1)
         refuse({"moe_normalize_expert_weights": norm}, {"moe_normalize_expert_weights": 1})
         names = Names(
@@ -142,7 +142,7 @@ class Dbrx(Decoder):
             out="out_proj",
         )
         model = common(
-            own,
+            standard,
             names=names,
             norm=partial(LayerNorm, has_bias=False),
             qkv_limit=read(attention, "clip_qkv", float),

@@ -30,7 +30,7 @@ class Step3(Decoder):
             "num_key_value_heads": 1,
             "hidden_act": "silu",
         }
-        own = ExpertSizes(
+        experts = ExpertSizes(
             count=size_of(config, "moe_num_experts"),
             width=size_of(config, "moe_intermediate_size"),
             rule=RouterRule(
@@ -44,7 +44,7 @@ class Step3(Decoder):
         )
         model = common(base)
         chosen = _layers_with_experts(config, len(model.layers))
-        return with_experts(model, own, lambda index: index in chosen)
+        return with_experts(model, experts, lambda index: index in chosen)
 
     def make_attention(self, build: Build, index: int, model: Architecture) -> nn.Module:
         return FactorizedAttention(build, index, model, self.query_rank, self.ropes[0])

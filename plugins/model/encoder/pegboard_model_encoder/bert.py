@@ -237,14 +237,14 @@ class DistilBert(Bert):
 
     @staticmethod
     def sizes(config: Mapping[str, Any]) -> Sizes:
-        own = {
+        names = {
             "hidden_size": "dim",
             "num_hidden_layers": "n_layers",
             "num_attention_heads": "n_heads",
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
         }
-        named = {name: config[theirs] for name, theirs in own.items() if theirs in config}
+        named = {name: config[theirs] for name, theirs in names.items() if theirs in config}
         return Sizes.of({**config, **named, "type_vocab_size": 0, "layer_norm_eps": 1e-12})
 
 

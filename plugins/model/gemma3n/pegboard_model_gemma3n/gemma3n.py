@@ -148,8 +148,8 @@ class DecoderLayer(nn.Module):
         mixed = self.mlp.forward(self.pre_feedforward_layernorm(hidden))
         corrected = self.altup.correct(predicted, hidden + self.post_feedforward_layernorm(mixed))
         gate = self.input_gate(self.altup.scaled(corrected))
-        own = self.input_activation(torch.cat((gate, inputs[:, self.index]), 1))
-        corrected[:, 1:] += self.post_input_norm(self.input_projection(own)).unsqueeze(1)
+        per_layer = self.input_activation(torch.cat((gate, inputs[:, self.index]), 1))
+        corrected[:, 1:] += self.post_input_norm(self.input_projection(per_layer)).unsqueeze(1)
         return corrected, None
 
 

@@ -34,7 +34,7 @@ class AltUp(nn.Module):
         self.correction = Parameters(
             build.at("correction_coefs"), {"weight": (self.count, self.count)}
         )
-        self.own = (
+        self.weights = (
             Parameters(build, {"correct_output_scale": (shape.hidden_size,)})
             if shape.scales_correction
             else None
@@ -58,7 +58,7 @@ class AltUp(nn.Module):
     def scaled(self, corrected: Tensor) -> Tensor:
         """Return the active stream for the layer's own input: [T, N, H] → [T, H]."""
         active = corrected[:, self.active]
-        return active if self.own is None else active * self.own["correct_output_scale"]
+        return active if self.weights is None else active * self.weights["correct_output_scale"]
 
 
 class Projections(nn.Module):

@@ -29,9 +29,11 @@ class Lfm2Model(StateDecoder):
         def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
             mixer: nn.Module
             if kinds[index]:
-                own = build.at("self_attn")
+                part = build.at("self_attn")
                 norms = ("q_layernorm", "k_layernorm")
-                mixer = attention(own, index, config, rope, norms=norms, eps=eps, output="out_proj")
+                mixer = attention(
+                    part, index, config, rope, norms=norms, eps=eps, output="out_proj"
+                )
             else:
                 mixer = GatedConv(build.at("conv"), index, hidden, width, bias)
             second = self.feed_forward(build.at("feed_forward"), index, config)

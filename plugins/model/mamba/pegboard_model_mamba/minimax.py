@@ -64,14 +64,14 @@ class MiniMaxModel(StateDecoder):
         width = size_of(config, "intermediate_size")
 
         def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
-            own = build.at("self_attn")
+            part = build.at("self_attn")
             block = build.at("block_sparse_moe")
             mixer: nn.Module
             if kinds[index]:
                 plain = {**config, "attention_bias": False}
-                mixer = attention(own, index, plain, rope, window=window)
+                mixer = attention(part, index, plain, rope, window=window)
             else:
-                mixer = LightningAttention(own, index, config)
+                mixer = LightningAttention(part, index, config)
             experts = Experts(
                 block.at("experts"), num_experts, hidden, width, rule=rule, names=("w1", "w3", "w2")
             )

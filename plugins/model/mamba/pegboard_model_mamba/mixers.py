@@ -53,7 +53,7 @@ class Mamba(nn.Module):
         )
         self.x_proj = Linear(build.at("x_proj"), inner, shape.rank + 2 * state)
         self.dt_proj = Linear(build.at("dt_proj"), shape.rank, inner, bias=True)
-        self.own = Parameters(build, {"A_log": (inner, state), "D": (inner,)}, "float32")
+        self.weights = Parameters(build, {"A_log": (inner, state), "D": (inner,)}, "float32")
         self.out_proj = Linear(build.at("out_proj"), inner, shape.hidden, bias=shape.bias)
         self.norms: list[Normalize] = []
         if shape.norms == "weights":
@@ -79,7 +79,14 @@ class Mamba(nn.Module):
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
         steps = self.dt_proj(parts[0])
         y = self.scan(
-            x, steps, self.own["A_log"], parts[1], parts[2], self.own["D"], states["state"], rows
+            x,
+            steps,
+            self.weights["A_log"],
+            parts[1],
+            parts[2],
+            self.weights["D"],
+            states["state"],
+            rows,
         )
         out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.shape.inner, True))
         return out
@@ -134,7 +141,7 @@ class Mamba2(nn.Module):
         self.conv = ShortConv(
             build.at("conv1d"), self.sizes[1], shape.width, bias=shape.conv_bias, activates=True
         )
-        self.own = Parameters(
+        self.weights = Parameters(
             build, dict.fromkeys(("A_log", "D", "dt_bias"), (shape.heads,)), "float32"
         )
         self.norm = Parameters(build.at("norm"), {"weight": (inner,)}) if shape.norm else None
@@ -160,11 +167,20 @@ class Mamba2(nn.Module):
         mixed = self.conv(mixed, states["conv"], rows)
         x = mixed[:, :inner].unflatten(-1, (shape.heads, shape.head_dim))
         b, c = mixed[:, inner:].unflatten(-1, (2, shape.groups, shape.state)).unbind(1)
-        own = self.own
+        weights = self.weights
         limits = shape.limits
         weight = None if self.norm is None else self.norm["weight"]
         y = self.scan(
-            x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows
+            x,
+            steps,
+            weights["dt_bias"],
+            limits,
+            weights["A_log"],
+            b,
+            c,
+            weights["D"],
+            states["state"],
+            rows,
         ).flatten(1)
         y = self.gated(y, gate, weight, shape.eps, inner // shape.groups, shape.norm != "before")
         out: Tensor = self.out_proj(y)

@@ -50,16 +50,16 @@ class NemotronHModel(StateDecoder):
         attention_config = {**config, "head_dim": head_dim, "attention_bias": False}
 
         def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
-            own = build.at("mixer")
+            mixer = build.at("mixer")
             part = nn.Module()
             if kinds[index] == "linear_attention":
-                part = Mamba2(own, index, shape)
+                part = Mamba2(mixer, index, shape)
             elif kinds[index] == "full_attention":
-                part = attention(own, index, attention_config)
+                part = attention(mixer, index, attention_config)
             elif kinds[index] == "moe":
-                part = LatentExperts(own, config, bias)
+                part = LatentExperts(mixer, config, bias)
             else:
-                part = SquaredReLU(own, hidden, size_of(config, "intermediate_size"), bias)
+                part = SquaredReLU(mixer, hidden, size_of(config, "intermediate_size"), bias)
             return block(build, hidden, eps, ("norm", part))
 
         names = Names("backbone", "embeddings", norm="norm_f")

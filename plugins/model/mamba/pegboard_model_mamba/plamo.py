@@ -48,9 +48,11 @@ class Plamo2Model(StateDecoder):
         width = size_of(config, "intermediate_size")
 
         def make(build: Build, index: int, rope: Rope | None) -> nn.Module:
-            own = (build.at("mixer"), index, config, head_dim, eps)
+            arguments = (build.at("mixer"), index, config, head_dim, eps)
             mixer: nn.Module = (
-                PlamoMamba(*own) if has_state(config, index) else PlamoAttention(*own, rope)
+                PlamoMamba(*arguments)
+                if has_state(config, index)
+                else PlamoAttention(*arguments, rope)
             )
             mlp = GatedMLP(build.at("mlp"), hidden, width, names=("gate_up_proj", "down_proj"))
             before, after, before_mlp, after_mlp = (
@@ -114,7 +116,9 @@ class PlamoMamba(nn.Module):
         self.read_proj = Linear(build.at("bcdt_proj"), inner, sum(self.sizes.values()))
         self.norms = Parameters(build, {name: (size,) for name, size in self.sizes.items()})
         self.dt_proj = Linear(build.at("dt_proj"), rank, heads)
-        self.own = Parameters(build, dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)), "float32")
+        self.weights = Parameters(
+            build, dict.fromkeys(("A_log", "D", "dt_bias"), (heads,)), "float32"
+        )
         self.out_proj = Linear(build.at("out_proj"), inner, hidden)
         self.scan, self.gated, self.rms_norm = (
             build.kernels[op] for op in ("chunked_scan", "gated_norm", "rms_norm")
@@ -128,7 +132,7 @@ class PlamoMamba(nn.Module):
         states, rows = self.states()
         gate, x = self.in_proj(hidden).index_select(1, self.order).chunk(2, 1)
         x = self.conv(x, states["conv"], rows)
-        own = self.own
+        weights = self.weights
         parts = self.read_proj(x).split(tuple(self.sizes.values()), 1)
         b, c, steps = (
             self.rms_norm(part, self.norms[name], self.eps)
@@ -140,7 +144,16 @@ class PlamoMamba(nn.Module):
         b = b.unflatten(1, (1, -1))
         c = c.unflatten(1, (1, -1))
         y = self.scan(
-            x, steps, own["dt_bias"], limits, own["A_log"], b, c, own["D"], states["state"], rows
+            x,
+            steps,
+            weights["dt_bias"],
+            limits,
+            weights["A_log"],
+            b,
+            c,
+            weights["D"],
+            states["state"],
+            rows,
         ).flatten(1)
         out: Tensor = self.out_proj(self.gated(y, gate, None, 0.0, self.inner, True))
         return out
@@ -172,7 +185,7 @@ class PlamoAttention(nn.Module):
         self.eps = eps
         self.counts = (heads, kv_heads, kv_heads)
         self.qkv_proj = Linear(build.at("qkv_proj"), hidden, sum(self.counts) * head_dim)
-        self.own = Parameters(
+        self.weights = Parameters(
             build, {"q_weight": (heads, head_dim), "k_weight": (kv_heads, head_dim)}
         )
         self.rms_norm = build.kernels["rms_norm"]
@@ -189,6 +202,6 @@ class PlamoAttention(nn.Module):
 
     def _normalized(self, heads: Tensor, name: str) -> Tensor:
         normalized = (
-            self.rms_norm(heads, self.plain, self.eps).flatten(1) * self.own[name].flatten()
+            self.rms_norm(heads, self.plain, self.eps).flatten(1) * self.weights[name].flatten()
         )
         return normalized.view(heads.shape)

@@ -99,7 +99,9 @@ class GatedDeltaNet(nn.Module):
         self.conv = ShortConv(
             build.at("conv1d"), sum(self.sizes), width, bias=False, activates=True
         )
-        self.own = Parameters(build, dict.fromkeys(("A_log", "dt_bias"), (self.heads,)), "float32")
+        self.weights = Parameters(
+            build, dict.fromkeys(("A_log", "dt_bias"), (self.heads,)), "float32"
+        )
         self.norm = Parameters(build.at("norm"), {"weight": (self.head_dim,)})
         self.out_proj = Linear(build.at("out_proj"), self.inner, hidden)
         self.rule = build.kernels["gated_delta_rule"]
@@ -118,9 +120,9 @@ class GatedDeltaNet(nn.Module):
         q = q.unflatten(1, (self.groups, -1))
         k = k.unflatten(1, (self.groups, -1))
         v = v.unflatten(1, (self.heads, -1))
-        own = self.own
+        weights = self.weights
         y = self.rule(
-            q, k, v, steps, own["dt_bias"], own["A_log"], beta, states["state"], rows
+            q, k, v, steps, weights["dt_bias"], weights["A_log"], beta, states["state"], rows
         ).flatten(1)
         out: Tensor = self.out_proj(
             self.gated(y, gate, self.norm["weight"], self.eps, self.head_dim, False)

@@ -127,12 +127,12 @@ class SharedBlock(nn.Module):
         shared = self.kv_heads * self.head_dim
         bias = bool(read(config, "add_bias_linear", bool))
         self.sizes = {"q": inner, "k": shared, "v": shared}
-        own = build.at("self_attn")
+        part = build.at("self_attn")
         block = build.at("feed_forward")
         self.input_norm = Norm(build.at("input_layernorm"), 2 * hidden, eps)
         parts = {f"{name}_proj": size for name, size in self.sizes.items()}
-        self.qkv_proj = Linear(own, 2 * hidden, inner + 2 * shared, parts=parts)
-        self.o_proj = Linear(own.at("o_proj"), inner, hidden)
+        self.qkv_proj = Linear(part, 2 * hidden, inner + 2 * shared, parts=parts)
+        self.o_proj = Linear(part.at("o_proj"), inner, hidden)
         self.norm = Norm(build.at("pre_ff_layernorm"), hidden, eps)
         self.gate_up_proj = Linear(block.at("gate_up_proj"), hidden, 2 * width, bias=bias)
         self.down_proj = Linear(block.at("down_proj"), width, hidden, bias=bias)
@@ -147,16 +147,16 @@ class Additions(nn.Module):
         hidden = size_of(config, "hidden_size")
         rank = read(config, "adapter_rank", int) or 128
         width = read(config, "intermediate_size", int) or 4 * hidden
-        own = build.at("self_attn")
+        part = build.at("self_attn")
         block = build.at(f"feed_forward.gate_up_proj_adapter_list.{turn}")
         self.first: Linear | None = None
         self.second: list[Linear] = []
         if read(config, "use_shared_attention_adapter", bool):
             names = [f"linear_{name}_adapter_list.{turn}" for name in "qkv"]
             self.first = Linear(
-                own, 2 * hidden, 3 * rank, parts={f"{name}.0": rank for name in names}
+                part, 2 * hidden, 3 * rank, parts={f"{name}.0": rank for name in names}
             )
-            self.second = [Linear(own.at(f"{name}.1"), rank, 2 * hidden) for name in names]
+            self.second = [Linear(part.at(f"{name}.1"), rank, 2 * hidden) for name in names]
         self.gate_up = Linear(block.at("0"), hidden, rank), Linear(block.at("1"), rank, 2 * width)
 
     def to_heads(self, qkv: Tensor, x: Tensor) -> Tensor:
@@ -189,11 +189,11 @@ class CallingLayer(nn.Module):
         self.block = block
         self.additions = additions
         self.mamba = mamba
-        own = build.at("shared_transformer.self_attn")
+        part = build.at("shared_transformer.self_attn")
         hidden = block.o_proj.out_features
         scale = (block.head_dim / 2) ** -0.5
         self.attention = Attention(
-            own, index, block.heads, block.kv_heads, block.head_dim, scale=scale, rope=rope
+            part, index, block.heads, block.kv_heads, block.head_dim, scale=scale, rope=rope
         )
         self.linear = Linear(build.at("linear"), hidden, hidden)
 

@@ -23,28 +23,30 @@ def divide(
         return list(calls)
     layers = _layers_of(inner, calls)
     count = len(layers)
-    own = build.own_layers(count)
+    indices = build.own_layers(count)
     returns_tuple = _returns_tuple(layers[0], probe)
-    for index in set(range(count)) - set(own):
+    for index in set(range(count)) - set(indices):
         layers[index] = AbsentLayer(returns_tuple)
     for depth in build.taps:
-        if depth in own or depth == own.stop < count:
+        if depth in indices or depth == indices.stop < count:
             layers[depth].register_forward_pre_hook(_keep_input(build.declared.taps, depth))
-        elif depth == count == own.stop:
+        elif depth == count == indices.stop:
             layers[-1].register_forward_hook(_keep_output(build.declared.taps, depth))
     passed: dict[str, Tensor] = {}
-    if own.start > 0:
+    if indices.start > 0:
         inner.register_forward_pre_hook(
             lambda module, args, kwargs: passed.update(first=kwargs["inputs_embeds"]),
             with_kwargs=True,
         )
-        layers[own.start].register_forward_pre_hook(
+        layers[indices.start].register_forward_pre_hook(
             lambda module, args: (passed["first"], *args[1:])
         )
-    if own.stop < count:
-        layers[own.stop].register_forward_pre_hook(lambda module, args: passed.update(last=args[0]))
+    if indices.stop < count:
+        layers[indices.stop].register_forward_pre_hook(
+            lambda module, args: passed.update(last=args[0])
+        )
         inner.register_forward_hook(lambda module, args, output: _replaced(output, passed["last"]))
-    return [call if index in own else None for index, call in enumerate(calls)]
+    return [call if index in indices else None for index, call in enumerate(calls)]
 
 
 class AbsentLayer(nn.Module):
@@ -69,13 +71,13 @@ def _layers_of(inner: nn.Module, calls: Sequence[AttentionCall]) -> nn.ModuleLis
 
 
 def _returns_tuple(layer: nn.Module, probe: Callable[[], object]) -> bool:
-    found: list[bool] = []
+    results: list[bool] = []
     hook = layer.register_forward_hook(
-        lambda module, args, output: found.append(isinstance(output, tuple))
+        lambda module, args, output: results.append(isinstance(output, tuple))
     )
     probe()
     hook.remove()
-    return found[0]
+    return results[0]
 
 
 def _keep_input(taps: dict[int, Tensor], depth: int) -> Callable[..., None]:

@@ -103,8 +103,8 @@ class ModuleExperts(Experts):
         compute = self.forward
 
         def forward(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-            found: Tensor = compute(x.reshape(-1, x.shape[-1]), weights.float(), ids.int())
-            return found.view(x.shape)
+            out: Tensor = compute(x.reshape(-1, x.shape[-1]), weights.float(), ids.int())
+            return out.view(x.shape)
 
         self.forward = forward
 
@@ -213,12 +213,13 @@ class ModuleTensors(Layer):
             )
 
     def _fill(self, target: str, data: Tensor, name: str) -> None:
-        own = self.held[target]
-        if data.shape != own.shape:
+        tensor = self.held[target]
+        if data.shape != tensor.shape:
             raise ModelError(
-                f"tensor {name} has shape {tuple(data.shape)}; the model expects {tuple(own.shape)}"
+                f"tensor {name} has shape {tuple(data.shape)}; the model expects "
+                f"{tuple(tensor.shape)}"
             )
-        own.copy_(data)
+        tensor.copy_(data)
 
     def bind(self) -> None:
         """Does nothing: the modules use the tensors directly."""

@@ -98,13 +98,13 @@ class Names:
         if source.converter is None:
             path, _, module = source.names[0].removesuffix(".weight").rpartition(".")
             return path, (module,)
-        found = {name.removesuffix(".weight").rpartition(".")[::2] for name in source.names}
-        paths = {path.rpartition(".")[0] for path, _ in found}
+        parts = {name.removesuffix(".weight").rpartition(".")[::2] for name in source.names}
+        paths = {path.rpartition(".")[0] for path, _ in parts}
         modules = [
             pattern.removesuffix(".weight").rpartition(".")[2]
             for pattern in source.converter.source_patterns
         ]
-        if len(paths) > 1 or {module for _, module in found} != set(modules):
+        if len(paths) > 1 or {module for _, module in parts} != set(modules):
             stored = ", ".join(source.names[:4])
             raise ModelError(
                 f"{target} of {type(self.model).__name__} is stored as {stored}, which cannot be "
@@ -122,7 +122,7 @@ class Names:
             pattern: converter for converter in converters for pattern in converter.source_patterns
         }
         prefix = self.model.base_model_prefix
-        found: dict[str, list[tuple[str, str | None]]] = {}
+        by_target: dict[str, list[tuple[str, str | None]]] = {}
         modules = {name.rpartition(".")[0] for name in available}
         # a quantized module may have other tensors in place of its weight
         weights = {f"{module}.weight" for module in modules}
@@ -134,10 +134,10 @@ class Names:
                 if target not in self.targets:
                     target, pattern = rename_source_key(spelling, [], [], prefix, self.targets)
                 if target in self.targets:
-                    found.setdefault(target, []).append((name, pattern))
+                    by_target.setdefault(target, []).append((name, pattern))
                     break
         sources = {}
-        for target, taken in found.items():
+        for target, taken in by_target.items():
             names, patterns = zip(*taken, strict=True)
             if patterns[0] is None:
                 sources[target] = Source(names[-1:], ("",), None)

@@ -139,12 +139,12 @@ def _model_of_type(root: Path, reference: ModelReference, wanted: str) -> Path:
         for path in root.rglob("*.gguf")
         if not path.name.startswith("mmproj")
     ]
-    found = [
+    matching = [
         name for name in sorted(names) if any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
     models = [
         name
-        for name in found
+        for name in matching
         if (part := _SPLIT.search(name)) is None or f"-00001-of-{part[1]}" in name
     ]
     if len(models) == 1:

@@ -34,10 +34,10 @@ def pick_file(files: Sequence[Path], wanted: str, where: str) -> Path:
         if model is not None:
             return model
     parts = Path(wanted).parts
-    found = [path for path in files if path.parts[-len(parts) :] == parts]
-    if len(found) == 1:
-        return found[0]
-    problem = f"several files are called {wanted!r}" if found else f"there is no file {wanted!r}"
+    matching = [path for path in files if path.parts[-len(parts) :] == parts]
+    if len(matching) == 1:
+        return matching[0]
+    problem = f"several files are called {wanted!r}" if matching else f"there is no file {wanted!r}"
     names = ", ".join(sorted(path.name for path in files)) or "nothing"
     raise ModelError(f"{where}: {problem}; it holds: {names}")
 

@@ -47,7 +47,7 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
     for tensor in header.tensors:
         path, part, ending = _place(header, tensor, architecture)
         parts.setdefault((path, part), {})[ending] = _values(header, tensor)
-    found: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
     for (path, part), pair in parts.items():
         if len(pair) != 2:
             raise ModelError(
@@ -61,14 +61,14 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
             )
         scaled = b * (alpha / a.shape[0])
         if part in architecture.split:
-            found |= _taken_apart(header, path, architecture.split[part], a, scaled, checkpoint)
+            pairs |= _taken_apart(header, path, architecture.split[part], a, scaled, checkpoint)
             continue
         change = _change(architecture, part, checkpoint)
         if change is not None:
             piece = WeightPiece(f"{path}.weight", "float32", tuple(scaled.shape), scaled)
             scaled = _tensor(changed(piece, change, checkpoint.config))
-        found[path] = (a, scaled)
-    return 1.0, found
+        pairs[path] = (a, scaled)
+    return 1.0, pairs
 
 
 def _architecture(header: GGUFHeader) -> Architecture:

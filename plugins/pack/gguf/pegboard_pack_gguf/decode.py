@@ -61,14 +61,14 @@ def decode(data: memoryview, stored: str, shape: tuple[int, ...]) -> Blocks:
     for start in range(0, len(blocks), step):
         cut = slice(start, start + step)
         form.fill(blocks[cut], codes[cut], by_block[cut])
-    found = torch.from_numpy(scales.reshape(1 + form.has_minimum, rows, -1))
-    minimum = found[1] if form.has_minimum else None
+    parts = torch.from_numpy(scales.reshape(1 + form.has_minimum, rows, -1))
+    minimum = parts[1] if form.has_minimum else None
     outer = _outer(blocks["scales"], rows) if issubclass(form.scale_dtype, np.integer) else None
     return Blocks(
         form.bits,
         form.block_size,
         torch.from_numpy(codes.reshape(rows, columns)),
-        found[0],
+        parts[0],
         minimum,
         form.zero,
         outer=outer,

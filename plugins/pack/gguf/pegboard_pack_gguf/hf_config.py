@@ -131,10 +131,10 @@ def _value(metadata: Metadata, value: Any, shapes: Mapping[str, Any]) -> Any:
         return any(tensor in shapes for tensor in value.tensors)
     if not isinstance(value, Key):
         return value
-    found = metadata.get(value.name)
-    if isinstance(found, bool):
-        return found
-    if value.default is not REQUIRED and found in (None, 0):  # 0 means none
+    stored = metadata.get(value.name)
+    if isinstance(stored, bool):
+        return stored
+    if value.default is not REQUIRED and stored in (None, 0):  # 0 means none
         return value.default
     return metadata.count(value.name) if value.kind == "count" else metadata.number(value.name)
 
@@ -142,16 +142,18 @@ def _value(metadata: Metadata, value: Any, shapes: Mapping[str, Any]) -> Any:
 def _layer_types(metadata: Metadata, full_every: int, num_layers: int) -> list[str]:
     """Returns "sliding_attention" or "full_attention" for each layer. The file may have a flag for
     each layer, or a number that replaces `full_every`."""
-    found = metadata.get("attention.sliding_window_pattern")
-    if isinstance(found, list):
-        if len(found) != num_layers:
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        if len(pattern) != num_layers:
             raise metadata.fail(
                 "attention.sliding_window_pattern",
-                f"has {len(found)} values for {num_layers} layers",
+                f"has {len(pattern)} values for {num_layers} layers",
             )
-        slides = [bool(flag) for flag in found]
+        slides = [bool(flag) for flag in pattern]
     else:
-        every = full_every if found is None else metadata.count("attention.sliding_window_pattern")
+        every = (
+            full_every if pattern is None else metadata.count("attention.sliding_window_pattern")
+        )
         slides = [(index + 1) % every != 0 for index in range(num_layers)]
     return ["sliding_attention" if flag else "full_attention" for flag in slides]
 
@@ -215,13 +217,13 @@ def _xielu(metadata: Metadata, num_layers: int) -> list[list[float]]:
     layers."""
     rows = []
     for name in ("alpha_p", "alpha_n", "beta"):
-        found = metadata.header.metadata.get(f"xielu.{name}")
-        values = found if isinstance(found, list) else [found] * num_layers
+        stored = metadata.header.metadata.get(f"xielu.{name}")
+        values = stored if isinstance(stored, list) else [stored] * num_layers
         if len(values) != num_layers or any(
             type(value) is not float or not math.isfinite(value) for value in values
         ):
             message = (
-                f"metadata xielu.{name} is {found!r}, expected a finite number for each of "
+                f"metadata xielu.{name} is {stored!r}, expected a finite number for each of "
                 f"{num_layers} layers"
             )
             raise ModelError(f"{metadata.header.path}: {message}")
@@ -265,7 +267,7 @@ def _bailing(
     tensors."""
     corrects = any(name.endswith(".exp_probs_b.bias") for name in shapes)
     score = _score(metadata, "sigmoid" if corrects else "softmax", None)
-    found = {"score_function": score, "moe_router_enable_expert_bias": corrects}
+    router = {"score_function": score, "moe_router_enable_expert_bias": corrects}
     rows = next(
         (shape[0] for name, shape in shapes.items() if name.endswith(".ffn_up_shexp.weight")), 0
     )
@@ -275,7 +277,7 @@ def _bailing(
             "shared experts"
         )
         raise metadata.fail("expert_shared_count", message)
-    return found | (
+    return router | (
         {"moe_shared_expert_intermediate_size": rows // config["num_shared_experts"]}
         if rows
         else {}
@@ -317,5 +319,5 @@ def token_ids(header: GGUFHeader) -> dict[str, int]:
         "eos_token_id": "eos_token_id",
         "pad_token_id": "padding_token_id",
     }
-    found = {name: metadata.token_id(key) for name, key in names.items()}
-    return {name: token_id for name, token_id in found.items() if token_id is not None}
+    ids = {name: metadata.token_id(key) for name, key in names.items()}
+    return {name: token_id for name, token_id in ids.items() if token_id is not None}

@@ -146,12 +146,12 @@ def find_file(root: Path) -> Path:
     """Returns the GGUF file of a model: `root` itself, or the only one (or the first shard of the
     only set) in that directory."""
     if SHARD.fullmatch(root.name) or root.is_file():
-        found = SHARD.fullmatch(root.name)
-        return root if found is None else root.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
+        match = SHARD.fullmatch(root.name)
+        return root if match is None else root.with_name(f"{match[1]}-00001-of-{match[3]}.gguf")
     if not root.is_dir():
         raise ModelError(f"there is no GGUF file or directory {root}")
     names = sorted(path.name for path in root.glob("*.gguf") if not path.name.startswith("mmproj"))
-    firsts = [name for name in names if not (found := SHARD.fullmatch(name)) or int(found[2]) == 1]
+    firsts = [name for name in names if not (match := SHARD.fullmatch(name)) or int(match[2]) == 1]
     if len(firsts) == 1:
         return root / firsts[0]
     if not firsts:

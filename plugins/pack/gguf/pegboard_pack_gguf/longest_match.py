@@ -44,13 +44,13 @@ class LongestMatch:
         ids = []
         at = 0
         while at < len(source):
-            found = next(
+            length = next(
                 (n for n in self.lengths.get(source[at], ()) if source[at : at + n] in self.ids), 0
             )
-            token_id = self.ids[source[at : at + found]] if found else self.unknown_id
+            token_id = self.ids[source[at : at + length]] if length else self.unknown_id
             if token_id is not None:
                 ids.append(token_id)
-            at += found or 1
+            at += length or 1
         return ids
 
     def token_bytes(self) -> list[bytes]:
@@ -58,8 +58,8 @@ class LongestMatch:
 
 
 def _unescaped(token: str) -> bytes:
-    def meaning(found: re.Match[bytes]) -> bytes:
-        name = found[1]
+    def meaning(match: re.Match[bytes]) -> bytes:
+        name = match[1]
         return bytes([int(name[1:], 16)]) if name.startswith(b"x") else MEANINGS.get(name, name)
 
     return ESCAPE.sub(meaning, token.encode())

@@ -58,23 +58,23 @@ def rope_config(
     elif kind == "yarn":
         original = metadata.count("rope.scaling.original_context_length", context)
         factor = metadata.number("rope.scaling.factor")
-        found = {
+        scaling = {
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": original,
         }
         for name in ("beta_fast", "beta_slow"):
             if metadata.has(f"rope.scaling.yarn_{name}"):
-                found[name] = metadata.number(f"rope.scaling.yarn_{name}")
+                scaling[name] = metadata.number(f"rope.scaling.yarn_{name}")
         # of the usual factor, which grows with the length
         if metadata.has("rope.scaling.attn_factor"):
-            found["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (
+            scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor") * (
                 0.1 * math.log(factor) + 1
             )
         if metadata.has("rope.scaling.yarn_log_multiplier"):  # of DeepSeek: a tenth of both
             mscale = float(f"{10 * metadata.number('rope.scaling.yarn_log_multiplier'):.7g}")
-            found["mscale"] = found["mscale_all_dim"] = mscale
-        config["rope_scaling"] = found
+            scaling["mscale"] = scaling["mscale_all_dim"] = mscale
+        config["rope_scaling"] = scaling
     elif kind not in (None, "none"):
         raise metadata.fail(
             "rope.scaling.type",
@@ -94,9 +94,9 @@ def divisors_config(
         )
     if all(divisor == 1.0 for divisor in divisors):
         return None
-    found = llama3_parameters(divisors, theta)
-    if found is not None:
-        return found
+    parameters = llama3_parameters(divisors, theta)
+    if parameters is not None:
+        return parameters
     return {
         "rope_type": "longrope",
         "long_factor": list(divisors),
@@ -124,16 +124,16 @@ def llama3_parameters(divisors: Sequence[float], theta: float) -> dict[str, Any]
     if not slope > 0:
         return None
     low, high = (ORIGINAL_CONTEXT * (x0 + (goal - s0) / slope) for goal in (0.0, 1.0))
-    found = {
+    parameters = {
         "rope_type": "llama3",
         "factor": _rounded(factor),
         "low_freq_factor": _rounded(low),
         "high_freq_factor": _rounded(high),
         "original_max_position_embeddings": ORIGINAL_CONTEXT,
     }
-    expected = llama3_divisors(found, wavelengths)
+    expected = llama3_divisors(parameters, wavelengths)
     close = all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, divisors, strict=True))
-    return found if close else None
+    return parameters if close else None
 
 
 def llama3_divisors(parameters: Mapping[str, Any], wavelengths: Sequence[float]) -> list[float]:

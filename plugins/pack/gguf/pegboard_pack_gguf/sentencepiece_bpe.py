@@ -61,12 +61,12 @@ class SentencePieceBPE:
             return self._join(text)
         ids: list[int] = []
         for word in WORD.findall(text):
-            found = self.remembered.get(word)
-            if found is None:
-                found = self._join(word)
+            word_ids = self.remembered.get(word)
+            if word_ids is None:
+                word_ids = self._join(word)
                 if len(self.remembered) < MAX_REMEMBERED and len(word) <= MAX_WORD_CHARS:
-                    self.remembered[word] = found
-            ids += found
+                    self.remembered[word] = word_ids
+            ids += word_ids
         return ids
 
     def _join(self, text: str) -> list[int]:
@@ -107,17 +107,17 @@ class SentencePieceBPE:
         token_id = self.ids.get(piece)
         if token_id is not None:
             return [token_id]
-        found = (self.byte_ids[byte] for byte in piece.encode(errors="replace"))
-        return [token_id for token_id in found if token_id is not None]
+        ids = (self.byte_ids[byte] for byte in piece.encode(errors="replace"))
+        return [token_id for token_id in ids if token_id is not None]
 
     def token_bytes(self) -> list[bytes]:
         as_text = set(self.vocabulary.ids_of(UNKNOWN, CONTROL, USER_DEFINED))
         as_byte = set(self.vocabulary.ids_of(BYTE))
-        found = []
+        texts = []
         for token_id, token in enumerate(self.vocabulary.tokens):
             byte = BYTE_PIECE.fullmatch(token) if token_id in as_byte else None
             if byte is not None:
-                found.append(bytes([int(byte[1], 16)]))
+                texts.append(bytes([int(byte[1], 16)]))
             else:
-                found.append((token if token_id in as_text else token.replace(SPACE, " ")).encode())
-        return found
+                texts.append((token if token_id in as_text else token.replace(SPACE, " ")).encode())
+        return texts

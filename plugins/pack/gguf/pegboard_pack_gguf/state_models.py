@@ -425,7 +425,7 @@ def state_config(
         for count in metadata.layer_counts("attention.head_count_kv", num_layers, no_heads)
     ]
     widths = metadata.layer_counts("feed_forward_length", num_layers, no_heads)
-    found: dict[str, Any] = (
+    result: dict[str, Any] = (
         {"intermediate_size": max(widths)} if any(widths) and model_type != "mamba" else {}
     )
     if set(widths) - {0, max(widths)}:
@@ -437,34 +437,35 @@ def state_config(
                 raise metadata.fail(
                     "ssm.inner_size", f"is {inner}, which {config[heads]} heads cannot share"
                 )
-            found[head_dim] = inner // config[heads]
+            result[head_dim] = inner // config[heads]
     if model_type == "nemotron_h":
         block = "moe" if "n_routed_experts" in config else "mlp"
         kinds = [block if width else "linear_attention" for width in widths]
         kinds = [
-            "full_attention" if own else kind for own, kind in zip(attends, kinds, strict=True)
+            "full_attention" if attends_here else kind
+            for attends_here, kind in zip(attends, kinds, strict=True)
         ]
-        found["layers_block_type"] = kinds
+        result["layers_block_type"] = kinds
     elif model_type == "qwen3_next":
         every = metadata.count("full_attention_interval", 4)
         kinds = [
             "linear_attention" if (index + 1) % every else "full_attention"
             for index in range(num_layers)
         ]
-        found["layer_types"] = kinds
+        result["layer_types"] = kinds
     elif model_type == "jamba":
         with_experts = [f"blk.{index}.ffn_gate_inp.weight" in shapes for index in range(num_layers)]
-        found |= _period(metadata, "attn_layer", attends) | _period(
+        result |= _period(metadata, "attn_layer", attends) | _period(
             metadata, "expert_layer", with_experts
         )
-        found["mamba_expand"] = _multiple(metadata, config["hidden_size"])
+        result["mamba_expand"] = _multiple(metadata, config["hidden_size"])
         if not any(with_experts):
-            found["num_experts"] = 1
+            result["num_experts"] = 1
     elif model_type in ("lfm2", "lfm2_moe", "granitemoehybrid"):
         other = "linear_attention" if model_type == "granitemoehybrid" else "conv"
-        found["layer_types"] = ["full_attention" if each else other for each in attends]
+        result["layer_types"] = ["full_attention" if each else other for each in attends]
     if model_type == "granitemoehybrid":
-        found["shared_intermediate_size"] = metadata.count(
+        result["shared_intermediate_size"] = metadata.count(
             "expert_shared_feed_forward_length", max(widths) or None
         )
         rotates = metadata.get("rope.scaling.finetuned") is True
@@ -473,10 +474,10 @@ def state_config(
                 "rope.dimension_count",
                 "is a part of a head, as in Bamba, which is not read from GGUF files yet",
             )
-        found["position_embedding_type"] = "rope" if rotates else "nope"
+        result["position_embedding_type"] = "rope" if rotates else "nope"
         if config["attention_multiplier"] is None and any(attends):
-            found["attention_multiplier"] = config["head_dim"] ** -0.5
-    return found
+            result["attention_multiplier"] = config["head_dim"] ** -0.5
+    return result
 
 
 def _multiple(metadata: Metadata, hidden_size: int) -> int:

@@ -47,35 +47,35 @@ MODELS: dict[str, Callable[[GGUFVocabulary], Model]] = {
 
 class GGUFTokenizer(TransformersMethods):
     def __init__(self, options: None, setup: TokenizerSetup) -> None:
-        found = GGUFVocabulary(setup.checkpoint.tokenizer.data)
-        if found.model not in MODELS:
+        vocabulary = GGUFVocabulary(setup.checkpoint.tokenizer.data)
+        if vocabulary.model not in MODELS:
             raise ModelError(
-                f"{found.path}: tokenizer.ggml.model is {found.model!r}; supported are "
+                f"{vocabulary.path}: tokenizer.ggml.model is {vocabulary.model!r}; supported are "
                 f"{', '.join(sorted(MODELS))}. Use the model's own tokenizer files instead"
             )
-        self.model = MODELS[found.model](found)
-        self.special_tokens = found.special_tokens()
-        self.add_eos = found.flag("ggml.add_eos_token", self.model.adds_eos)
+        self.model = MODELS[vocabulary.model](vocabulary)
+        self.special_tokens = vocabulary.special_tokens()
+        self.add_eos = vocabulary.flag("ggml.add_eos_token", self.model.adds_eos)
         self.token_bytes = self.model.token_bytes()
-        self.hidden = frozenset(found.ids_of(UNKNOWN, CONTROL))
+        self.hidden = frozenset(vocabulary.ids_of(UNKNOWN, CONTROL))
         self._vocabulary = Vocabulary(
             token_bytes=[
                 b"" if token_id in self.hidden else text
                 for token_id, text in enumerate(self.token_bytes)
             ],
             special_token_ids=self.hidden,
-            eos_token_ids=tuple(end_token_ids(found.data)),
+            eos_token_ids=tuple(end_token_ids(vocabulary.data)),
             bos_token_id=self.model.bos_token_id,
         )
         texts = {
             "bos_token": None
             if self.model.bos_token_id is None
-            else found.tokens[self.model.bos_token_id],
-            "eos_token": found.token_text("ggml.eos_token_id"),
-            "unk_token": found.token_text("ggml.unknown_token_id"),
-            "pad_token": found.token_text("ggml.padding_token_id"),
+            else vocabulary.tokens[self.model.bos_token_id],
+            "eos_token": vocabulary.token_text("ggml.eos_token_id"),
+            "unk_token": vocabulary.token_text("ggml.unknown_token_id"),
+            "pad_token": vocabulary.token_text("ggml.padding_token_id"),
         }
-        source = setup.chat_template or found.chat_templates()
+        source = setup.chat_template or vocabulary.chat_templates()
         self.template = ChatTemplate(
             source, {name: text for name, text in texts.items() if text is not None}
         )

@@ -57,9 +57,9 @@ class Unigram:
             - UNKNOWN_PENALTY
         )
         self.byte_ids = {
-            int(found[1], 16): token_id
+            int(match[1], 16): token_id
             for token_id in vocabulary.ids_of(BYTE)
-            if (found := BYTE_PIECE.fullmatch(vocabulary.tokens[token_id]))
+            if (match := BYTE_PIECE.fullmatch(vocabulary.tokens[token_id]))
         }
         self.normalizer = Charsmap(vocabulary)
 
@@ -68,14 +68,14 @@ class Unigram:
         ids: list[int] = []
         was_unknown = False
         for piece in self._best(text):
-            found = self.pieces.get(piece)
-            if found is not None:
-                ids.append(found[0])
+            entry = self.pieces.get(piece)
+            if entry is not None:
+                ids.append(entry[0])
             elif len(self.byte_ids) == 256:
                 ids += [self.byte_ids[byte] for byte in piece.encode()]
             elif self.unknown_id is not None and not was_unknown:
                 ids.append(self.unknown_id)
-            was_unknown = found is None
+            was_unknown = entry is None
         return ids
 
     def _normalized(self, text: str) -> str:
@@ -93,9 +93,9 @@ class Unigram:
             here = best[start]
             assert here is not None, "every character is reached, if only as an unknown one"
             for end in range(start + 1, min(start + self.longest, len(text)) + 1):
-                found = self.pieces.get(text[start:end])
-                if found is not None:
-                    self._offer(best, start, end, here[0] + found[1])
+                entry = self.pieces.get(text[start:end])
+                if entry is not None:
+                    self._offer(best, start, end, here[0] + entry[1])
             if text[start] not in self.pieces:
                 self._offer(best, start, start + 1, here[0] + self.unknown_score)
         pieces = []

@@ -49,12 +49,10 @@ def end_token_ids(data: Mapping[str, Any]) -> list[int]:
     tokens = data.get("ggml.tokens")
     tokens = tokens if isinstance(tokens, list) else []
     named = (data.get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    found = [
-        token_id for token_id in named if type(token_id) is int and 0 <= token_id < len(tokens)
-    ]
+    ids = [token_id for token_id in named if type(token_id) is int and 0 <= token_id < len(tokens)]
     return list(
         dict.fromkeys(
-            [*found, *(token_id for token_id, text in enumerate(tokens) if text in END_TEXTS)]
+            [*ids, *(token_id for token_id, text in enumerate(tokens) if text in END_TEXTS)]
         )
     )
 
@@ -140,9 +138,9 @@ class GGUFVocabulary:
         """Sorted by length in bytes, longest first. Text is searched for them in this order."""
         name = str(self.data.get("name", "")).lower()
         strips = "phi-3" in name or "phi3" in name
-        found = [
+        tokens_found = [
             SpecialToken(text, token_id, strips and text not in KEEPS_SPACES_BEHIND)
             for token_id in self.ids_of(UNKNOWN, CONTROL, USER_DEFINED)
             if (text := self.tokens[token_id])
         ]
-        return sorted(found, key=lambda token: len(token.text.encode()), reverse=True)
+        return sorted(tokens_found, key=lambda token: len(token.text.encode()), reverse=True)

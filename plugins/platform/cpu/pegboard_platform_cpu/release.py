@@ -76,7 +76,7 @@ def _whole_pages(storages: Iterable[torch.UntypedStorage]) -> Iterator[Range]:
 
 def _unwritten_files() -> list[Range]:
     """Return the mappings of files in which every page is still the file's."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     current: Range | None = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
@@ -84,8 +84,8 @@ def _unwritten_files() -> list[Range]:
             start, stop = (int(address, 16) for address in name.split("-"))
             current = (start, stop) if values[3] != "0" else None
         elif name == "Anonymous:" and values[0] == "0" and current is not None:
-            found.append(current)
-    return found
+            ranges.append(current)
+    return ranges
 
 
 def _save(ranges: Sequence[Range]) -> IO[bytes]:

@@ -38,18 +38,18 @@ def probe(facts: ProbeFacts) -> Verdict:
             return Broken(f"the NVIDIA driver is loaded, but {LIBRARY} is not usable: {error}")
         return Absent("no NVIDIA driver is installed")
     try:
-        found = describe(nvml)
+        driver = describe(nvml)
     except NVMLError as error:
         if not DRIVER.exists():
             return Absent(f"no NVIDIA GPU: {error}")
         return Broken(f"the NVIDIA driver does not answer: {error}")
-    if not found["devices"]:
+    if not driver["devices"]:
         return Absent("the NVIDIA driver finds no GPU")
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "none", "NoDevFiles"):
         return Absent("CUDA_VISIBLE_DEVICES hides all GPUs")
     if (reason := torch_reason()) is not None:
-        return Broken(f"there is an NVIDIA GPU ({found['name']}), but {reason}")
-    return Ok(found)
+        return Broken(f"there is an NVIDIA GPU ({driver['name']}), but {reason}")
+    return Ok(driver)
 
 
 def describe(nvml: ctypes.CDLL) -> dict[str, object]:

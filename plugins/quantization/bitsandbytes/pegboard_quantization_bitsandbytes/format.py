@@ -313,9 +313,9 @@ class OnlineReader(PlainReader):
                     f"tensor {part.name} has values that are not finite, so it cannot be quantized"
                 )
             scaled = blocks / most.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
-            found = torch.bucketize(scaled, borders).flatten()[: values.numel()]
+            nearest = torch.bucketize(scaled, borders).flatten()[: values.numel()]
             absmax[start // ONLINE_BLOCK : start // ONLINE_BLOCK + len(blocks)] = most
-            codes[start : start + values.numel()] = found.to(torch.uint8)
+            codes[start : start + values.numel()] = nearest.to(torch.uint8)
         return _rows(codes.view(plain.shape), NF4, absmax, ONLINE_BLOCK)
 
     def key(self, part: Part, pieces: Pieces) -> Sequence[object]:

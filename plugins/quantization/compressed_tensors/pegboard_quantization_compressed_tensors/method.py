@@ -43,9 +43,9 @@ class CompressedTensors(FormatMethod):
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
         name = "Embedding" if isinstance(layer, EmbeddingLayer) else "Linear"
-        found = self._quantized(module, name, layer)
+        reader = self._quantized(module, name, layer)
         if self.is_sparse:
-            found = sparse.SparseReader(found or PlainReader())
+            reader = sparse.SparseReader(reader or PlainReader())
         transforms = [transform for transform in self.transforms if transform.means(module, name)]
         if len(transforms) > 1:
             names = ", ".join(transform.name for transform in transforms)
@@ -54,9 +54,9 @@ class CompressedTensors(FormatMethod):
                 f"once: {names}"
             )
         return (
-            InputReader(found or PlainReader(), transforms[0], columns_of(layer))
+            InputReader(reader or PlainReader(), transforms[0], columns_of(layer))
             if transforms
-            else found
+            else reader
         )
 
     def _quantized(self, module: str, name: str, layer: AnyLayer) -> Reader | None:

@@ -49,7 +49,7 @@ def input_transforms(config: QuantConfig) -> list[InputTransform]:
     other activations."""
     whole = config.part("transform_config")
     groups = None if whole is None else whole.part("config_groups")
-    found = []
+    transforms = []
     for name in () if groups is None else groups.values:
         scheme = groups.part(name) if groups is not None else None
         if scheme is None:
@@ -63,7 +63,7 @@ def input_transforms(config: QuantConfig) -> list[InputTransform]:
         for values in places:
             place = QuantConfig(values, config.method, f"{scheme.place}apply.")
             if place.one_of("location", ("input", *OFFLINE)) == "input":
-                found.append(
+                transforms.append(
                     InputTransform(
                         name,
                         kind,
@@ -73,7 +73,7 @@ def input_transforms(config: QuantConfig) -> list[InputTransform]:
                         _names(place, "ignore"),
                     )
                 )
-    return found
+    return transforms
 
 
 def _names(config: QuantConfig, name: str) -> tuple[str, ...]:

@@ -62,8 +62,8 @@ class RowReader(PlainReader):
                 )
             scale[cut] = torch.where(most > 0, most / float(self.values.nan_to_num().max()), 1)
             codes[cut] = self._codes(groups / scale[cut].unsqueeze(2)).view(-1, columns)
-        found = FloatCodes(codes, self.values, scale, (1, group))
-        return found if self.form(part, columns, pieces) == "code_weight" else found.dense()
+        weight = FloatCodes(codes, self.values, scale, (1, group))
+        return weight if self.form(part, columns, pieces) == "code_weight" else weight.dense()
 
     def _codes(self, values: Tensor) -> Tensor:
         if self.bits == 8:

@@ -37,9 +37,9 @@ class AutoRound(FormatMethod):
         extra = config.part("extra_config")
         self.extra = {} if extra is None else {name: extra.part(name) for name in extra.values}
         self.bits, self.group_size = self._values(config)
-        for found in self.extra.values():  # mistakes are reported before anything is loaded
-            if found is not None:
-                self._values(found)
+        for values in self.extra.values():  # mistakes are reported before anything is loaded
+            if values is not None:
+                self._values(values)
 
     def _values(self, config: QuantConfig) -> tuple[int, int]:
         """Return bits (16: plain) and group size. Values that are missing in extra_config are those
@@ -69,9 +69,9 @@ class AutoRound(FormatMethod):
     def _extra(self, module: str) -> QuantConfig | None:
         if module in self.extra:
             return self.extra[module]
-        for name, found in self.extra.items():
+        for name, values in self.extra.items():
             if not re.fullmatch(r"[\w.]+", name) and _pattern(name).fullmatch(module):
-                return found
+                return values
         return None
 
 

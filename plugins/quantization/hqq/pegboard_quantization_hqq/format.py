@@ -67,16 +67,16 @@ class HQQ(FormatMethod):
         super().__init__(setup)
         config = QuantConfig(setup.config, METHOD)
         self.skipped = config.names("skip_modules")
-        found = config.part("quant_config")
-        if found is None:
+        quant_config = config.part("quant_config")
+        if quant_config is None:
             raise config.error("quant_config", None, "needs an object")
-        if "weight_quant_params" in found.values:
-            self.schemes = {"": _scheme(found)}
+        if "weight_quant_params" in quant_config.values:
+            self.schemes = {"": _scheme(quant_config)}
         else:
             self.schemes = {
                 name: _scheme(part)
-                for name in found.values
-                if (part := found.part(name)) is not None
+                for name in quant_config.values
+                if (part := quant_config.part(name)) is not None
             }
 
     def reader(self, module: str, layer: AnyLayer) -> Reader | None:
@@ -183,14 +183,15 @@ class HQQReader:
         name = f"{self.prefix}.packing"
         if name in pieces:
             data = pieces[name].data
-            found = (
+            name_in_file = (
                 bytes(data.flatten().tolist()).decode("ascii", "replace")
                 if isinstance(data, Tensor)
                 else ""
             )
-            if found != packing:
+            if name_in_file != packing:
                 raise ModelError(
-                    f"tensor {name} says {found!r}; {METHOD} with {bits} bits needs {packing!r}"
+                    f"tensor {name} says {name_in_file!r}; {METHOD} with {bits} bits needs "
+                    f"{packing!r}"
                 )
         stored = pieces[f"{module_of(part)}.W_q"].data
         assert isinstance(stored, Tensor)

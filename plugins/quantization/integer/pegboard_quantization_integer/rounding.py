@@ -34,11 +34,11 @@ def round_to_blocks(values: Tensor, bits: int, block_size: int = BLOCK_SIZE) -> 
         cut = slice(start, start + step)
         blocks = values[cut].to("cpu", torch.float32).reshape(-1, block_size)
         if minimum is None:
-            found, scales = _round_signed(blocks, 2 ** (bits - 1) - 1)
+            block_codes, scales = _round_signed(blocks, 2 ** (bits - 1) - 1)
         else:
-            found, scales, low = _round_above_minimum(blocks, 2**bits - 1)
+            block_codes, scales, low = _round_above_minimum(blocks, 2**bits - 1)
             minimum[cut] = low.view(-1, per_row)
-        codes[cut] = (found + zero if zero else found).view(-1, columns)
+        codes[cut] = (block_codes + zero if zero else block_codes).view(-1, columns)
         scale[cut] = scales.view(-1, per_row)
     if not scale.isfinite().all() or (minimum is not None and not minimum.isfinite().all()):
         return None

@@ -75,11 +75,11 @@ class Quark(FormatMethod):
             )
         layers = config.part("layer_quant_config")
         default = config.part("global_quant_config")
-        found = {name: layers.part(name) for name in layers.values} if layers is not None else {}
+        by_name = {name: layers.part(name) for name in layers.values} if layers is not None else {}
         if default is None:
             raise config.error("global_quant_config", None, "needs an object")
-        each = [default, *(part for part in found.values() if part is not None)]
-        self.layers = [(name, _scheme(part)) for name, part in found.items() if part is not None]
+        each = [default, *(part for part in by_name.values() if part is not None)]
+        self.layers = [(name, _scheme(part)) for name, part in by_name.items() if part is not None]
         self.default = _scheme(default)
         if any(part.values.get("input_tensors") for part in each):
             config.say_activations_are_not_quantized()

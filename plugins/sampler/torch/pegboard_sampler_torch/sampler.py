@@ -347,7 +347,7 @@ class TorchSampler:
             subset, subset_chosen = (
                 (scores, chosen) if len(part) == len(asked) else (scores[index], chosen[index])
             )
-            found = gather_logprobs(
+            gathered = gather_logprobs(
                 subset, subset_chosen, int(num_logprobs[part].max()), normalize=self.normalize
             )
             for i, (b, d) in enumerate(
@@ -358,9 +358,9 @@ class TorchSampler:
                     rows = slice(i, i + int(counts_cpu[b]))
                     columns = slice(None if k < 0 else 1 + k)
                     result[b] = Logprobs(
-                        found.token_ids[rows, columns],
-                        found.values[rows, columns],
-                        found.ranks[rows],
+                        gathered.token_ids[rows, columns],
+                        gathered.values[rows, columns],
+                        gathered.ranks[rows],
                     )
         return result
 

@@ -154,14 +154,14 @@ class _Tokens:
 
     def __call__(self, text: bytes | str) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode()
-        found = []
+        tokens = []
         start = 0
         while start < len(data):
             for end in range(min(len(data), start + self._longest), start, -1):
                 if (token := self._ids.get(data[start:end])) is not None:
-                    found.append(token)
+                    tokens.append(token)
                     break
             else:
                 end = start + 1  # a byte without a token
             start = end
-        return found
+        return tokens

@@ -66,15 +66,15 @@ def special_ids(constraint: Constraint) -> frozenset[int]:
     """Returns the ids of the tokens that a structural tag names."""
     if constraint.kind != "structural_tag":
         return frozenset()
-    found = set()
+    ids = set()
     waiting = [json.loads(constraint.text)]
     while waiting:
         form = waiting.pop()
         if isinstance(form, Mapping) and form.get("type") == "token":
-            found.add(form["token"])
+            ids.add(form["token"])
         elif isinstance(form, Mapping | list):
             waiting += form.values() if isinstance(form, Mapping) else form
-    return frozenset(found)
+    return frozenset(ids)
 
 
 def grammar_text(constraint: Constraint) -> str:

@@ -91,18 +91,18 @@ class _Writer:
         are not regular, an optional part stays separate, because it could begin like the part after
         it."""
         are_all = all(map(_is_regular, parts))
-        found: list[str] = []
+        terms: list[str] = []
         run: list[str] = []
         for part in [*parts, None]:
             if part is not None and _is_regular(part) and (are_all or part["type"] in _SINGLE):
                 run.append(_pattern(part))
                 continue
             if any(run):
-                found.append(self._terminal(" ".join(filter(None, run))))
+                terms.append(self._terminal(" ".join(filter(None, run))))
             run = []
             if part is not None:
-                found.append(self.rule(part))
-        return " ".join(found) or '""'
+                terms.append(self.rule(part))
+        return " ".join(terms) or '""'
 
     def _triggered(self, form: Format) -> str:
         if form["type"] != "triggered_tags":

@@ -184,7 +184,7 @@ class Tokens:
         if place.syntax is None and hasattr(place.parser, "current_state"):
             return self._after(place.parser)
         until_s = time.thread_time() + MASK_S
-        found: list[int] = []
+        ids: list[int] = []
         root = self._tree.root
         shortcut = place.parser.shortcut_key()
         if place.syntax is not None and place.syntax.in_string and isinstance(shortcut, tuple):
@@ -193,26 +193,26 @@ class Tokens:
             mask = mask & self._with_spaces(place.parser)
             if place.syntax.step("\\") is None:
                 mask = mask & self._plain
-            self._walk(place, root, found, until_s, only='"')
+            self._walk(place, root, ids, until_s, only='"')
         else:
             mask = np.zeros_like(self._stops)
-            self._walk(place, root, found, until_s)
-        mask = mask | self._bits(found)
+            self._walk(place, root, ids, until_s)
+        mask = mask | self._bits(ids)
         return mask | self._stops if place.can_end else mask
 
     def _walk(
-        self, place: Place, node: Any, found: list[int], until_s: float, only: str | None = None
+        self, place: Place, node: Any, ids: list[int], until_s: float, only: str | None = None
     ) -> None:
         if time.thread_time() > until_s:
             raise RequestError(
                 f"one mask took over {MASK_S:g} s; simplify the constraint",
                 parameter="structured_outputs",
             )
-        found += node.tokens
+        ids += node.tokens
         characters = node.children.keys() & set(place.parser.get_allowed_characters())
         for character in characters if only is None else characters & {only}:
             if (following := place.step(character)) is not None:
-                self._walk(following, node.children[character], found, until_s)
+                self._walk(following, node.children[character], ids, until_s)
 
     def _after(self, parser: Any) -> np.ndarray:
         """Returns the tokens that may follow in the state of a regular expression. Each state is
@@ -230,16 +230,16 @@ class Tokens:
             signs = context.signs
             other = context.other
             rows = context.pattern.map
-            found: list[int] = []
+            ids: list[int] = []
             waiting = [(self._tree.root, state)]
             while waiting:
                 node, at = waiting.pop()
-                found += node.tokens
+                ids += node.tokens
                 row = rows.get(at, {})
                 for character, child in node.children.items():
                     if (target := row.get(signs.get(character, other))) is not None:
                         waiting.append((child, target))
-            mask = self._bits(found)
+            mask = self._bits(ids)
             context.masks[state] = mask | self._stops if parser.can_end() else mask
         known: np.ndarray = context.masks[state]
         return known

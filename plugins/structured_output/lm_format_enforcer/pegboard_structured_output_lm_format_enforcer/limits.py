@@ -75,12 +75,12 @@ def literals(constraint: Constraint) -> list[str]:
     """Returns the texts that the output must contain unchanged."""
     if constraint.kind == "choice":
         return list(json.loads(constraint.text))
-    found: list[str] = []
+    texts: list[str] = []
     for _, inner in subschemas(json.loads(constraint.text)) if constraint.kind == "json" else ():
         if isinstance(inner, Mapping):
             listed = [*inner.get("enum", []), inner.get("const"), *inner.get("properties", ())]
-            found += [value for value in listed if isinstance(value, str)]
-    return found
+            texts += [value for value in listed if isinstance(value, str)]
+    return texts
 
 
 def _pattern(pattern: str) -> str | None:

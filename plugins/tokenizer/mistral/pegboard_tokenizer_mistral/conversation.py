@@ -33,28 +33,28 @@ def mistral_messages(
     with_reasoning: False leaves out reasoning, for tokenizers whose format cannot write it. Raises
     RequestError naming `messages`."""
     names: dict[str, str] = {}
-    found = []
+    result = []
     for message in messages:
         role = message.get("role")
         if role in ("system", "developer"):
-            found.append({"role": "system", "content": _parts(message)})
+            result.append({"role": "system", "content": _parts(message)})
         elif role == "assistant":
-            found.append(_assistant(message, names, with_reasoning))
+            result.append(_assistant(message, names, with_reasoning))
         elif role == "tool":
             answer = {"role": "tool", "content": _text(message)}
             if isinstance(given := message.get("tool_call_id"), str):
                 answer["tool_call_id"] = call_id(given)
                 answer |= {"name": names[given]} if given in names else {}
-            found.append(answer)
+            result.append(answer)
         else:
-            found.append({"role": role, "content": _parts(message)})
-    return found
+            result.append({"role": role, "content": _parts(message)})
+    return result
 
 
 def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Returns function tools with the fields that mistral-common supports. A tool without a schema
     gets an empty object."""
-    found = []
+    result = []
     for tool in tools or ():
         function = tool["function"]
         kept: dict[str, Any] = {
@@ -62,8 +62,8 @@ def mistral_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
             "description": function.get("description") or "",
         }
         kept["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
-        found.append({"type": "function", "function": kept})
-    return found or None
+        result.append({"type": "function", "function": kept})
+    return result or None
 
 
 def _assistant(
@@ -75,7 +75,7 @@ def _assistant(
     if reasoning and with_reasoning:
         text = [{"type": "text", "text": content}] if content else []
         content = [{"type": "thinking", "thinking": reasoning, "closed": True}, *text]
-    found: dict[str, Any] = {"role": "assistant", "content": content or None}
+    result: dict[str, Any] = {"role": "assistant", "content": content or None}
     calls = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
@@ -83,10 +83,10 @@ def _assistant(
         names[given] = function["name"]
         calls.append({"id": call_id(given), "type": "function", "function": _call(function)})
     if calls:
-        found["tool_calls"] = calls
+        result["tool_calls"] = calls
     elif not content:
-        found["content"] = ""
-    return found
+        result["content"] = ""
+    return result
 
 
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,18 +25,18 @@ def tokenizer_file(directory: Path) -> Path:
     Raises ModelError when there is neither."""
     if (directory / TEKKEN).is_file():
         return directory / TEKKEN
-    found = [
+    files = [
         (int(match[1]), path)
         for path in directory.iterdir()
         if (match := VERSIONED.fullmatch(path.name))
     ]
-    if not found:
+    if not files:
         raise ModelError(
             f"{directory}: there is neither {TEKKEN} nor tokenizer.model.v*, which the tokenizer "
             "'mistral' reads; choose another tokenizer with --tokenizer-mode hf, or copy the "
             "file from the model's repository"
         )
-    return max(found)[1]
+    return max(files)[1]
 
 
 def load(path: Path) -> MistralTokenizer:

@@ -147,7 +147,7 @@ def _pattern(path: Path, config: Mapping[str, Any], key: str) -> dict[str, Any]:
         or not all(map(fits, given.values()))
     ):
         raise ModelError(f"{path}: {key} is {brief(given)}, expected module names with numbers")
-    found = {}
+    values = {}
     for name, value in given.items():
         match = _PLAIN.fullmatch(name)
         if match is None:
@@ -155,8 +155,8 @@ def _pattern(path: Path, config: Mapping[str, Any], key: str) -> dict[str, Any]:
                 f"{path}: {key} names modules by the expression {brief(name)}; only plain names "
                 "can be read"
             )
-        found.setdefault((match["whole"] or "") + match["name"].replace("\\", ""), value)
-    return found
+        values.setdefault((match["whole"] or "") + match["name"].replace("\\", ""), value)
+    return values
 
 
 def _is_rank(value: Any) -> bool:

@@ -49,12 +49,12 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> tuple[float, dict[str,
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged: {error}") from error
-    found = {module: (tensors[a.name], tensors[b.name]) for module, (a, b) in names.items()}
+    pairs = {module: (tensors[a.name], tensors[b.name]) for module, (a, b) in names.items()}
     if checkpoint.rope_style == "pairs":
-        found = {name: (a, _in_pairs(name, b, checkpoint.config)) for name, (a, b) in found.items()}
+        pairs = {name: (a, _in_pairs(name, b, checkpoint.config)) for name, (a, b) in pairs.items()}
     if len(set(factors.values())) == 1:
-        return next(iter(factors.values())), found
-    return 1.0, {name: (a, b.float() * factors[name]) for name, (a, b) in found.items()}
+        return next(iter(factors.values())), pairs
+    return 1.0, {name: (a, b.float() * factors[name]) for name, (a, b) in pairs.items()}
 
 
 def _factor(

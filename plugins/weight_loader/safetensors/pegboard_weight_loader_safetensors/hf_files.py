@@ -81,15 +81,16 @@ def config_dtype(config: Mapping[str, Any]) -> str | None:
 def quantization_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any] | None:
     """Return the config's `quantization_config`, or else what NVIDIA's Model Optimizer wrote to
     hf_quant_config.json, or None. Raises ModelError if the former is not an object."""
-    found = config.get("quantization_config")
-    if found is None:
+    quantization = config.get("quantization_config")
+    if quantization is None:
         written = read_optional(directory / "hf_quant_config.json")
         return {"quant_method": "modelopt", **written} if written else None
-    if not isinstance(found, dict):
+    if not isinstance(quantization, dict):
         raise ModelError(
-            f"{directory / 'config.json'} has quantization_config {found!r}, expected an object"
+            f"{directory / 'config.json'} has quantization_config {quantization!r}, expected an "
+            "object"
         )
-    return found or None
+    return quantization or None
 
 
 def chat_template(directory: Path) -> str | None:

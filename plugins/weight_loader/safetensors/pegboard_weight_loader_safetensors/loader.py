@@ -183,15 +183,15 @@ def _read_shards(index: Path) -> tuple[dict[str, Header], dict[str, TensorEntry]
 def _only_file(root: Path) -> Path:
     if not root.is_dir():
         raise ModelError(f"there is no model directory {root}")
-    found = sorted(
+    files = sorted(
         path for path in root.glob("*.safetensors") if not path.name.startswith("adapter_")
     )
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found[:8])
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(path.name for path in files[:8])
         raise ModelError(
-            f"{root} contains {len(found)} safetensors files ({names}) and no {INDEX} that says "
+            f"{root} contains {len(files)} safetensors files ({names}) and no {INDEX} that says "
             "what each of them contains"
         )
     pickled = sorted(path.name for pattern in PICKLED for path in root.glob(pattern))

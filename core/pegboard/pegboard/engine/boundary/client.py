@@ -146,7 +146,7 @@ class EngineProcess(EngineLink):
     def __init__(self, builder: str = BUILDER) -> None:
         with signals_wait():
             try:
-                made, self._lock = _new_folder()
+                socket_folder, self._lock = _new_folder()
             except OSError as error:
                 # tempfile finds no folder that it can write, or the disk is full
                 message = (
@@ -156,7 +156,7 @@ class EngineProcess(EngineLink):
                     f"{message}; free some space there, or set TMPDIR to a folder that can be "
                     "written"
                 ) from error
-            address = f"ipc://{made / 'engine'}"
+            address = f"ipc://{socket_folder / 'engine'}"
             super().__init__(address)
             self._has_plan = False
             function = "pegboard.engine.boundary.process:run"
