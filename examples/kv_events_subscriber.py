@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--endpoint", default="tcp://127.0.0.1:5557")
     parser.add_argument("--replay", default="tcp://127.0.0.1:5558")
-    parser.add_argument("--batches", type=int, default=0, help="stop after so many; 0 = never")
+    parser.add_argument("--batches", type=int, default=0, help="stop after this number; 0 = never")
     asked = parser.parse_args()
     held: set[tuple[int | None, int | bytes]] = set()
     for count, (number, payload) in enumerate(batches(asked.endpoint, asked.replay), 1):

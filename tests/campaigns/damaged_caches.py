@@ -100,7 +100,7 @@ def replace_file(path: Path, draw: random.Random) -> str:
     shutil.rmtree(target) if target.is_dir() else target.unlink()
     name, make = draw.choice(OTHERS)
     make(target)
-    return f"{name} in place of {'it' if target == path else 'its folder'}"
+    return f"{name} instead of {'it' if target == path else 'its folder'}"
 
 
 def _full_folder(path: Path) -> None:

@@ -3,7 +3,7 @@ results as lines of JSON on stdout.
 
 Job: {"kind", "name", "tokens": [markers that are one token each], "examples": [{"text", "tools",
 "template_kwargs", "prompt_end"}]}.
-Result per example: {"whole": message, "stream": message}, or {"error": text} in place of a message;
+Result per example: {"whole": message, "stream": message}, or {"error": text} instead of a message;
 message = {"content", "reasoning", "calls": [[name, arguments text]]}. Not imported by Pegboard.
 """
 

@@ -119,7 +119,7 @@ spans_of_prompt = st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 
 
 
 def prompt_of(spans: list[tuple[int, list[int]]], types: list[int]) -> dict[str, Any]:
-    """Spans of rows that begin so many tokens after the end of the last one, and token types."""
+    """A prompt of `spans` of rows, each with its distance from the end of the last one."""
     embeds = []
     end = 0
     for gap, values in spans:

@@ -15,7 +15,7 @@ from pegboard.data.batch import Batch
 from pegboard.data.request import LoRARequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.engine.actions import StopProfile
-from pegboard.engine.batch_builder import Entry, StepPlan
+from pegboard.engine.batch_builder import Entry, StepSchedule
 from pegboard.interfaces.attention import Full, State, Window
 from pegboard.interfaces.draft import Drafts, DraftSetup, DraftStep
 from pegboard.interfaces.scheduling_policy import StepBudget
@@ -466,16 +466,16 @@ def test_a_request_that_leaves_a_plan_leaves_its_share(
     entries: list[tuple[int, int, bool]], prefills: int, long: int
 ) -> None:
     """A prompt is long if it has more tokens than a chunk may have."""
-    plan = StepPlan(fake_limits(), StepBudget(100, 8, prefills, long), 0)
+    schedule = StepSchedule(fake_limits(), StepBudget(100, 8, prefills, long), 0)
     requests = [Prompt(length) for length, _, _ in entries]
 
     def state() -> tuple[int, list[bool]]:
-        return plan.tokens_left, [plan.allows_partial(Prompt(n)) for n in (7, 8, 9)]
+        return schedule.tokens_left, [schedule.allows_partial(Prompt(n)) for n in (7, 8, 9)]
 
     states = []
     for request, (_, count, samples) in zip(requests, entries, strict=True):
         states.append(state())
-        plan.put(request, Entry(count, 0, samples, ()))
+        schedule.put(request, Entry(count, 0, samples, ()))
     num_partial = sum(not samples for _, _, samples in entries)
     num_long = sum(length > 8 and not samples for length, _, samples in entries)
     may = num_partial < prefills
@@ -484,5 +484,5 @@ def test_a_request_that_leaves_a_plan_leaves_its_share(
         [may, may, may and num_long < long],
     )
     while requests:
-        plan.withdraw(requests.pop())
+        schedule.withdraw(requests.pop())
         assert state() == states.pop()

@@ -413,7 +413,7 @@ def test_reasons_name_only_what_exists():
     """A reason never says that plugins of a kind have an option for it, because that is not
     known."""
     for absent in ABSENT.values():
-        assert absent.told or f"no installed plugin of kind '{absent.kind}'" in absent.reason
+        assert absent.message or f"no installed plugin of kind '{absent.kind}'" in absent.reason
         assert ".NAME.FIELD" not in absent.reason
 
 

@@ -123,7 +123,7 @@ class Twin:
         # the worker has kept the proposals, possibly more than are verified
         if draw(st.booleans()):
             batch.draft_token_ids = None
-            self.state.drafts.update(
+            self.state.proposals.update(
                 {number: np.array([*drafts, 5], np.int32) for number, _, drafts in order}
             )
         num_tokens = int(batch.num_scheduled_tokens.sum())

@@ -182,7 +182,7 @@ def make_runner(max_drafts: int, max_draft_rows: int = 3) -> ModelRunner:
                 max_drafts=max_drafts,
                 max_draft_rows=max_draft_rows,
             ),
-            draft=RepeatDraft() if max_drafts else None,
+            proposer=RepeatDraft() if max_drafts else None,
         )
     )
 
@@ -241,7 +241,7 @@ def test_tokens_are_those_of_the_model_whatever_the_chunks_and_drafts(
         ]
         assert (result.draft_token_ids is not None) == bool(max_drafts and len(result.rows))
         if result.draft_token_ids is not None:
-            asked = runner.ending.draft.step  # type: ignore[attr-defined]
+            asked = runner.ending.proposer.step  # type: ignore[attr-defined]
             wanted = [number for number, sample in zip(num_drafts, samples, strict=True) if sample]
             assert asked.num_verified.tolist() == wanted
             assert asked.num_new.tolist() == np.diff(result.token_ids.offsets).tolist()
@@ -329,9 +329,9 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     none = np.zeros(0, np.int32)
     ending = runner.ending
     assert isinstance(ending, SampleAndDraft)
-    assert isinstance(ending.sampler, GreedySampler) and isinstance(ending.draft, RepeatDraft)
+    assert isinstance(ending.sampler, GreedySampler) and isinstance(ending.proposer, RepeatDraft)
     ending.sampler.rows.add(2)
-    ending.draft.rows.update({1, 2})
+    ending.proposer.rows.update({1, 2})
     batch = Batch(
         step=5,
         rows=none,
@@ -348,7 +348,7 @@ def test_a_step_without_rows_only_cleans_up() -> None:
     output = runner.run(batch)()
     assert (output.step, len(output.rows), len(output.token_ids)) == (5, 0, 0)
     assert not ending.sampler.rows
-    assert ending.draft.rows == {1}
+    assert ending.proposer.rows == {1}
 
 
 def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,12 @@ def test_the_parts_of_a_step_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatc
     sampler = ending.sampler
     transfers = [(connector, "save"), (connector, "begin"), (connector, "end")]
     before = [(sampler, "add"), (backend, "plan")]
-    after = [(model, "forward"), (model, "logits"), (sampler, "sample"), (ending.draft, "propose")]
+    after = [
+        (model, "forward"),
+        (model, "logits"),
+        (sampler, "sample"),
+        (ending.proposer, "propose"),
+    ]
     for exponent, (owner, name) in enumerate(transfers + before + after):
         make_slow(owner, name, 1 << exponent)
     for module in (model_runner, endings):

@@ -106,7 +106,7 @@ class FakeEngine:
             self.model,
             self.plan,
             self.limits.max_num_seqs,
-            draft=proposer,
+            proposer=proposer,
             max_drafts=self.limits.max_drafts,
             connectors={"fake": halves[1]} if halves else None,
             failing_step=failing_step,

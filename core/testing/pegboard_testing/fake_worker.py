@@ -54,7 +54,7 @@ def weights_of(name: str) -> int:
 
 
 class FakeWorker:
-    """One rank. draft: proposes drafts after every sampling step; the `target` of a FakeDraft may
+    """One rank. proposer: asked after every sampling step; the `target` of a FakeDraft may
     be `next_of_row`. failing_step: the number of a step that raises, for tests of failures."""
 
     def __init__(
@@ -63,14 +63,14 @@ class FakeWorker:
         plan: KVPlan,
         max_num_seqs: int,
         *,
-        draft: DraftProposer | None = None,
+        proposer: DraftProposer | None = None,
         max_drafts: int = 0,
         connectors: Mapping[str, KVConnectorWorker] | None = None,
         failing_step: int | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
-        self.draft = draft
+        self.proposer = proposer
         self.max_drafts = max_drafts
         self.failing_step = failing_step
         self.connectors = dict(connectors or {})
@@ -108,7 +108,7 @@ class FakeWorker:
             self._write(self._row(batch, i), given[i])
         allowed = self._allowed(masks()) if batch.needs_masks and masks is not None else {}
         output = self._read_all(batch, given, allowed)
-        if self.draft is not None:
+        if self.proposer is not None:
             output.draft_token_ids = self._propose(batch, output)
         output.transfers = {name: connector.end() for name, connector in self.connectors.items()}
         output.times = StepTimes(forward_s=time.perf_counter() - started)
@@ -178,10 +178,10 @@ class FakeWorker:
             owner = self.rows[row]
             assert owner is not None and block_ids
             owner.tables[group].extend(block_ids)
-        if self.draft is not None:
-            self.draft.remove(batch.removed_rows)
+        if self.proposer is not None:
+            self.proposer.remove(batch.removed_rows)
             for new in batch.new:
-                self.draft.add(new.row, new.token_ids)
+                self.proposer.add(new.row, new.token_ids)
         sources = batch.copy_blocks[:, 1]
         destinations = batch.copy_blocks[:, 2]
         assert not set(sources.tolist()) & set(destinations.tolist()), (
@@ -339,7 +339,7 @@ class FakeWorker:
         row.proposals = []
 
     def _propose(self, batch: Batch, output: StepOutput) -> CSR:
-        assert self.draft is not None
+        assert self.proposer is not None
         rows = [self.rows[number] for number in output.rows.tolist()]
         history = [np.array(row.token_ids, np.int32) for row in rows if row is not None]
         step = DraftStep(
@@ -349,7 +349,7 @@ class FakeWorker:
             num_verified=batch.num_draft_tokens[batch.samples],
             num_new=np.diff(output.token_ids.offsets),
         )
-        proposals = [ids.tolist() for ids in self.draft.propose(step).token_ids]
+        proposals = [ids.tolist() for ids in self.proposer.propose(step).token_ids]
         for row, ids in zip(rows, proposals, strict=True):
             assert row is not None
             row.proposals = ids

@@ -260,7 +260,7 @@ def break_cache(how: str | int, kernels: Path, monkeypatch: pytest.MonkeyPatch) 
         kernels.chmod(0o777)
     elif how == "file":
         kernels.parent.mkdir()
-        kernels.write_text("a file in place of the folder")
+        kernels.write_text("a file instead of the folder")
     else:
         monkeypatch.setattr(build, "write_sealed", refuse)
 

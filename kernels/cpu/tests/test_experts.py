@@ -46,7 +46,7 @@ def codes_of(rows: int, factor: float, seed: int = 0) -> FloatCodes:
 
 
 def weight_of(kind: str, rows: int) -> Any:
-    """A weight of E experts with so many rows each."""
+    """A weight of E experts with `rows` rows each."""
     shape = (E * rows, COLUMNS)
     if kind == "float":
         weight: Any = NativeFloatWeight(shape, torch.float32, "cpu")

@@ -166,7 +166,7 @@ def test_what_is_in_use_stays_and_the_rest_is_not_kept(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "repacked").write_text("there is a file in place of the folder")
+    (tmp_path / "repacked").write_text("there is a file instead of the folder")
     cache = cache_in(tmp_path / "repacked")
     memory = random_bytes(100)
     with caplog.at_level(logging.INFO):

@@ -44,6 +44,7 @@ BOUNDS = {" >= ": " at least ", " <= ": " at most ", " > ": " above "}
 """A sign in an error of msgspec → what our error says."""
 MAX_INT = 2**63 - 1
 MAX_FLOAT = sys.float_info.max
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
 CountOrAll = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -217,8 +218,8 @@ class SamplingParams(
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     # Set by the front (`front/prompts.py`) before the request reaches the engine, never by users.
-    eos_token_ids: list[int] = []
-    bad_words_token_ids: list[list[int]] = []
+    eos_token_ids: list[TokenId] = []
+    bad_words_token_ids: list[list[TokenId]] = []
 
     def __post_init__(self) -> None:
         self._normalise()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from pegboard.config.limits import Limits
-from pegboard.engine.batch_builder import Entry, StepPlan
+from pegboard.engine.batch_builder import Entry, StepSchedule
 from pegboard.engine.forks import Forks
 from pegboard.engine.gates import Gate
 from pegboard.engine.kv.connectors import External
@@ -38,7 +38,7 @@ class Admission:
         self._forks = forks
         self._starts = Starts(live)
 
-    def admit(self, plan: StepPlan) -> None:
+    def admit(self, schedule: StepSchedule) -> None:
         """Admit requests in the policy's order until rows, tokens or blocks run out. A request that
         a gate refuses fails."""
         live = self._live
@@ -46,7 +46,7 @@ class Admission:
         # not the error: it would make a cycle with this frame
         failed: list[tuple[Request, str, str | None]] = []
         for request in live.waiting:
-            if plan.tokens_left <= 0 or not live.rows.has_free:
+            if schedule.tokens_left <= 0 or not live.rows.has_free:
                 break
             try:
                 is_ready = all(gate.ready(request) for gate in self._gates)
@@ -55,7 +55,7 @@ class Admission:
             except PegboardError as error:
                 failed.append((request, str(error), getattr(error, "parameter", None)))
                 is_ready = False
-            verdict = self._start(request, plan) if is_ready else Verdict.SKIPPED
+            verdict = self._start(request, schedule) if is_ready else Verdict.SKIPPED
             if verdict is not Verdict.ADMITTED:
                 for gate in self._gates:
                     gate.leave(request)
@@ -68,10 +68,10 @@ class Admission:
         for request, reason, parameter in failed:
             live.fail(request, "error", reason, parameter)
 
-    def _start(self, request: Request, plan: StepPlan) -> Verdict:
+    def _start(self, request: Request, schedule: StepSchedule) -> Verdict:
         if self._forks.fork(request):
             self._live.connectors.allocated(request, External())
-            self._run(request, 1, True, plan)
+            self._run(request, 1, True, schedule)
             return Verdict.ADMITTED
         start = self._starts.find(request)
         if start is None:
@@ -82,19 +82,19 @@ class Admission:
             )
         before = request.num_computed_tokens
         request.num_computed_tokens += start.num_cached
-        verdict = self._schedule(request, start, plan)
+        verdict = self._schedule(request, start, schedule)
         if verdict is not Verdict.ADMITTED:
             request.num_computed_tokens = before
         return verdict
 
-    def _schedule(self, request: Request, start: Start, plan: StepPlan) -> Verdict:
+    def _schedule(self, request: Request, start: Start, schedule: StepSchedule) -> Verdict:
         computed = request.num_computed_tokens
         num_missing = request.num_tokens - computed
-        if not self._can_chunk and num_missing > plan.tokens_left < plan.budget.max_tokens:
+        if not self._can_chunk and num_missing > schedule.tokens_left < schedule.budget.max_tokens:
             return Verdict.BLOCKED  # it waits for a step that can compute the whole prompt
-        num_tokens = plan.chunk(request, num_missing)
+        num_tokens = schedule.chunk(request, num_missing)
         samples = num_tokens == num_missing
-        if num_tokens == 0 or (not samples and not plan.allows_partial(request)):
+        if num_tokens == 0 or (not samples and not schedule.allows_partial(request)):
             return Verdict.SKIPPED
         if not self._starts.reserve(request, computed + num_tokens, start, computed):
             return Verdict.BLOCKED
@@ -102,9 +102,13 @@ class Admission:
             self._live.connectors.allocated(request, start.external)
             request.num_loading_tokens = start.external.match.num_tokens
             request.num_in_flight_tokens += request.num_loading_tokens
-        self._run(request, num_tokens, samples, plan)
+        self._run(request, num_tokens, samples, schedule)
         return Verdict.ADMITTED
 
-    def _run(self, request: Request, num_tokens: int, samples: bool, plan: StepPlan) -> None:
+    def _run(
+        self, request: Request, num_tokens: int, samples: bool, schedule: StepSchedule
+    ) -> None:
         self._live.run(request)
-        plan.put(request, Entry(num_tokens, 0, samples, self._live.kv.tables(request), is_new=True))
+        schedule.put(
+            request, Entry(num_tokens, 0, samples, self._live.kv.tables(request), is_new=True)
+        )

@@ -1,4 +1,4 @@
-"""The plan of a step, which says how many tokens each request computes, and the `Batch` for the
+"""The schedule of a step, which says how many tokens each request computes, and the `Batch` for the
 workers that it becomes."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     is_new: bool = False
 
 
-class StepPlan:
+class StepSchedule:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
     step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
     `KVCache`."""
@@ -90,12 +90,12 @@ Item = tuple[Request, Entry]
 
 
 def build_batch(
-    step: int, plan: StepPlan, live: LiveRequests, limits: Limits, loras: LoRASlots | None
+    step: int, schedule: StepSchedule, live: LiveRequests, limits: Limits, loras: LoRASlots | None
 ) -> tuple[Batch, dict[int, list[int]], list[Copy]]:
     """Return the batch of the step, the draft tokens that it verifies by row, and the block copies
     that it runs. From now on the scheduled tokens count as computed. A batch shares no mutable
     state with the engine, because it may be computed much later."""
-    items = _in_order(plan, 1 + limits.max_drafts)
+    items = _in_order(schedule, 1 + limits.max_drafts)
     copies = live.kv.take_copies()
     drafts = {
         row: r.draft_token_ids[: e.num_drafts]
@@ -115,7 +115,7 @@ def build_batch(
         copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
         needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
     )
-    if plan.has_trimmed_drafts:
+    if schedule.has_trimmed_drafts:
         batch.draft_token_ids = CSR.of(
             [request.draft_token_ids[: entry.num_drafts] for request, entry in items]
         )
@@ -129,13 +129,13 @@ def build_batch(
     return batch, drafts, copies
 
 
-def _in_order(plan: StepPlan, short: int) -> list[Item]:
+def _in_order(schedule: StepSchedule, short: int) -> list[Item]:
     """Return the entries in execution order: rows of at most `short` tokens first, then longer
     prefills."""
-    first = [item for item in plan.entries.items() if item[1].num_tokens <= short]
-    if len(first) == len(plan.entries):
+    first = [item for item in schedule.entries.items() if item[1].num_tokens <= short]
+    if len(first) == len(schedule.entries):
         return first
-    return first + [item for item in plan.entries.items() if item[1].num_tokens > short]
+    return first + [item for item in schedule.entries.items() if item[1].num_tokens > short]
 
 
 def _new_request(request: Request, entry: Entry) -> NewRequest:

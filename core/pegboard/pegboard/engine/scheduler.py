@@ -6,7 +6,7 @@ phase: every step moves `num_computed_tokens` of some requests towards their kno
                     and recomputes later
                  2. if no request was preempted: waiting requests, in the policy's order
                     (admission.py)
-                 3. the plan becomes a Batch (batch_builder.py)
+                 3. the schedule becomes a Batch (batch_builder.py)
     update():    tokens are appended and full blocks become findable; then the requests that have
                  ended give up what they hold
 
@@ -28,7 +28,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.engine.admission import Admission
-from pegboard.engine.batch_builder import Entry, StepPlan, build_batch
+from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch
 from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
@@ -43,7 +43,7 @@ from pegboard.interfaces.scheduling_policy import RequestStatus, StepBudget, Ste
 @dataclass(slots=True)
 class InFlight:
     """A submitted step. drafts: row → draft tokens that it verifies. copies: the block copies that
-    it runs. load: the load when it was planned. num_prefill_tokens: tokens that it computes in
+    it runs. load: the load when it was scheduled. num_prefill_tokens: tokens that it computes in
     addition to one per row."""
 
     drafts: dict[int, list[int]]
@@ -99,15 +99,15 @@ class Scheduler:
         if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
-        plan = StepPlan(self._limits, self._budget(load), self._kv.checkpoint_every)
+        schedule = StepSchedule(self._limits, self._budget(load), self._kv.checkpoint_every)
         if not self.is_paused:
-            self._plan_running(plan)
-            if not plan.has_preempted:
-                self._admission.admit(plan)
-        if not plan.entries and (self._steps or not self._live.is_transferring):
+            self._schedule_running(schedule)
+            if not schedule.has_preempted:
+                self._admission.admit(schedule)
+        if not schedule.entries and (self._steps or not self._live.is_transferring):
             return None
         batch, drafts, copies = build_batch(
-            self._num_steps, plan, self._live, self._limits, self._loras
+            self._num_steps, schedule, self._live, self._limits, self._loras
         )
         self._num_steps += 1
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
@@ -139,13 +139,13 @@ class Scheduler:
 
     # --- schedule: running requests ---------------------------------------------------------------
 
-    def _plan_running(self, plan: StepPlan) -> None:
+    def _schedule_running(self, schedule: StepSchedule) -> None:
         running = self._live.running
         index = 0
-        while index < len(running) and plan.tokens_left > 0:
+        while index < len(running) and schedule.tokens_left > 0:
             request = running[index]
             num_before = len(running)
-            self._plan_one(request, plan)
+            self._schedule_one(request, schedule)
             if len(running) == num_before:
                 index += 1
             elif request.status is RequestStatus.RUNNING:
@@ -153,23 +153,23 @@ class Scheduler:
             else:
                 break  # it was the victim itself; the next step uses its blocks
 
-    def _plan_one(self, request: Request, plan: StepPlan) -> None:
+    def _schedule_one(self, request: Request, schedule: StepSchedule) -> None:
         """Schedule one running request, if it has tokens to compute and there are blocks for
         them."""
         num_known, num_drafts = self._missing(request)
         if num_known == 0:
             return
-        num_known, num_drafts = self._shorten(request, num_known, num_drafts, plan)
+        num_known, num_drafts = self._shorten(request, num_known, num_drafts, schedule)
         if num_known == 0:
             return
         if self._kv.checkpoint_every:
             self._kv.checkpoint(request, request.num_computed_tokens)
         computed = request.num_computed_tokens
-        new_blocks = self._find_blocks(request, computed + num_known + num_drafts, plan)
+        new_blocks = self._find_blocks(request, computed + num_known + num_drafts, schedule)
         if new_blocks is None:
             return
         samples = computed + num_known >= len(request.all_token_ids)
-        plan.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
+        schedule.put(request, Entry(num_known + num_drafts, num_drafts, samples, new_blocks))
 
     def _missing(self, request: Request) -> tuple[int, int]:
         """Return (number of known tokens without KV, number of drafts to verify after them). It is
@@ -195,20 +195,22 @@ class Scheduler:
         )
 
     def _shorten(
-        self, request: Request, num_known: int, num_drafts: int, plan: StepPlan
+        self, request: Request, num_known: int, num_drafts: int, schedule: StepSchedule
     ) -> tuple[int, int]:
         """Limit both numbers to the rest of the step's budget. The grammar may trim the drafts
         further."""
         if num_known > 1:
-            return plan.chunk(request, num_known), num_drafts
-        num_drafts = min(num_drafts, plan.tokens_left - 1)
+            return schedule.chunk(request, num_known), num_drafts
+        num_drafts = min(num_drafts, schedule.tokens_left - 1)
         if num_drafts and request.grammar is not None:
             wanted = request.draft_token_ids[:num_drafts]
             num_drafts = len(self._grammars.trim(request, wanted))
-            plan.has_trimmed_drafts |= num_drafts < len(wanted)
+            schedule.has_trimmed_drafts |= num_drafts < len(wanted)
         return 1, num_drafts
 
-    def _find_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> NewBlocks | None:
+    def _find_blocks(
+        self, request: Request, num_tokens: int, schedule: StepSchedule
+    ) -> NewBlocks | None:
         """Return new blocks for `num_tokens` tokens, taken from victims if there is no other way.
         Return None if the request must wait."""
         live = self._live
@@ -223,8 +225,8 @@ class Scheduler:
                 continue
             if victim is None:
                 return None
-            plan.withdraw(victim)
-            plan.has_preempted = True
+            schedule.withdraw(victim)
+            schedule.has_preempted = True
             live.preempt(victim)
             if victim is request:
                 return None
@@ -277,7 +279,7 @@ class Scheduler:
                 ended.append(end)
             request.draft_token_ids = drafts[place] if drafts is not None else []
             if num_drafts:
-                self._metrics.drafts(num_drafts, len(tokens) - 1)
+                self._metrics.count_drafts(num_drafts, len(tokens) - 1)
         for end in ended:
             self._live.finish(end.request, end.delta, end.reason, is_aborted=end.is_aborted)
 

@@ -158,20 +158,20 @@ class SampleAndDraft(SampleOnHost):
         stages: Stages,
         inputs: InputBuilder,
         copies: Copies | None,
-        draft: DraftProposer,
+        proposer: DraftProposer,
         limits: Limits,
     ) -> None:
         super().__init__(sampler, stages, inputs, copies)
-        self.draft = draft
+        self.proposer = proposer
         self.limits = limits
 
     def add(self, new: NewRequest) -> None:
         super().add(new)
-        self.draft.add(new.row, new.token_ids)
+        self.proposer.add(new.row, new.token_ids)
 
     def remove(self, rows: np.ndarray) -> None:
         super().remove(rows)
-        self.draft.remove(rows)
+        self.proposer.remove(rows)
 
     def end(self, step: Step) -> Callable[[], StepOutput]:
         wait = super().end(step)
@@ -193,8 +193,8 @@ class SampleAndDraft(SampleOnHost):
             num_verified=np.diff(inputs.offsets) - 1,
             num_new=np.diff(sampled.offsets),
         )
-        drafts = expect(self.draft.propose(step), Drafts, self.draft, "propose")
-        state.drafts.update(zip(rows.tolist(), drafts.token_ids, strict=True))
+        drafts = expect(self.proposer.propose(step), Drafts, self.proposer, "propose")
+        state.proposals.update(zip(rows.tolist(), drafts.token_ids, strict=True))
         return CSR.of(drafts.token_ids)
 
 

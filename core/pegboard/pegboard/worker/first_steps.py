@@ -211,7 +211,7 @@ def _parts(runner: ModelRunner) -> Iterator[Place]:
     if isinstance(ending, SampleAndDraft):
         plugin = registry.decisions["draft", ""].require().id
         checks = {"propose": check_drafts(runner.parts.limits.vocab_size)}
-        yield ending, "draft", ending.draft, Checked(ending.draft, plugin, checks)
+        yield ending, "proposer", ending.proposer, Checked(ending.proposer, plugin, checks)
 
 
 def _weights(loaded: LoadedModel) -> Iterator[Place]:

@@ -56,7 +56,7 @@ class RunnerParts:
     device: str
     limits: Limits
     copies: Copies | None = None
-    draft: DraftProposer | None = None
+    proposer: DraftProposer | None = None
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     pooler: Pooler | None = None
     traits: tuple[Trait, ...] = TRAITS
@@ -95,8 +95,8 @@ class ModelRunner:
         if parts.pooler is not None:
             return Pool(parts.pooler, self.stages)
         usual = (parts.sampler, self.stages, self.inputs, parts.copies)
-        if parts.draft is not None:
-            return SampleAndDraft(*usual, parts.draft, parts.limits)
+        if parts.proposer is not None:
+            return SampleAndDraft(*usual, parts.proposer, parts.limits)
         return (SampleOnHost if parts.copies is None else SampleOnDevice)(*usual)
 
     @torch.inference_mode()

@@ -88,7 +88,7 @@ def make_pooler(setup: WorkerSetup, pooling: Pooling | None) -> Pooler | None:
     return setup.registry.build(decision.require(), PoolerSetup(pooling))
 
 
-def make_draft(setup: WorkerSetup) -> DraftProposer | None:
+def make_proposer(setup: WorkerSetup) -> DraftProposer | None:
     """Build the configured draft plugin."""
     config = setup.config
     if config.spec_method is None:

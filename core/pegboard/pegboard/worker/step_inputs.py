@@ -24,7 +24,7 @@ class RowState:
     """The state of R rows. token_ids [R, capacity]: prompt and outputs, followed by room for
     drafts. declared: input that the model declares → [R, capacity]. num_tokens [R]: number of known
     tokens. block_tables[g] [R, max_blocks of group g] and
-    num_blocks[g] [R]. drafts: proposals for the next step."""
+    num_blocks[g] [R]. proposals: draft tokens for the next step."""
 
     def __init__(
         self, max_num_seqs: int, capacity: int, plan: KVPlan, inputs: Sequence[str] = ()
@@ -33,7 +33,7 @@ class RowState:
         self.declared = {name: np.zeros_like(self.token_ids) for name in inputs}
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
-        self.drafts: dict[int, np.ndarray] = {}
+        self.proposals: dict[int, np.ndarray] = {}
         self.block_tables = []
         self.num_blocks = []
         for group in plan.groups:
@@ -75,7 +75,7 @@ class RowState:
     def remove(self, rows: np.ndarray) -> None:
         """Free these rows."""
         for row in rows.tolist():
-            self.drafts.pop(row, None)
+            self.proposals.pop(row, None)
 
     def append_unread(self, rows: np.ndarray) -> None:
         """Add to each of rows [B] a new token that so far only the device knows."""
@@ -222,7 +222,7 @@ class InputBuilder:
             self._buffer(max_rows, table.shape[1], dtype=torch.int32)
             for table in state.block_tables
         ]
-        self.logits_index, self.drafts = self._buffer(max_tokens), self._buffer(max_tokens)
+        self.logits_index, self.draft_token_ids = self._buffer(max_tokens), self._buffer(max_tokens)
         self.has_adapters = False
         starts = [self._buffer(max_loras + 2, dtype=torch.int32) for _ in range(2)]
         self.adapters, self.head_adapters = (
@@ -330,14 +330,14 @@ class InputBuilder:
             proposals = (
                 batch.draft_token_ids.row(int(index))
                 if batch.draft_token_ids is not None
-                else state.drafts[row]
+                else state.proposals[row]
             )
             first = state.num_tokens[row]
             state.token_ids[row, first : first + count] = proposals[:count]
             placed.append(proposals[:count])
         drafts = np.concatenate(placed)
-        self.drafts.array[: len(drafts)] = drafts
-        return self.drafts.sent(len(drafts))
+        self.draft_token_ids.array[: len(drafts)] = drafts
+        return self.draft_token_ids.sent(len(drafts))
 
     def _place(
         self, index: int, rows: np.ndarray, token_rows: np.ndarray, positions: np.ndarray

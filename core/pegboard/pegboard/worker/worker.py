@@ -34,8 +34,8 @@ from pegboard.worker.parts import (
     WorkerSetup,
     choose_sampler,
     make_connectors,
-    make_draft,
     make_pooler,
+    make_proposer,
     make_sampler,
     take_device,
 )
@@ -193,7 +193,7 @@ class Worker:
         self._bind(
             kv_plan,
             views,
-            draft=make_draft(self.setup),
+            proposer=make_proposer(self.setup),
             connectors=make_connectors(self.setup, kv_plan, views),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pegboard.data.sampling_params import SamplingParams
 
 MAX_N = 1000
-"""No logit is so many standard deviations below the largest."""
+"""The largest `top_n_sigma`. With it, every logit is within the limit, so none is removed."""
 
 
 def asked(params: SamplingParams) -> object:

@@ -71,7 +71,7 @@ class HarmonyToolParser(StreamParser):
 
     def _message(self, marker: str) -> Steps[str]:
         """Read a message whose header begins with `marker` (consumed and kept). Usually returns "".
-        If the marker of the next message stands in place of an end token, returns that marker,
+        If the marker of the next message stands instead of an end token, returns that marker,
         which is also kept."""
         header, end = yield from self._header(marker)
         found = HEADER.fullmatch(header) if end == MESSAGE else None

@@ -124,7 +124,7 @@ class Names:
         prefix = self.model.base_model_prefix
         by_target: dict[str, list[tuple[str, str | None]]] = {}
         modules = {name.rpartition(".")[0] for name in available}
-        # a quantized module may have other tensors in place of its weight
+        # a quantized module may have other tensors instead of its weight
         weights = {f"{module}.weight" for module in modules}
         for name in sorted({*available, *weights}, key=dot_natural_key):
             for spelling in dict.fromkeys((name, name.replace(NESTED, "", 1))):

@@ -119,7 +119,7 @@ def _nvfp4_scales(blocks: Array) -> Array:
 
 @functools.cache
 def _vectors(name: str) -> Array:
-    """Returns the grid of a type, with codes in place of elements, one vector per number: uint32 or
+    """Returns the grid of a type, with codes instead of elements, one vector per number: uint32 or
     uint64 [vectors]."""
     import gguf
 

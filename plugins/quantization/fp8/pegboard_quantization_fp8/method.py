@@ -2,7 +2,7 @@
 
     weight         float8_e4m3fn (or another float8 type) [out, in]
     weight_scale   [], [1]: of the tensor, or [out], [out, 1]: of each row
-    weight_scale_inv   in place of weight_scale: [out / 128, in / 128], both rounded up, if the
+    weight_scale_inv   instead of weight_scale: [out / 128, in / 128], both rounded up, if the
     config has weight_block_size
                    [128, 128]. It is multiplied, in spite of its name.
     input_scale    of the activations; not read

@@ -3,7 +3,7 @@ multiplied by a Hadamard matrix.
 
     forward_hadamard_matrix [n, n]   for every n columns of the input: x · H
     qweight uint8 [out, in / 2]      scales uint8 (exponents, or e4m3) [out, in / 32] or [out, in /
-    16]   weight_global_scale [1] dqweight [out, in]               in place of these, for
+    16]   weight_global_scale [1] dqweight [out, in]               instead of these, for
     `pseudoquantization`: the same values as floats
 
 W = qweight · scales / weight_global_scale. With `store_master_weights`, the checkpoint has the

@@ -168,7 +168,7 @@ class StepMetrics:
             self.observe("time_to_first_token_seconds", now_s - request.arrival_s)
         request.last_token_s = now_s
 
-    def drafts(self, num_drafts: int, num_accepted: int) -> None:
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count the drafts that a row has verified."""
         self.count("spec_decode_num_drafts_total")
         self.count("spec_decode_num_draft_tokens_total", num_drafts)
