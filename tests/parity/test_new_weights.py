@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from test_experts_parity import ARCHITECTURES as EXPERTS
 from test_latent_parity import ARCHITECTURES as LATENT
 from test_state_parity import ARCHITECTURES as STATES
+from tiny_models import TOLERANCE, Reference, make_model
 
-from conftest import TOLERANCE, Reference, make_model
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ModelError, RequestError
 

@@ -191,7 +191,7 @@ def _commands(differences: Iterable[Difference], folders: Mapping[str, str]) -> 
     if pins:
         yield [*pip, "install", "--no-deps", "--force-reinstall", *pins]
     if extra := [
-        each.name for each in differences if each.wanted is None and each.found != UNINSTALLED
+        each.name for each in differences if each.wanted is None and each.installed != UNINSTALLED
     ]:
         yield [*pip, "uninstall", "--yes", *extra]
 

@@ -175,9 +175,9 @@ class RequiredCalls:
         inside a string, or inside a value but outside strings."""
         if self._is_escaped or not (self._in_string or self._depth > 2):
             return place
-        found = (STRING if self._in_string else VALUE).match(text, place)
-        assert found is not None, "the pattern also matches the empty text"
-        return found.end()
+        match = (STRING if self._in_string else VALUE).match(text, place)
+        assert match is not None, "the pattern also matches the empty text"
+        return match.end()
 
     def finish(self) -> list[Event]:
         """End the text. A call that is cut off stays open. A call without a name and a list without

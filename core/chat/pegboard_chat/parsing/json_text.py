@@ -108,9 +108,9 @@ def _string(
     yield wrap(text.take(1))
     while True:
         window, place = text.window()
-        found = PLAIN.match(window, place)
-        assert found is not None
-        end = found.end()
+        match = PLAIN.match(window, place)
+        assert match is not None
+        end = match.end()
         marker = None
         if stops is not None:
             end, marker = stops.find(window, place, text.is_closed or end < len(window), end)
@@ -121,7 +121,7 @@ def _string(
                 return False
             yield wrap(text.take(len(marker)))
             continue
-        if end < found.end():  # the beginning of a marker
+        if end < match.end():  # the beginning of a marker
             yield None
             continue
         char = yield from text.peek()

@@ -31,14 +31,14 @@ class Markers:
         text of the first marker, or the place up to which the text certainly has no marker, and
         None. is_end: nothing follows that can still become a marker."""
         limit = len(text) if limit is None else limit
-        found = self._pattern.search(text, start, limit)
-        place = limit if found is None else found.start()
+        match = self._pattern.search(text, start, limit)
+        place = limit if match is None else match.start()
         if not is_end:
             for maybe in range(max(start, len(text) - self._reach), min(place + 1, len(text))):
                 # this marker, or a longer one, may still be completed
                 if text[maybe:] in self._prefixes:
                     return maybe, None
-        return place, None if found is None else found.group()
+        return place, None if match is None else match.group()
 
 
 class Stops(Markers):

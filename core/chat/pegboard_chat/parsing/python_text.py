@@ -225,9 +225,9 @@ def _string(
     yield wrap('"')
     while True:
         window, place = text.window()
-        found = PLAIN[quote[0]].match(window, place)
-        assert found is not None
-        end = found.end()
+        match = PLAIN[quote[0]].match(window, place)
+        assert match is not None
+        end = match.end()
         marker = None
         if stops is not None:
             end, marker = stops.find(window, place, text.is_closed or end < len(window), end)
@@ -238,7 +238,7 @@ def _string(
                 return False
             yield wrap(json_string(text.take(len(marker))))
             continue
-        if end < found.end():  # the beginning of a marker
+        if end < match.end():  # the beginning of a marker
             yield None
             continue
         char = yield from text.peek()
@@ -271,8 +271,8 @@ def _escape(text: TextReader) -> Steps[str]:
             text.take(length)
             return chr(int(ahead[2:], 16))
     elif letter and letter in "01234567":
-        found = OCTAL.match((yield from text.ahead(4)), 1)
-        assert found is not None
-        text.take(found.end())
-        return chr(int(found.group(), 8))
+        match = OCTAL.match((yield from text.ahead(4)), 1)
+        assert match is not None
+        text.take(match.end())
+        return chr(int(match.group(), 8))
     return text.take(1)

@@ -122,8 +122,8 @@ class TextReader:
     def ahead_word(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Return what `word` would return, without consuming it."""
         while True:
-            found = pattern.match(self._text, self._place)
-            length = found.end() - self._place if found else 0
+            match = pattern.match(self._text, self._place)
+            length = match.end() - self._place if match else 0
             if length > MAX_WORD:
                 return ""
             if self.is_closed or self._place + length < len(self._text):
@@ -151,9 +151,9 @@ class TextReader:
             return True
         between = SPACED_NAME if marker in stops.named else SPACE
         while True:
-            found = between.match(self._text, self._place + len(marker))
-            assert found is not None
-            here = self._text[found.end() : found.end() + max(map(len, expected), default=1)]
+            match = between.match(self._text, self._place + len(marker))
+            assert match is not None
+            here = self._text[match.end() : match.end() + max(map(len, expected), default=1)]
             if here.startswith(expected) or (self.is_closed and not here):
                 return True
             if self.is_closed or (here and not any(text.startswith(here) for text in expected)):
@@ -182,9 +182,9 @@ class TextReader:
         """Consume and return white space."""
         parts: list[str] = []
         while True:
-            found = SPACE.match(self._text, self._place)
-            assert found is not None
-            parts.append(self.take(found.end() - self._place))
+            match = SPACE.match(self._text, self._place)
+            assert match is not None
+            parts.append(self.take(match.end() - self._place))
             if self.is_closed or self._place < len(self._text):
                 return "".join(parts)
             yield None

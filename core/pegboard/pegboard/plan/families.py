@@ -167,10 +167,10 @@ def describe(need: ModelFamilyNeed) -> str:
     )
 
 
-def _template(entry: Entry, spec: ModelFamilySpec, own: str | None) -> str | None:
+def _template(entry: Entry, spec: ModelFamilySpec, template: str | None) -> str | None:
     """Return the family's template, if the model has no template that supports tools. Raises
     PluginBroken if its file is missing."""
-    if spec.chat_template is None or (own is not None and TOOLS.search(own)):
+    if spec.chat_template is None or (template is not None and TOOLS.search(template)):
         return None
     package, _, name = spec.chat_template.partition(":")
     try:

@@ -179,23 +179,23 @@ def _check_bytecode(source: Path) -> None:
 
 
 class Difference(NamedTuple):
-    """wanted: the locked version, or None if the distribution is not locked. found: the version
+    """wanted: the locked version, or None if the distribution is not locked. installed: the version
     here, or None if it is not installed or not allowed. If both are equal, the files differ."""
 
     name: str
     wanted: str | None
-    found: str | None
+    installed: str | None
 
     def __str__(self) -> str:
-        if self.found == UNINSTALLED:
+        if self.installed == UNINSTALLED:
             return f"{self.name} is not installed, so it cannot be locked"
         if self.wanted is None:
-            return f"{self.name} {self.found} is installed, but not locked"
-        if self.found is None:
+            return f"{self.name} {self.installed} is installed, but not locked"
+        if self.installed is None:
             return f"{self.name} {self.wanted} is locked, but it is not installed or not allowed"
-        if self.found == self.wanted:
+        if self.installed == self.wanted:
             return f"{self.name} {self.wanted}: its files differ from the locked ones"
-        return f"{self.name}: {self.wanted} is locked, {self.found} is installed"
+        return f"{self.name}: {self.wanted} is locked, {self.installed} is installed"
 
 
 def differences(locked: LockFile, here: Mapping[str, LockedPlugins]) -> list[Difference]:

@@ -99,9 +99,9 @@ class KimiK2ToolParser(StreamParser):
     def _name(self, id: str) -> str | None:
         """Return the name of the tool that an id calls. A bare number calls the request's only
         tool."""
-        found = ID.fullmatch(id)
-        if found is not None:
-            return found[1]
+        match = ID.fullmatch(id)
+        if match is not None:
+            return match[1]
         names = self.calls.tool_names()
         return names[0] if id.isdecimal() and len(names) == 1 else None
 

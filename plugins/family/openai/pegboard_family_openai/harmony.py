@@ -74,22 +74,22 @@ class HarmonyToolParser(StreamParser):
         If the marker of the next message stands instead of an end token, returns that marker,
         which is also kept."""
         header, end = yield from self._header(marker)
-        found = HEADER.fullmatch(header) if end == MESSAGE else None
-        recipient = (found and (found["before"] or found["behind"])) or ""
-        if end == MESSAGE and found is None and (named := RECIPIENT.search(header)):
+        match = HEADER.fullmatch(header) if end == MESSAGE else None
+        recipient = (match and (match["before"] or match["behind"])) or ""
+        if end == MESSAGE and match is None and (named := RECIPIENT.search(header)):
             recipient = named[1]
         if recipient in PARTICIPANTS or recipient == "functions.":  # a call of no function
             recipient = ""
         if recipient and not self.reads_calls:
             return (yield from self._unread())
         self.text.forget()
-        if found is None and (words := TOKEN.sub("", header.removeprefix(f"{START}assistant"))):
+        if match is None and (words := TOKEN.sub("", header.removeprefix(f"{START}assistant"))):
             yield self._content(words)
         if end != MESSAGE:
             return self._next(end)
         if recipient and self.reads_calls:
             return (yield from self._call(recipient.removeprefix("functions.")))
-        if found is not None and found["channel"] == "analysis" and not recipient:
+        if match is not None and match["channel"] == "analysis" and not recipient:
             return (yield from self._body(Reasoning))
         self._is_apart = True
         return (yield from self._body(self._content))

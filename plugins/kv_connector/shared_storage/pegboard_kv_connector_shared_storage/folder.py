@@ -44,7 +44,7 @@ class BlockFolder:
 
     def __init__(self, root: Path, identity: str, rank: int, max_bytes: int) -> None:
         self._root = root
-        self._own = os.path.join(root, (identity or "none")[:32], f"rank{rank}")
+        self._base = os.path.join(root, (identity or "none")[:32], f"rank{rank}")
         self._max_bytes = max_bytes
         self._unchecked_bytes = max_bytes  # the folder is measured after the first write
         self._lock = threading.Lock()
@@ -55,16 +55,16 @@ class BlockFolder:
         root = options.shared_storage_path.expanduser().absolute()
         folder = cls(root, setup.plan.identity, setup.rank, int(options.max_size_gb * 2**30))
         try:
-            os.makedirs(folder._own, exist_ok=True)
+            os.makedirs(folder._base, exist_ok=True)
         except OSError as error:
             reason = f"{error.strerror} ({error.filename})"
             raise ConfigError(
                 f"shared_storage_path: cannot make a folder in {root}: {reason}; name another "
                 "folder"
             ) from error
-        if options.role != "kv_consumer" and not os.access(folder._own, os.W_OK):
+        if options.role != "kv_consumer" and not os.access(folder._base, os.W_OK):
             raise ConfigError(
-                f"shared_storage_path: {folder._own} is not writable; allow writing, or set role "
+                f"shared_storage_path: {folder._base} is not writable; allow writing, or set role "
                 "to kv_consumer"
             )
         return folder
@@ -72,7 +72,7 @@ class BlockFolder:
     def path(self, group: int, block_hash: bytes) -> str:
         """Return the path of a block's file."""
         name = block_hash.hex()
-        return f"{self._own}/{name[:2]}/{group}-{name}{SUFFIX}"
+        return f"{self._base}/{name[:2]}/{group}-{name}{SUFFIX}"
 
     def has(self, group: int, block_hash: bytes) -> bool:
         """Return whether there is something under the block's name. Only `read` finds out whether

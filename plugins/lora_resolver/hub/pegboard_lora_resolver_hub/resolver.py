@@ -21,8 +21,8 @@ class HubResolver:
     """Downloads in threads of its own, at most four adapters at a time."""
 
     def __init__(self, options: HubOptions, setup: LoRAResolverSetup) -> None:
-        found = [REPOSITORY.fullmatch(repository) for repository in options.repositories]
-        self._revisions = {match["name"]: match["revision"] for match in found if match}
+        matches = [REPOSITORY.fullmatch(repository) for repository in options.repositories]
+        self._revisions = {match["name"]: match["revision"] for match in matches if match}
         self._fetch = setup.fetch
         self._threads = ThreadPoolExecutor(4, "lora-resolver")
 

@@ -98,15 +98,15 @@ def _place(
     header: GGUFHeader, tensor: GGUFTensor, architecture: Architecture
 ) -> tuple[str, str, str]:
     """Returns the path of the module on Hugging Face, its GGUF name, and "lora_a" or "lora_b"."""
-    found = _NAME.fullmatch(tensor.name)
-    names = architecture.top if found is None or found[1] is None else architecture.layer
-    known = found is not None and (found[2] in names or found[2] in architecture.split)
-    if found is None or not known or len(tensor.shape) != 2:
+    match = _NAME.fullmatch(tensor.name)
+    names = architecture.top if match is None or match[1] is None else architecture.layer
+    known = match is not None and (match[2] in names or match[2] in architecture.split)
+    if match is None or not known or len(tensor.shape) != 2:
         raise ModelError(
             f"{header.path}: tensor {tensor.name!r} {tensor.shape} is not supported in an adapter"
         )
-    prefix = f"{architecture.layers}.{int(found[1])}." if found[1] is not None else ""
-    return prefix + names.get(found[2], found[2]), found[2], found[3]
+    prefix = f"{architecture.layers}.{int(match[1])}." if match[1] is not None else ""
+    return prefix + names.get(match[2], match[2]), match[2], match[3]
 
 
 def _change(architecture: Architecture, part: str, checkpoint: Checkpoint) -> Change | None:

@@ -88,20 +88,20 @@ def tensor_entries(
     drafting = range(num_layers, num_layers + config.get("num_nextn_predict_layers", 0))
     names = {tensor.name for tensor in header.tensors}
     for tensor in header.tensors:
-        found = _IN_LAYER.match(tensor.name)
-        index = int(found[1]) if found is not None else None
+        match = _IN_LAYER.match(tensor.name)
+        index = int(match[1]) if match is not None else None
         if tensor.name in READ_INTO_CONFIG or _UNUSED.fullmatch(tensor.name) or index in drafting:
             continue
-        own_name = tensor.name[found.end() :] if found is not None else ""
+        own_name = tensor.name[match.end() :] if match is not None else ""
         if index is not None and index < num_layers and own_name in architecture.whole:
             path = f"{architecture.layers}.{index}.{architecture.whole[own_name]}"
             yield _entry(header, tensor, path, architecture.changes.get(own_name))
             continue
-        found = _LAYER_NAME.fullmatch(tensor.name)
-        if found is not None and index is not None and index < num_layers:
+        match = _LAYER_NAME.fullmatch(tensor.name)
+        if match is not None and index is not None and index < num_layers:
             prefix = f"{architecture.layers}.{index}."
-            name = found[2]
-            ending = found[3]
+            name = match[2]
+            ending = match[3]
             if (
                 name == "attn_k_b"
                 and architecture.is_latent
@@ -132,13 +132,13 @@ def tensor_entries(
                     change if ending != "scale" else None,
                 )
                 continue
-        found = _TOP_NAME.fullmatch(tensor.name)
-        if found is None or found[1] not in architecture.top:
+        match = _TOP_NAME.fullmatch(tensor.name)
+        if match is None or match[1] not in architecture.top:
             raise ModelError(
                 f"{header.path}: tensor {tensor.name!r} has no place in a "
                 f"{architecture.class_name} of {num_layers} layers"
             )
-        yield _entry(header, tensor, f"{architecture.top[found[1]]}.{found[2]}", None)
+        yield _entry(header, tensor, f"{architecture.top[match[1]]}.{match[2]}", None)
 
 
 def change_of(architecture: Architecture, name: str) -> Change | None:
@@ -177,10 +177,10 @@ def joined_entries(
     first."""
     for name, first in index.items():
         for whole, parts in architecture.joined.items():
-            found = re.fullmatch(rf"(.+\.){re.escape(parts[0])}(\.weight|\.bias)", name)
-            if found is None:
+            match = re.fullmatch(rf"(.+\.){re.escape(parts[0])}(\.weight|\.bias)", name)
+            if match is None:
                 continue
-            names = [f"{found[1]}{part}{found[2]}" for part in parts]
+            names = [f"{match[1]}{part}{match[2]}" for part in parts]
             entries = [index.get(each) for each in names]
             rows = 0
             for each, entry in zip(names, entries, strict=True):
@@ -196,7 +196,7 @@ def joined_entries(
                 if all(entry and entry.stored == first.stored for entry in entries)
                 else "float32"
             )
-            if (name_of_whole := f"{found[1]}{whole}{found[2]}") in index:
+            if (name_of_whole := f"{match[1]}{whole}{match[2]}") in index:
                 raise ModelError(
                     f"{path} has both {name_of_whole!r} and its parts, "
                     f"{', '.join(map(repr, names))}"

@@ -167,23 +167,23 @@ def find_file(root: Path) -> Path:
 def _other_shards(first: GGUFHeader) -> list[GGUFHeader]:
     """Returns the shards 2…N that belong to the first one. Only the first contains the metadata of
     the model."""
-    found = SHARD.fullmatch(first.path.name)
+    match = SHARD.fullmatch(first.path.name)
     num_shards = first.metadata.get("split.count", 1)
-    if found is None:
+    if match is None:
         if num_shards not in (0, 1):
             raise ModelError(
                 f"{first.path} is one of {num_shards} parts; keep their names, like "
                 "name-00001-of-00002.gguf"
             )
         return []
-    if num_shards != int(found[3]):
+    if num_shards != int(match[3]):
         raise ModelError(
             f"{first.path} says that it is one of {num_shards!r} parts, but its name says "
-            f"{int(found[3])}"
+            f"{int(match[3])}"
         )
     headers = []
     for number in range(2, num_shards + 1):
-        path = first.path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
+        path = first.path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf")
         if not path.is_file():
             raise ModelError(
                 f"{first.path} is the first of {num_shards} parts, and {path.name} is missing; "

@@ -365,8 +365,8 @@ STATE_MODELS: dict[str, Architecture] = {
         layer={**LFM2.layer, "ffn_gate_inp": "feed_forward.gate"},
         whole={**LFM2.whole, "exp_probs_b.bias": "feed_forward.expert_bias"},
         experts={
-            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{own}"
-            for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+            f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{number}"
+            for part, number in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
         config={
             **LFM2.config,
