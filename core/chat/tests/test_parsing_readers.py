@@ -311,6 +311,7 @@ TYPED = (tool("f", n="integer", o="object"),)
         ("<f=f> lost? <p=s>x</p> and </f>", " lost?  and ", [call("f", '{"s": "x"}')]),
         ("<f=f><p=o>{'a': None}</p></f>", "", [call("f", '{"o": {"a": null}}')]),
         ("<f=f><p=n>7<p=s>x</p></f>", "", [call("f", '{"n": 7, "s": "x"}')]),
+        ("<f=f><p=n>7<p=>x</p></f>", "<p=>x</p>", [call("f", '{"n": 7}')]),
         ("<f=f><p=n>7", "", [call("f", '{"n": 7', False)]),
         ("<f=f><p=n>7</p>", "", [call("f", '{"n": 7}', False)]),
         ("<f=f>", "", [call("f", "{}", False)]),

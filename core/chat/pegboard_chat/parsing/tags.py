@@ -112,6 +112,8 @@ def read_tagged_call(text: TextReader, calls: Calls, tags: TagFormat) -> Steps[b
             return False
         if marker == tags.value_end:
             marker = yield from _next_tag(text, tags)
+        elif marker == tags.key_start:  # the next key may turn out to be none
+            text.keep(marker)
     yield calls.arguments("{}" if is_first else "}")
     if not marker:
         return False
