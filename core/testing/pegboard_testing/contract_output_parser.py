@@ -32,7 +32,12 @@ from pegboard.plugins.registry import Registry
 from pegboard_chat.parsing import Message, fold, merged
 from pegboard_testing.check_mode import check_order
 from pegboard_testing.parser_examples import TOOLS, Example, tokens_of
-from pegboard_testing.parser_mutations import broken_arguments, loose_ends, mutated
+from pegboard_testing.parser_mutations import (
+    broken_arguments,
+    loose_ends,
+    mutated,
+    token_mistakes,
+)
 
 VOCABULARY = Vocabulary((b"a", b"b"), frozenset(), ())
 SENTINEL = "zq7x9"
@@ -201,7 +206,15 @@ class OutputParserContract:
         without a mistake."""
         example = data.draw(st.sampled_from(list(self.examples)))
         rng = data.draw(st.randoms(use_true_random=False))
-        text = mutated(example.text, self.tokens, rng)
+        self.check_mistake(example, mutated(example.text, self.tokens, rng), rng)
+
+    def test_every_mistake_with_a_token(self) -> None:
+        for example in self.examples:
+            for number, text in enumerate(token_mistakes(example.text, self.tokens)):
+                self.check_mistake(example, text, random.Random(number))
+
+    def check_mistake(self, example: Example, text: str, rng: random.Random) -> None:
+        """Check what the parser makes of `text`, an example's with a mistake."""
         broken = dataclasses.replace(example, text=text)
         events = self.parse(broken, [text])
         assert self.parse(broken, cut(text, rng.choices(range(len(text) + 1), k=6))) == events, text
@@ -209,6 +222,8 @@ class OutputParserContract:
         content = message.content
         thoughts = getattr(self.parser(setup_for()), "thoughts", {}).items()
         for start, end in thoughts:  # may quote anything
+            if example.prompt_end.rstrip().endswith(start):
+                content = start + content
             content = re.sub(
                 f"{re.escape(start)}.*?({re.escape(end)}|$)", "", content, flags=re.DOTALL
             )
@@ -226,10 +241,11 @@ class OutputParserContract:
             message,
         )
         prompt = example.prompt_end + text
-        if any(prompt.rfind(start) > prompt.rfind(end) for start, end in thoughts) or not (
-            whole := self.whole_outputs()
-        ):
+        if any(prompt.rfind(start) > prompt.rfind(end) for start, end in thoughts):
             return  # a thought without an end takes all that follows
+        whole = self.whole_outputs()
+        if not whole or example.tools is not TOOLS:
+            return
         good = rng.choice(whole)
         after = f"{text}{self.between}{good.text}"
         calls = fold(self.parse(dataclasses.replace(example, text=after), [after])).tool_calls[

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from pegboard_chat.parsing import Message
 
@@ -23,11 +24,7 @@ DAMAGE = ("?", ",,", '"', "}", "{", "]", "\n", "x y")
 def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:
     """Return the text with one mistake: cut off, a token left out, doubled or exchanged with
     another, or broken JSON."""
-    spans = (
-        [match.span() for match in re.finditer("|".join(map(re.escape, tokens)), text)]
-        if tokens
-        else []
-    )
+    spans = _spans(text, tokens)
     kind = rng.choice(["cut", "drop", "double", "swap", "json", "json"])
     if kind == "cut" or (kind != "json" and not spans):
         return text[: rng.randint(0, len(text))]
@@ -40,8 +37,27 @@ def mutated(text: str, tokens: Sequence[str], rng: random.Random) -> str:
         return text[:start] + text[end:]
     if kind == "double":
         return text[:end] + text[start:]
-    other_start, other_end = rng.choice(spans)
-    (a, b), (c, d) = sorted([(start, end), (other_start, other_end)])
+    return _swapped(text, (start, end), rng.choice(spans))
+
+
+def token_mistakes(text: str, tokens: Sequence[str]) -> Iterator[str]:
+    """Yield the text with each mistake that concerns a token: left out, doubled or exchanged."""
+    spans = _spans(text, tokens)
+    for start, end in spans:
+        yield text[:start] + text[end:]
+        yield text[:end] + text[start:]
+    for one, other in combinations(spans, 2):
+        yield _swapped(text, one, other)
+
+
+def _spans(text: str, tokens: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where the tokens are in the text."""
+    pattern = "|".join(map(re.escape, tokens))
+    return [match.span() for match in re.finditer(pattern, text)] if tokens else []
+
+
+def _swapped(text: str, one: tuple[int, int], other: tuple[int, int]) -> str:
+    (a, b), (c, d) = sorted([one, other])
     return text if a == c else text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:]
 
 

@@ -42,6 +42,7 @@ class TextReader:
         self._place = 0
         self._kept: list[str] | None = None
         self._blank = ""
+        self._call_end = 0
         self.is_closed = False
 
     def append(self, text: str) -> None:
@@ -49,6 +50,7 @@ class TextReader:
         start = max(self._place - 1, 0)
         self._text = self._text[start:] + text
         self._place = self._place - start
+        self._call_end -= start
 
     def close(self) -> None:
         """Record that no more text will arrive."""
@@ -99,10 +101,15 @@ class TextReader:
         assert self._kept is None and self._text.endswith(marker, 0, self._place), marker
         self._place -= len(marker)
 
+    def end_call(self) -> None:
+        """Record that the text before this place was a call, so its quotation marks quote nothing
+        that follows."""
+        self._call_end = self._place
+
     def is_quoted(self, marker: str) -> bool:
         """Return whether there is a quotation mark before the marker, which was consumed last."""
         place = self._place - len(marker) - 1
-        return place >= 0 and self._text[place] in "\"'`"
+        return place >= max(0, self._call_end) and self._text[place] in "\"'`"
 
     def peek(self) -> Steps[str]:
         """Return the next character without consuming it, or "" at the end of the text."""

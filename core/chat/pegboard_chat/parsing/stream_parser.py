@@ -198,6 +198,7 @@ class StreamParser:
         False, the text that it consumed without turning it into events becomes content, and reading
         continues after it."""
         count = self.calls.count
+        given: list[Event] = []
         is_good = yield from call
         if is_good:
             self.text.forget()
@@ -208,6 +209,8 @@ class StreamParser:
                 self._given_back = given[0].text if given and isinstance(given[0], Content) else " "
         if self.calls.count > count:
             self._given_back = ""
+            if not given:
+                self.text.end_call()
         return is_good
 
     def _is_text(self, end: str) -> bool:

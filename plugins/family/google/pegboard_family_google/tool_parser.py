@@ -33,6 +33,7 @@ ESCAPE = "<escape>"
 STARTS = Markers(START)
 ESCAPES = Stops(ESCAPE, START, END)
 KEY = re.compile(r"[^:{}\[\],<>]*")
+ESCAPED_KEY = re.compile(r"[^<]*")
 BARE = re.compile(r"[^{}\[\],<>]*")
 CLOSERS = {"{": "}", "[": "]"}
 NOTATION = Notation.between(
@@ -160,6 +161,6 @@ class FunctionGemmaToolParser(StreamParser):
     def _key(self) -> Steps[str]:
         """A key, bare or between two <escape>; "" if there is no key here."""
         if (yield from self.text.accept(ESCAPE)):
-            key, end = yield from self.text.until(ESCAPES)
-            return key if end == ESCAPE else ""
+            key = yield from self.text.word(ESCAPED_KEY)
+            return key if (yield from self.text.accept(ESCAPE)) else ""
         return (yield from self.text.word(KEY)).strip()
