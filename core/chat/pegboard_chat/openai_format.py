@@ -26,18 +26,14 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     `messages[i].field`."""
     if not messages:
         raise RequestError("messages must not be empty", parameter="messages")
-    messages_read: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         read = _read_message(message, f"messages[{index}]")
-        answers = (
-            [call.get("id") for call in messages_read[-1].get("tool_calls", ())]
-            if messages_read
-            else []
-        )
+        answers = [call.get("id") for call in result[-1].get("tool_calls", ())] if result else []
         if read["role"] == "function" and LEGACY_ID in answers:
             read |= {"role": "tool", "tool_call_id": LEGACY_ID}
-        messages_read.append(read)
-    return messages_read
+        result.append(read)
+    return result
 
 
 def _read_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -294,14 +294,14 @@ class AdapterClient:
         """Return the adapter of this name, which the resolvers may find now. None: there is no such
         adapter. Raises RequestError if it is there but cannot be used, Overloaded if finding it
         takes long, and PluginFailure."""
-        this = self.adapters.get(name)
+        lora = self.adapters.get(name)
         if (
-            this is not None
+            lora is not None
             or not self._resolvers
             or len(name) > MAX_NAME
             or _NAME.fullmatch(name) is None
         ):
-            return this
+            return lora
         until, error = self._unknown.get(name, (0.0, None))
         if self._clock() >= until:
             error = await self._looked_up(name)

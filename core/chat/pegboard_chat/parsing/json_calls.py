@@ -168,16 +168,16 @@ def _stream_arguments(
 def _take_word(text: TextReader, stops: Stops | None) -> Steps[str | None]:
     """Consume a string that is a key or a name, which is short and on one line. Returns None, and
     consumes nothing, if there is none."""
-    match = yield from text.ahead_word(WORD_BEGUN)
-    if not WORD.fullmatch(match) or (
-        stops is not None and any(marker in match for marker in stops.texts)
+    quoted = yield from text.ahead_word(WORD_BEGUN)
+    if not WORD.fullmatch(quoted) or (
+        stops is not None and any(marker in quoted for marker in stops.texts)
     ):
         return None
     try:
-        word: str = json.loads(match)
+        word: str = json.loads(quoted)
     except ValueError:
         return None
-    text.take(len(match))
+    text.take(len(quoted))
     return word
 
 

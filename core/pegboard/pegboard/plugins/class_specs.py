@@ -80,12 +80,12 @@ def interface_of(kind: str, part: str) -> tuple[Any, list[str]]:
     ]
 
 
-def misfit(kind: str, part: str, make: Any) -> str:
+def misfit(kind: str, part: str, target: Any) -> str:
     """Return why a plugin's object does not fit its interface: what it lacks, or how a method must
     be callable. Return "" if it fits. Of a class, only missing members are reported, unless the
     constructor can assign it."""
     interface, methods = interface_of(kind, part)
-    optional = () if getattr(make, "host_tokens", False) else ("extend",)
+    optional = () if getattr(target, "host_tokens", False) else ("extend",)
     names = [
         *methods,
         *(
@@ -95,16 +95,16 @@ def misfit(kind: str, part: str, make: Any) -> str:
         ),
     ]
     assigned = (
-        make.__init__.__code__.co_names
-        if inspect.isclass(make) and inspect.isfunction(make.__init__)
+        target.__init__.__code__.co_names
+        if inspect.isclass(target) and inspect.isfunction(target.__init__)
         else ()
     )
     lacks = [
-        name for name in names if not hasattr(make, name) and name not in (*optional, *assigned)
+        name for name in names if not hasattr(target, name) and name not in (*optional, *assigned)
     ]
     if lacks:
         return f"has no {', '.join(lacks)}, which {interface.__module__}.{interface.__name__} needs"
-    for name in () if inspect.isclass(make) else filter(partial(hasattr, make), methods):
+    for name in () if inspect.isclass(target) else filter(partial(hasattr, target), methods):
         declared = inspect.signature(getattr(interface, name))
         needed = [
             one
@@ -113,7 +113,7 @@ def misfit(kind: str, part: str, make: Any) -> str:
         ]
         plain = [one for one in needed if one.kind is not one.KEYWORD_ONLY]
         try:
-            signature = inspect.signature(getattr(make, name))
+            signature = inspect.signature(getattr(target, name))
         except (TypeError, ValueError):
             continue  # it is not a function of Python
         try:

@@ -3,10 +3,9 @@ refuses to start with another set.
 
 It names every distribution whose plugins may be used, and every kit of Pegboard that they need,
 with its version and a digest of its code, and the versions of all else that these need. The digest
-is of the files that would be imported, so it notices a change of an installed file. It is
-the same for a wheel and for an editable installation of the same code. The bytecode that Python
-keeps must be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were
-distributions.
+is of the files that would be imported, so it notices a change of an installed file. It is the same
+for a wheel and for an editable installation of the same code. The bytecode that Python keeps must
+be that of its source. `sitecustomize` and `usercustomize` are pinned as if they were distributions.
 
 The lock notices changes since it was written. It does not stop an attacker who can write to the
 folders of the interpreter, or to packages that are pinned by version only.
