@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.errors import PluginFailure
-from pegboard.interfaces.output_parser import Content, Event
-from pegboard_chat.parsing import MarkerScanner, Message, Pipeline, ToolCall, fold
+from pegboard.interfaces.output_parser import Content, Event, ToolCallArguments
+from pegboard_chat.parsing import MarkerScanner, Message, Pipeline, ToolCall, fold, merged
 from pegboard_testing.fake_parsers import FakeReasoningParser, FakeToolParser
 
 PIECES = [
@@ -91,3 +91,9 @@ def test_a_parser_that_raises_is_named() -> None:
         Pipeline(None, Broken()).feed("x", ())
     assert Pipeline().feed("", ()) == []
     assert isinstance(Pipeline().feed("x", ())[0], Content)
+
+
+def test_an_empty_text_separates_nothing() -> None:
+    events = [ToolCallArguments(0, "a"), ToolCallArguments(0, ""), ToolCallArguments(0, "b")]
+    assert merged(events) == [ToolCallArguments(0, "ab")]
+    assert merged([Content("")]) == []

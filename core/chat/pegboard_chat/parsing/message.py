@@ -56,19 +56,19 @@ def fold(events: Iterable[Event]) -> Message:
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """Return the same events, with adjacent events that continue each other joined."""
-    if len(events) < 2:
-        return list(events)
+    """Return the same events, with adjacent events that continue each other joined, and without
+    those whose text is empty."""
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
-        text = event.text if isinstance(event, Content | Reasoning | ToolCallArguments) else ""
-        if runs and text and type(event) is type(runs[-1][0]):
-            runs[-1][1].append(text)
-        else:
-            runs.append((event, [text]))
+        if not isinstance(event, Content | Reasoning | ToolCallArguments):
+            runs.append((event, []))
+        elif event.text and runs and type(event) is type(runs[-1][0]):
+            runs[-1][1].append(event.text)
+        elif event.text:
+            runs.append((event, [event.text]))
     return [
         replace(event, text="".join(texts))
-        if isinstance(event, Content | Reasoning | ToolCallArguments)
+        if isinstance(event, Content | Reasoning | ToolCallArguments) and len(texts) > 1
         else event
         for event, texts in runs
     ]
