@@ -73,8 +73,8 @@ class TransformersModel(nn.Module):
         inner = model.base_model
         calls = probe_attention(model, inner, dtype)
         check_attention(model, calls)
-        indices = divide(build, inner, calls, lambda: probe_attention(model, inner, dtype))
-        declare_attention(build, model, indices)
+        part_calls = divide(build, inner, calls, lambda: probe_attention(model, inner, dtype))
+        declare_attention(build, model, part_calls)
         make_buffers(model, build.device)
         self.embedding = declare_layers(build, model)
         for module in model.modules():
