@@ -243,6 +243,23 @@ def test_without_lora_there_is_nothing_to_add() -> None:
         FakeEngine().engine.control(AddLoRA(lora_request=adapter(1))).result(0)
 
 
+def test_an_adapter_that_is_added_and_one_of_a_request_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is memory for one, and reading takes some steps."""
+    monkeypatch.setattr(loras, "POLL_S", 0.0)
+    engine = FakeEngine(max_loras=1, max_cpu_loras=1)
+    engine.worker.slow_reads = 2
+    request = EngineRequest(
+        request_id="r", prompt_token_ids=[2] * 3, params=GREEDY, lora=adapter(2)
+    )
+    engine.engine.add(request)
+    engine.step()
+    assert engine.ask(AddLoRA(lora_request=adapter(1)))
+    engine.run()
+    assert engine.results["r", 0].token_ids == expected_tokens(engine.model, request)[0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     actions=st.lists(ACTIONS, min_size=5, max_size=30),

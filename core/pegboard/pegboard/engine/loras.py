@@ -40,15 +40,17 @@ Key = tuple[int, str]
 @dataclass(eq=False, slots=True)
 class Adapter:
     """Files that were read once, or are being read. lora: has a digest after they are read. ticket:
-    its name in the workers. num_users: requests that have a row. is_stale: removed or replaced, and
-    only kept for its users. last_pass: the last scheduling pass that wanted it. asked_s: when the
-    workers were last asked about it."""
+    its name in the workers. num_users: requests that have a row. is_adding: `add` waits until it is
+    read, so it makes no room for others. is_stale: removed or replaced, and only kept for its
+    users. last_pass: the last scheduling pass that wanted it. asked_s: when the workers were last
+    asked about it."""
 
     lora: LoRARequest
     ticket: int
     slot: int | None = None
     num_users: int = 0
     is_pinned: bool = False
+    is_adding: bool = False
     is_stale: bool = False
     last_pass: int = 0
     asked_s: float = 0.0
@@ -169,7 +171,9 @@ class LoRASlots(Gate):
                 ),
                 parameter="lora_request",
             )
-        return self._is_read(adapter)
+        is_read = self._is_read(adapter)
+        adapter.is_adding = not is_read
+        return is_read
 
     def remove(self, lora_id: int) -> bool:
         """Forget the adapter with this id. Running requests keep it until they end. Return False if
@@ -238,7 +242,8 @@ class LoRASlots(Gate):
             (
                 a
                 for a in adapters
-                if not (a.num_users or a.is_pinned) and a.last_pass < self._num_passes
+                if not (a.num_users or a.is_pinned or a.is_adding)
+                and a.last_pass < self._num_passes
             ),
             None,
         )
