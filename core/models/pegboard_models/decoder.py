@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from pegboard.layers import Build, Embedding, Head, LayerStack, Norm, Rope
+from pegboard.layers import Build, Embedding, Head, LayerStack, Norm, Rope, read, size_of
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,23 @@ class Names:
     norm: str = "norm"
 
 
+class DecoderSizes:
+    """The values that every decoder reads from a checkpoint's config. eps, is_tied: where the
+    config does not say them."""
+
+    def __init__(
+        self, config: Mapping[str, Any], *, eps: float = 1e-6, is_tied: bool = False
+    ) -> None:
+        self.hidden_size = size_of(config, "hidden_size")
+        self.num_layers = size_of(config, "num_hidden_layers")
+        self.vocab_size = size_of(config, "vocab_size")
+        self.eps = read(config, "rms_norm_eps", float) or eps
+        tied = read(config, "tie_word_embeddings", bool)
+        self.is_tied = is_tied if tied is None else tied
+
+
 class Decoder(nn.Module):
-    """[T] token ids → [T, vocab] logits. make: builds a layer (see `LayerStack`). norm, eps: of the
+    """[T] token ids → [T, vocab] logits. make: builds a layer (see `LayerStack`). norm: of the
     layers' results. rope: its rotation of a step is given to the layers; None = they do not rotate.
     embed_scale, logits_scale: factors."""
 
@@ -29,13 +45,9 @@ class Decoder(nn.Module):
         self,
         build: Build,
         make: Callable[[Build, int], nn.Module],
+        sizes: DecoderSizes,
         *,
-        vocab_size: int,
-        hidden: int,
-        num_layers: int,
-        eps: float,
         norm: type[Norm] = Norm,
-        is_tied: bool = False,
         rope: Rope | None = None,
         names: Names | None = None,
         embed_scale: float = 1.0,
@@ -44,12 +56,16 @@ class Decoder(nn.Module):
         super().__init__()
         names = names or Names()
         inner = build.at(names.root)
-        self.embedding = Embedding(inner.at(names.embedding), vocab_size, hidden)
+        hidden = sizes.hidden_size
+        self.embedding = Embedding(inner.at(names.embedding), sizes.vocab_size, hidden)
         self.layers = LayerStack(
-            inner.at(names.layers), num_layers, make, norm(inner.at(names.norm), hidden, eps)
+            inner.at(names.layers),
+            sizes.num_layers,
+            make,
+            norm(inner.at(names.norm), hidden, sizes.eps),
         )
-        tied = self.embedding if is_tied else None
-        self.head = Head(build.at("lm_head"), vocab_size, hidden, tied=tied)
+        tied = self.embedding if sizes.is_tied else None
+        self.head = Head(build.at("lm_head"), sizes.vocab_size, hidden, tied=tied)
         self.rope = rope
         self.embed_scale = embed_scale
         self.logits_scale = logits_scale

@@ -19,3 +19,10 @@ def test_a_call_that_breaks_off_in_a_key_leaves_the_next_one() -> None:
     text = f"{start}f{{<escape>ke\n{start}g{{x:1}}<end_function_call>"
     calls = fold(run(FunctionGemmaToolParser(), text)).tool_calls
     assert [(call.name, call.arguments) for call in calls] == [("f", "{}"), ("g", '{"x": "1"}')]
+
+
+def test_an_escaped_key_may_hold_the_sign_that_begins_markers() -> None:
+    text = "<start_function_call>call:f{<escape>a<b<escape>:1}<end_function_call>"
+    for pieces in ([text], list(text)):
+        (call,) = fold(run(FunctionGemmaToolParser(), pieces)).tool_calls
+        assert call.arguments == '{"a<b": "1"}'

@@ -49,11 +49,7 @@ class LatentDecoder(Decoder):
         super().__init__(
             build,
             lambda build, index: self.layer(build, index, shape, config),
-            vocab_size=shape.vocab_size,
-            hidden=shape.hidden_size,
-            num_layers=shape.num_layers,
-            eps=shape.eps,
-            is_tied=shape.is_tied,
+            shape,
             rope=rope,
             **factors,
         )

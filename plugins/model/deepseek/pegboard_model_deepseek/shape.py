@@ -8,30 +8,26 @@ from typing import Any
 
 from pegboard.errors import ModelError
 from pegboard.layers import read, size_of
+from pegboard_models.decoder import DecoderSizes
 from pegboard_models.rope import rope_parameters
 
 
-class Shape:
+class Shape(DecoderSizes):
     """The sizes from a checkpoint's config, under uniform names."""
 
     def __init__(self, config: Mapping[str, Any], *, is_tied: bool = False) -> None:
-        self.hidden_size = size_of(config, "hidden_size")
+        super().__init__(config, is_tied=is_tied)
         self.intermediate_size = size_of(config, "intermediate_size")
-        self.num_layers = size_of(config, "num_hidden_layers")
         self.num_heads = size_of(config, "num_attention_heads")
-        self.vocab_size = size_of(config, "vocab_size")
         self.q_rank = read(config, "q_lora_rank", int)
         self.rank = size_of(config, "kv_lora_rank")
         self.nope_dim = size_of(config, "qk_nope_head_dim")
         self.rope_dim = size_of(config, "qk_rope_head_dim")
         self.value_dim = read(config, "v_head_dim", int) or self.hidden_size // self.num_heads
         self.max_positions = read(config, "max_position_embeddings", int) or 2048
-        self.eps = read(config, "rms_norm_eps", float) or 1e-6
         self.activation = read(config, "hidden_act", str) or "silu"
         self.bias = bool(read(config, "attention_bias", bool))
         self.mlp_bias = bool(read(config, "mlp_bias", bool))
-        tied = read(config, "tie_word_embeddings", bool)
-        self.is_tied = is_tied if tied is None else tied
         sizes = (self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim)
         if min(sizes) < 1 or self.rope_dim % 2:
             message = (

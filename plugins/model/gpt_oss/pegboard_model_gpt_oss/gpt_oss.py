@@ -23,7 +23,7 @@ from pegboard.layers import (
 )
 from pegboard_models.blocks import ExpertsBlock, PreNorm, SelfAttention, heads_of
 from pegboard_models.clamped_swiglu import ClampedSwiGLU
-from pegboard_models.decoder import Decoder
+from pegboard_models.decoder import Decoder, DecoderSizes
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 ALPHA = 1.702
@@ -31,19 +31,15 @@ LIMIT = 7.0
 """Of the activation. Configs contain the limit, but no config contains another alpha."""
 
 
-class Shape:
+class Shape(DecoderSizes):
     """The sizes from a checkpoint's config."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.hidden_size = size_of(config, "hidden_size")
+        super().__init__(config, eps=1e-5)
         self.expert_size = size_of(config, "intermediate_size")
-        self.num_layers = size_of(config, "num_hidden_layers")
         self.heads = heads_of(config)
-        self.vocab_size = size_of(config, "vocab_size")
         self.max_positions = read(config, "max_position_embeddings", int) or 131072
-        self.eps = read(config, "rms_norm_eps", float) or 1e-5
         self.bias = read(config, "attention_bias", bool) is not False
-        self.is_tied = bool(read(config, "tie_word_embeddings", bool))
         self.num_experts = size_of(config, "num_local_experts")
         self.top_k = read(config, "num_experts_per_tok", int) or size_of(
             config, "experts_per_token"
@@ -112,13 +108,4 @@ class GptOssModel(Decoder):
                 ),
             )
 
-        super().__init__(
-            build,
-            layer,
-            vocab_size=shape.vocab_size,
-            hidden=hidden,
-            num_layers=shape.num_layers,
-            eps=shape.eps,
-            is_tied=shape.is_tied,
-            rope=rope,
-        )
+        super().__init__(build, layer, shape, rope=rope)

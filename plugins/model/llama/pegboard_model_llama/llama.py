@@ -21,26 +21,22 @@ from torch import nn
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Norm, read, size_of
 from pegboard_models.blocks import GatedMLP, PreNorm, SelfAttention, heads_of
-from pegboard_models.decoder import Decoder
+from pegboard_models.decoder import Decoder, DecoderSizes
 from pegboard_models.norms import HeadNorm, each_head
 from pegboard_models.rope import rope_parameters, scaled_rope
 
 
-class Shape:
+class Shape(DecoderSizes):
     """The sizes from a checkpoint's config, under uniform names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.hidden_size = size_of(config, "hidden_size")
+        super().__init__(config)
         self.intermediate_size = size_of(config, "intermediate_size")
-        self.num_layers = size_of(config, "num_hidden_layers")
         self.heads = heads_of(config)
-        self.vocab_size = size_of(config, "vocab_size")
         self.max_positions = read(config, "max_position_embeddings", int) or 2048
-        self.eps = read(config, "rms_norm_eps", float) or 1e-6
         self.activation = read(config, "hidden_act", str) or "silu"
         self.qkv_bias = self.output_bias = bool(read(config, "attention_bias", bool))
         self.mlp_bias = bool(read(config, "mlp_bias", bool))
-        self.is_tied = bool(read(config, "tie_word_embeddings", bool))
         types = read(config, "layer_types", list[str])
         if types and len(types) < self.num_layers:
             raise ModelError(f"layer_types has {len(types)} entries for {self.num_layers} layers")
@@ -92,16 +88,7 @@ class LlamaModel(Decoder):
                 ),
             )
 
-        super().__init__(
-            build,
-            layer,
-            vocab_size=shape.vocab_size,
-            hidden=hidden,
-            num_layers=shape.num_layers,
-            eps=shape.eps,
-            is_tied=shape.is_tied,
-            rope=rope,
-        )
+        super().__init__(build, layer, shape, rope=rope)
 
     @staticmethod
     def head_norm(shape: Shape) -> HeadNorm | None:

@@ -118,16 +118,7 @@ class Llama4Model(Decoder):
                 ),
             )
 
-        super().__init__(
-            build,
-            layer,
-            vocab_size=shape.vocab_size,
-            hidden=hidden,
-            num_layers=shape.num_layers,
-            eps=shape.eps,
-            is_tied=shape.is_tied,
-            rope=rope,
-        )
+        super().__init__(build, layer, shape, rope=rope)
         self.lateness = lateness
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Norm, Rope, read, size_of
 from pegboard_models.blocks import PreNorm, SelfAttention, heads_of
-from pegboard_models.decoder import Decoder
+from pegboard_models.decoder import Decoder, DecoderSizes
 from pegboard_models.norms import each_head
 from pegboard_models.rope import rope_parameters, scaled_rope
 
@@ -50,17 +50,9 @@ class StateDecoder(Decoder):
             rope = scaled_rope(
                 build, rotary_dim, max_positions=positions, base=base, scaling=scaling
             )
-        tied = read(config, "tie_word_embeddings", bool)
+        sizes = DecoderSizes({**config, "rms_norm_eps": eps}, is_tied=is_tied)
         super().__init__(
-            build,
-            lambda build, index: make(build, index, rope),
-            vocab_size=size_of(config, "vocab_size"),
-            hidden=size_of(config, "hidden_size"),
-            num_layers=size_of(config, "num_hidden_layers"),
-            eps=eps,
-            is_tied=is_tied if tied is None else tied,
-            rope=rope,
-            **more,
+            build, lambda build, index: make(build, index, rope), sizes, rope=rope, **more
         )
 
 
