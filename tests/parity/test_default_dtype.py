@@ -1,5 +1,4 @@
-"""Models at the type that their checkpoints name, on a CPU that multiplies bfloat16 in hardware
-(this one may emulate it)."""
+"""Models at the type that their checkpoints name."""
 
 from __future__ import annotations
 
@@ -18,9 +17,6 @@ from test_llama_parity import ARCHITECTURES as LLAMA
 from test_state_parity import ARCHITECTURES as STATES
 
 from pegboard import SamplingParams
-from pegboard.config.sources import engine_settings
-from pegboard.engine.platform_defaults import with_platform_defaults
-from pegboard.plan.engine_plan import resolve
 
 OWN = {**LLAMA, **DENSE, **EXPERTS, **LATENT, **STATES}
 MODELS = [*((name, True) for name in OWN), *((name, False) for name in FALLBACK)]
@@ -28,11 +24,6 @@ MODELS = [*((name, True) for name in OWN), *((name, False) for name in FALLBACK)
 PROMPT = list(range(3, 40))
 NEVER_SPARSE = {"deepseek_v32": {"index_topk": 64}}
 """When inputs are rounded, an index may choose other tokens, so here it chooses all."""
-
-
-@pytest.fixture(autouse=True)
-def native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pegboard_platform_cpu.platform.multiplies_bfloat16", lambda: True)
 
 
 def prompt_logprobs(llm: Any) -> torch.Tensor:
@@ -66,33 +57,36 @@ def test_bfloat16_is_as_precise_as_in_transformers(
     caplog.set_level("INFO", "pegboard")
     with open_llm(reference.directory, dtype="auto", **more) as llm:
         ours = prompt_logprobs(llm)
-    assert "computes in bfloat16" in caplog.text
+    assert "computes with weights of bfloat16" in caplog.text
     found, allowed = ((one - exact).abs().mean(-1).median().item() for one in (ours, theirs))
     assert found < 2 * allowed + 0.01, f"off by {found}, transformers by {allowed}"
 
 
-def test_packed_weights_take_the_type_of_their_kernels(write: Any) -> None:
-    """The reason is in the decision of the platform. Weights that are quantized while they are
-    loaded are packed too."""
+@pytest.mark.parametrize("quantization", [None, "gptq"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_type_of_a_checkpoint_is_kept(
+    write: Any,
+    open_llm: Any,
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
+    quantization: str | None,
+) -> None:
+    """Weights and KV cache have it, quantized checkpoints' too, and steps are replayed. On a CPU,
+    everything in between is float32, so the error is that of the KV cache, and of products that
+    round to bfloat16, or, if they are quantized, to 8 bits."""
     reference = write("llama", hidden_size=64, intermediate_size=96)
+    if quantization is None:
+        reference.model.to(getattr(torch, dtype)).save_pretrained(reference.directory)
+    else:
+        quantize(reference, quantization)
     config = reference.directory / "config.json"
-    for is_packed, settings, dtype in (
-        (False, {}, "bfloat16"),
-        (False, {"quantization": "rtn"}, "float32"),
-        (True, {}, "float32"),
-        (True, {"dtype": "bfloat16"}, "bfloat16"),
-    ):
-        if is_packed and "quantization_config" not in config.read_text():
-            quantize(reference, "gptq")
-        config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
-        plan, registry = resolve(
-            engine_settings(str(reference.directory), {"skip_tokenizer_init": True, **settings})
-        )
-        assert with_platform_defaults(registry, plan).dtype == dtype
-        notes = registry.decisions["platform", ""].notes
-        assert bool(notes) == (dtype == "float32")
-        assert (
-            not notes
-            or "float32 instead of bfloat16: the kernels for packed weights take float32"
-            in notes[0]
-        )
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": dtype}))
+    with open_llm(reference.directory, dtype="float32", block_size=16) as llm:
+        exact = prompt_logprobs(llm)
+    caplog.set_level("INFO", "pegboard")
+    with open_llm(reference.directory, dtype="auto", block_size=16) as llm:
+        logprobs = prompt_logprobs(llm)
+    assert f"computes with weights of {dtype}" in caplog.text
+    assert f"stored in {dtype}" in caplog.text and "eagerly" not in caplog.text
+    limit = 0.06 if quantization else {"bfloat16": 0.03, "float16": 0.003}[dtype]
+    assert 0 < (logprobs - exact).abs().mean() < limit

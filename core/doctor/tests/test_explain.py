@@ -114,7 +114,9 @@ def test_why_kernel_tells_what_is_not_replayed(
 ) -> None:
     """The recorder is not an op, whatever its name is. Attention that cannot be replayed is
     named."""
-    recorder = spec_source("kernel", "RECORDS", provides="replay", probe="command_parts:ok")
+    recorder = spec_source(
+        "kernel", "RECORDS", flags=frozenset({"recorder"}), probe="command_parts:ok"
+    )
     attention = spec_source("attention", "PLAIN", platforms=frozenset({"x"}))
     attention += spec_source("attention", "QUICK", flags=frozenset({"replay"}))
     fakes.add(

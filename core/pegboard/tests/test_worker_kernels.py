@@ -26,7 +26,10 @@ OWN = KernelSpec(
 )
 ELSEWHERE = replace(OWN, platforms=frozenset({"other"}))
 RECORDS = KernelSpec(
-    api="1.0", implementation="builtins:list", provides="replay", supports={"dtype": {"float32"}}
+    api="1.0",
+    implementation="builtins:list",
+    flags=frozenset({"recorder"}),
+    supports={"dtype": {"float32"}},
 )
 
 

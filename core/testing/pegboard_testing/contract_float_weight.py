@@ -24,8 +24,10 @@ class FloatWeightContract:
     weight_class: ClassVar[type[FloatWeight]]
 
     def filled(self, values: torch.Tensor, is_table: bool = False) -> FloatWeight:
-        """Return a finished weight with these values, [out, in]."""
-        weight = self.weight_class(tuple(values.shape), values.dtype, "cpu", is_table)
+        """Return a finished weight with these values, [out, in], which multiplies float32."""
+        weight = self.weight_class(
+            tuple(values.shape), values.dtype, "cpu", is_table, activations=torch.float32
+        )
         weight.plain().copy_(values)
         weight.finish()
         return weight
@@ -53,6 +55,31 @@ class FloatWeightContract:
             product.double(), x.double() @ values.double().T, rtol=1e-4, atol=1e-4
         )
         assert torch.equal(weight.dense(), values)
+
+    @settings(
+        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    )
+    @given(
+        dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+        rows=st.integers(0, 40),
+        out=st.integers(1, 70),
+        width=st.integers(1, 70),
+        seed=st.integers(0, 99),
+    )
+    def test_16_bits(self, dtype: torch.dtype, rows: int, out: int, width: int, seed: int) -> None:
+        """Inputs and results are float32. A product may round them to the type of the weight."""
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(out, width, generator=generator).to(dtype)
+        x = torch.randn(rows, width, generator=generator)
+        weight = self.filled(values, is_table=True)
+        product = weight.bind()(x)
+        assert product.dtype == torch.float32
+        error = (product.double() - x.double() @ values.double().T).abs()
+        step = torch.finfo(dtype).eps
+        assert (error <= step * (x.abs() @ values.float().abs().T) + 1e-4).all()
+        assert torch.equal(weight.dense(), values)
+        ids = torch.arange(out).flip(0)
+        assert torch.equal(weight.bind_lookup()(ids), values[ids].float())
 
     def test_inputs_that_are_views(self) -> None:
         values = torch.randn(24, 32)

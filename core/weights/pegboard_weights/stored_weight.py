@@ -28,6 +28,7 @@ from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightP
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.experts import one_by_one
 from pegboard.ops.float_codes import FloatCodes
+from pegboard.ops.linear import make_float_weight
 from pegboard_weights.composed import (
     Bound,
     BoundExperts,
@@ -342,11 +343,14 @@ class StoredWeight:
     def _make(self, span: Span, pieces: Pieces) -> Any:
         setup = self.setup
         shape = (span.stop - span.start, self.shape[1])
-        more = (
-            {} if span.form == "float_weight" else {"cache": self._cache_entry(span, shape, pieces)}
-        )
+        if span.form == "float_weight":
+            return make_float_weight(setup, shape, self.IS_TABLE)
         return setup.kernels[span.form](
-            shape, getattr(torch, setup.dtype), setup.device, is_table=self.IS_TABLE, **more
+            shape,
+            getattr(torch, setup.dtype),
+            setup.device,
+            is_table=self.IS_TABLE,
+            cache=self._cache_entry(span, shape, pieces),
         )
 
     def _fill(self, span: Span, pieces: Pieces) -> None:

@@ -57,7 +57,8 @@ SWITCHES = (
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _VNNI = (*_AVX512, "-mavx512vnni")
 LEVELS: dict[str, tuple[str, ...]] = {
-    "amx": (*_VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "amx": (*_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512_bf16": (*_VNNI, "-mavx512bf16"),
     "avx512_vnni": _VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
@@ -86,7 +87,8 @@ ROOM = 8 << 20
 """The free bytes that a folder must have to compile in it."""
 
 _FLAGS = {
-    "amx": {*_AVX512_FLAGS, "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"},
+    "amx": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+    "avx512_bf16": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16"},
     "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
     "avx512": _AVX512_FLAGS,
     "avx2": {"avx2", "fma", "f16c"},

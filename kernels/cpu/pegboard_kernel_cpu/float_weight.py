@@ -1,4 +1,4 @@
-"""A float32 matrix in the packed layout of csrc/linear_float.c."""
+"""A matrix of floats of 32 or 16 bits in the packed layouts of csrc/float_tiles.h."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import Tensor
 from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import ExpertsFloat, LinearFloat, LookupFloat
+from pegboard_kernel_cpu.structures import ExpertsFloat, LinearFloat, LookupPacked
 from pegboard_kernel_cpu.values import Call, new, rows_of, submit
 
 GROUP = 16
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""In the order of the enumeration in csrc/float_tiles.h."""
 
 
 class NativeFloatWeight(FloatWeight):
-    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one, unless the
-    matrix is also a table whose rows are looked up."""
+    """See `FloatWeight` for its life cycle. The packed matrix replaces the plain one."""
 
     def __init__(
         self,
@@ -26,34 +27,49 @@ class NativeFloatWeight(FloatWeight):
         dtype: torch.dtype,
         device: torch.device | str,
         is_table: bool = False,
+        activations: torch.dtype = torch.float32,
     ) -> None:
-        if dtype != torch.float32:
-            raise ValueError(f"native float weights are float32 only, not {dtype}")
-        super().__init__(shape, dtype, device, is_table)
+        if dtype not in TYPES or activations != torch.float32:
+            raise ValueError(
+                f"native float weights are float32, bfloat16 or float16, not {dtype}, and multiply "
+                f"float32 activations, not {activations}"
+            )
+        super().__init__(shape, dtype, device, is_table, activations)
+        self.type = TYPES.index(dtype)
         self._packed: Tensor | None = None
 
     def dense(self) -> Tensor:
         if self._plain is not None:
             return self._plain
         assert self._packed is not None, "either the plain or the packed matrix exists"
-        dense = torch.empty(self.shape)
-        library().unpack_linear_float(self._packed.data_ptr(), *self.shape, dense.data_ptr())
+        dense = torch.empty(self.shape, dtype=self.dtype)
+        library().unpack_linear_float(
+            self._packed.data_ptr(), *self.shape, self.type, dense.data_ptr()
+        )
         return dense
 
     def finish(self) -> None:
         """Pack the matrix. A second call writes to the same addresses."""
         assert self._plain is not None, "call plain() before finish()"
+        rows, columns = self.shape
         if self._packed is None:
-            self._packed = torch.empty(-(-self.shape[0] // GROUP) * GROUP, self.shape[1])
-        library().pack_linear_float(self._plain.data_ptr(), *self.shape, self._packed.data_ptr())
-        if not self.is_table:
-            self._plain = None
+            # bfloat16 numbers are packed in pairs
+            width = columns + columns % 2 if self.dtype == torch.bfloat16 else columns
+            self._packed = torch.empty(-(-rows // GROUP) * GROUP, width, dtype=self.dtype)
+        library().pack_linear_float(
+            self._plain.data_ptr(), rows, columns, self.type, self._packed.data_ptr()
+        )
+        self._plain = None
 
-    def bind(self) -> "NativeFloatLinear":
+    def packed(self) -> Tensor:
+        """Return the packed matrix."""
         if self._packed is None:
             self.finish()
         assert self._packed is not None
-        return NativeFloatLinear(self._packed, self.shape)
+        return self._packed
+
+    def bind(self) -> "NativeFloatLinear":
+        return NativeFloatLinear(self.packed(), self.shape, self.type)
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -64,15 +80,14 @@ class NativeFloatWeight(FloatWeight):
         columns = self.shape[1]
         if rows % GROUP:
             return super().bind_experts(num_experts, bias)
-        self.bind()
-        packed = self._packed
-        assert packed is not None
+        packed = self.packed()
         products = [
             LinearFloat(
                 weight=packed[expert * rows :].data_ptr(),
                 bias=None if bias is None else bias[expert].data_ptr(),
                 rows=rows,
                 columns=columns,
+                type=self.type,
             )
             for expert in range(num_experts)
         ]
@@ -85,8 +100,8 @@ class NativeFloatWeight(FloatWeight):
         )
 
     def bind_lookup(self) -> "NativeFloatLookup":
-        """Return [T] row indices → [T, in]. Call it only for a table."""
-        return NativeFloatLookup(self.plain())
+        """Return [T] row indices → [T, in]."""
+        return NativeFloatLookup(self.packed(), self.shape[1], self.type)
 
     def tensors(self) -> list[Tensor]:
         return [form for form in (self._plain, self._packed) if form is not None]
@@ -95,15 +110,18 @@ class NativeFloatWeight(FloatWeight):
 class NativeFloatLinear:
     """[T, in] → [T, out]."""
 
-    def __init__(self, packed: Tensor, shape: tuple[int, int]) -> None:
+    def __init__(self, packed: Tensor, shape: tuple[int, int], type: int) -> None:
         self.packed = packed
         self.shape = shape
+        self.type = type
 
     def __call__(self, x: Tensor) -> Tensor:
         (rows, columns) = self.shape
         x = rows_of(x)
         out = new(x, rows)
-        arguments = LinearFloat(weight=self.packed.data_ptr(), rows=rows, columns=columns)
+        arguments = LinearFloat(
+            weight=self.packed.data_ptr(), rows=rows, columns=columns, type=self.type
+        )
         submit(x, Call("linear_float", arguments, {"x": x}, {"out": out}, self.packed))
         return out
 
@@ -111,12 +129,15 @@ class NativeFloatLinear:
 class NativeFloatLookup:
     """[T] row indices → [T, width]."""
 
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
+    def __init__(self, packed: Tensor, columns: int, type: int) -> None:
+        self.packed = packed
+        self.columns = columns
+        self.type = type
 
     def __call__(self, ids: Tensor) -> Tensor:
-        columns = self.table.shape[1]
-        out = new(ids, columns)
-        arguments = LookupFloat(table=self.table.data_ptr(), columns=columns)
-        submit(ids, Call("lookup_float", arguments, {"ids": ids}, {"out": out}, self.table))
+        out = new(ids, self.columns)
+        arguments = LookupPacked(
+            weight=self.packed.data_ptr(), columns=self.columns, type=self.type
+        )
+        submit(ids, Call("lookup_packed", arguments, {"ids": ids}, {"out": out}, self.packed))
         return out

@@ -47,7 +47,7 @@ class Library:
         functions.team_stop.argtypes = (c_void_p,)
         functions.team_size.restype = c_int
         functions.team_size.argtypes = (c_void_p,)
-        sizes = (c_void_p, c_int64, c_int64, c_void_p)
+        sizes = (c_void_p, c_int64, c_int64, c_int64, c_void_p)
         functions.pack_linear_float.argtypes = functions.unpack_linear_float.argtypes = sizes
         functions.pack_blocks.argtypes = (
             *(c_void_p,) * 4,

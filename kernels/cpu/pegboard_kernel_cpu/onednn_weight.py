@@ -21,24 +21,35 @@ COPY_LIMIT_BYTES = 256 * 1024**2
 """Largest matrix of which a blocked copy is kept in addition to the plain one. Both are needed for
 an embedding that is also the head."""
 
+BLOCKED_BYTES = 4
+
 UNPACK_ROWS = 1024
 """From this number of rows on, it is faster to unpack the matrix and multiply with the plain
 one."""
 
 
 class OneDNNFloatWeight(FloatWeight):
-    """See `FloatWeight`. A table also keeps the plain matrix."""
+    """See `FloatWeight`. A table also keeps the plain matrix. 16-bit floats stay as they are if the
+    CPU multiplies them in hardware; otherwise the blocked matrix is float32."""
 
     _blocked: Tensor | None = None
+
+    @property
+    def _is_plain(self) -> bool:
+        return (self.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()) or (
+            self.dtype == torch.float16 and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        )
 
     def dense(self) -> Tensor:
         if self._plain is not None:
             return self._plain
         assert self._blocked is not None, "either the plain or the blocked matrix exists"
-        return self._blocked.to_dense()
+        return self._blocked.to_dense().to(self.dtype)
 
     def finish(self) -> None:
         assert self._plain is not None, "call plain() before finish()"
+        if self._is_plain:
+            return
         if self.is_table:
             if self._blocked is not None:
                 self._blocked = _pack(self._plain)
@@ -49,7 +60,8 @@ class OneDNNFloatWeight(FloatWeight):
     def bind(self) -> Callable[[Tensor], Tensor]:
         if self._blocked is None:
             plain = self.plain()
-            if not (self.is_table and plain.numel() and plain.nbytes <= COPY_LIMIT_BYTES):
+            is_small = plain.numel() * BLOCKED_BYTES <= COPY_LIMIT_BYTES
+            if self._is_plain or not (self.is_table and plain.numel() and is_small):
                 return super().bind()
             self._blocked = _pack(plain)
         multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -57,7 +69,8 @@ class OneDNNFloatWeight(FloatWeight):
 
         def forward(x: Tensor) -> Tensor:
             if x.shape[0] >= UNPACK_ROWS:
-                return linear(x, self.dense())
+                assert self._blocked is not None
+                return linear(x, self._blocked.to_dense())
             return multiply(x, self._blocked, None, "none", [], "")
 
         return forward
@@ -79,4 +92,4 @@ class OneDNNCodeWeight(CodeWeight):
 
 
 def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return torch.ops.mkldnn._reorder_linear_weight(weight.float(), None)

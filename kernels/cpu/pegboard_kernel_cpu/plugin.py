@@ -1,11 +1,11 @@
 """The specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
-from pegboard.interfaces.kernel import KernelSpec, Provides
+from pegboard.interfaces.kernel import KernelSpec
 from pegboard.interfaces.spec import Multiple
 
 
-def _compiled(implementation: str, provides: Provides = "op") -> KernelSpec:
+def _compiled(implementation: str, *flags: str) -> KernelSpec:
     return KernelSpec(
         api="1.0",
         implementation=f"pegboard_kernel_cpu.{implementation}",
@@ -13,7 +13,7 @@ def _compiled(implementation: str, provides: Provides = "op") -> KernelSpec:
         platforms=frozenset({"cpu"}),
         tier="tuned",
         supports={"dtype": {"float32"}},
-        provides=provides,
+        flags=frozenset(flags),
     )
 
 
@@ -24,7 +24,6 @@ def _onednn(implementation: str) -> KernelSpec:
         probe="pegboard_kernel_cpu.probe:probe_onednn",
         platforms=frozenset({"cpu"}),
         supports={"dtype": {"float32"}},
-        provides="weight_format",
     )
 
 
@@ -48,13 +47,13 @@ ROPE = _compiled("elementwise:rope")
 LORA_ADD = _compiled("lora:lora_add")
 EXPERT_ADAPTER_ROWS = _compiled("lora:expert_adapter_rows")
 SAMPLE_TOKENS = _compiled("sampling:sample_tokens")
-FLOAT_WEIGHT = _compiled("float_weight:NativeFloatWeight", "weight_format")
-BLOCK_WEIGHT = _compiled("block_weight:NativeBlockWeight", "weight_format")
-CODE_WEIGHT = _compiled("code_weight:NativeCodeWeight", "weight_format")
+FLOAT_WEIGHT = _compiled("float_weight:NativeFloatWeight")
+BLOCK_WEIGHT = _compiled("block_weight:NativeBlockWeight")
+CODE_WEIGHT = _compiled("code_weight:NativeCodeWeight")
 FLOAT_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNFloatWeight")
 BLOCK_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNBlockWeight")
 CODE_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNCodeWeight")
-REPLAY = _compiled("replay:NativeReplay", "replay")
+REPLAY = _compiled("replay:NativeReplay", "recorder")
 
 ATTENTION = AttentionSpec(
     api="1.0",

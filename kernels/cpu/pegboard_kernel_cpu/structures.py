@@ -45,6 +45,7 @@ class LinearFloat(Structure):
         ("bias", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
+        ("type", c_int64),
     )
 
 
@@ -326,6 +327,17 @@ class LookupFloat(Structure):
         ("out_stride", c_int64),
         ("table", c_void_p),
         ("columns", c_int64),
+    )
+
+
+class LookupPacked(Structure):
+    _fields_ = (
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("weight", c_void_p),
+        ("columns", c_int64),
+        ("type", c_int64),
     )
 
 

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.float_weight import NativeFloatWeight
+from pegboard_kernel_cpu.float_weight import TYPES, NativeFloatWeight
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
 from pegboard.ops.blocks import Blocks, BlockWeight
+from pegboard_testing.contract_float_weight import FloatWeightContract
 from pegboard_testing.held_memory import held_bytes
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -339,23 +340,42 @@ def test_a_kept_layout_is_the_weight(tmp_path: Path) -> None:
     assert torch.equal(first.dense(), second.dense())
 
 
+class TestNativeFloatWeight(FloatWeightContract):
+    weight_class = NativeFloatWeight
+
+    def test_one_copy(self) -> None:
+        values = torch.randn(64, 64)
+        table = self.filled(values, is_table=True)
+        table.bind()
+        table.bind_lookup()
+        assert held_bytes(table) == values.nbytes
+
+
 @SOME
-@given(st.integers(1, 90), st.sampled_from([1, 7, 31, 64, 255, 256, 257, 600]), tokens)
-def test_float_weights_multiply(rows: int, columns: int, count: int) -> None:
-    weight = NativeFloatWeight((rows, columns), torch.float32, "cpu")
-    matrix = torch.randn(rows, columns)
+@given(
+    st.sampled_from(TYPES),
+    st.integers(1, 90),
+    st.sampled_from([1, 7, 31, 64, 255, 256, 257, 600, 9000]),
+    tokens,
+)
+def test_float_weights_multiply(dtype: torch.dtype, rows: int, columns: int, count: int) -> None:
+    """A token's results are the same bits in a step of any size."""
+    weight = NativeFloatWeight((rows, columns), dtype, "cpu")
+    matrix = torch.randn(rows, columns).to(dtype)
     x = torch.randn(count, columns)
     weight.plain().copy_(matrix)
     weight.finish()
     assert torch.equal(weight.dense(), matrix)
-    assert torch.allclose(weight.bind()(x), x @ matrix.T, atol=2e-4)
+    product = weight.bind()
+    results = product(x)
+    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-6
+    error = (results.double() - x.double() @ matrix.double().T).abs()
+    assert (error <= rounding * (x.abs() @ matrix.float().abs().T) + 1e-5).all()
+    assert torch.equal(torch.cat([product(part) for part in x.split([1, count - 1])]), results)
 
 
-def test_a_float_table_is_looked_up_and_multiplied() -> None:
-    weight = NativeFloatWeight((30, 24), torch.float32, "cpu", is_table=True)
-    matrix = torch.randn(30, 24)
-    ids = torch.tensor([3, 29, 3, 0])
-    weight.plain().copy_(matrix)
-    weight.finish()
-    assert torch.equal(weight.bind_lookup()(ids), matrix[ids])
-    assert torch.allclose(weight.bind()(matrix[:5]), matrix[:5] @ matrix.T, atol=1e-4)
+def test_types_that_are_not_multiplied_are_refused() -> None:
+    with pytest.raises(ValueError, match="not torch.float64"):
+        NativeFloatWeight((4, 4), torch.float64, "cpu")
+    with pytest.raises(ValueError, match="not torch.bfloat16"):
+        NativeFloatWeight((4, 4), torch.bfloat16, "cpu", activations=torch.bfloat16)

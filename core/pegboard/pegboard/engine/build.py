@@ -79,7 +79,7 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         ", ".join(plan.checkpoint.architectures),
         loaded - started,
     )
-    log.info("device %s: computes in %s", config.device, config.dtype)
+    log.info("device %s: computes with weights of %s", config.device, config.dtype)
     size = kv_plan.num_blocks * kv_plan.block_bytes / 2**30
     stored = "+".join(
         sorted({tensor.dtype for group in kv_plan.groups for tensor in group.spec.tensors})

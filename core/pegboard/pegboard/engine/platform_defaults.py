@@ -3,21 +3,14 @@ torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from pegboard.config.schema import EngineConfig, check_engine
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.spec import Need
-from pegboard.log import get_logger
 from pegboard.plan.engine_plan import EnginePlan
-from pegboard.plugins.defaults import default_name
 from pegboard.plugins.registry import Registry
-from pegboard.worker.kernels import packed_types
-
-log = get_logger(__name__)
 
 WHOLE_PROMPTS_TOKENS = 4096
 """The default size of steps that consist of whole prompts. No other request waits for a token
@@ -43,17 +36,6 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
         for name, value in platform.defaults(plan.checkpoint.dtype).items()
         if name in open_settings
     }
-    if "dtype" in filled and _is_packed(plan):
-        wanted = str(filled["dtype"])
-        taken = packed_types(registry, entry.name)
-        if taken and wanted not in taken:
-            filled["dtype"] = taken[0]
-            reason = (
-                f"dtype {taken[0]} instead of {wanted}: the kernels for packed weights take "
-                f"{', '.join(taken)}"
-            )
-            registry.record(replace(decision, notes=(reason,)))
-            log.info("%s", reason)
     if not settings.engine.enable_chunked_prefill and "max_num_batched_tokens" in filled:
         least = max(plan.max_model_len, WHOLE_PROMPTS_TOKENS if plan.pooling is not None else 0)
         filled["max_num_batched_tokens"] = max(int(str(filled["max_num_batched_tokens"])), least)
@@ -74,11 +56,3 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
             f"platform {entry.name} gives no default for {', '.join([*unset, 'dtype'])}; set them"
         )
     return config
-
-
-def _is_packed(plan: EnginePlan) -> bool:
-    """True if the weights are quantized, in the checkpoint or while they are loaded."""
-    return bool(plan.checkpoint.quantization) or plan.settings.engine.quantization not in (
-        None,
-        default_name("quantization"),
-    )

@@ -4,32 +4,30 @@ The entry-point name is "<name>.<implementation>", where <name> is one of:
 
 an op             a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
 a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with
-it a replay          a class that records the forward (`pegboard.interfaces.platform.Replay`), if
-the platform cannot record it
+it a recorder        a class that records the forward (`pegboard.interfaces.platform.Replay`), if
+the platform cannot record it. Its spec has the flag `recorder`
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pegboard.interfaces.spec import Need, Spec
-
-Provides = Literal["op", "weight_format", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec(Spec):
     """supports: `dtype` (of activations).
 
-    provides: what `implementation` is. An op is a function with the signature of its reference. A
-    weight format is a class with the methods of its reference. A replay is a class that is built
-    without arguments. declares: True if the op or weight format is new. This implementation then
+    An op is a function with the signature of its reference. A weight format is a class with the
+    methods of its reference. A recorder is a class that is built without arguments. flags:
+    "recorder" = it is one. declares: True if the op or weight format is new. This implementation then
     defines its meaning, and all others are compared with it. Only one plugin may declare a name,
     and none may declare a name that core declares.
     """
 
-    provides: Provides = "op"
+    FLAGS = frozenset({"recorder"})
+
     declares: bool = False
 
 
@@ -46,4 +44,4 @@ or weight format."""
 def key_of(name: str, spec: KernelSpec) -> str:
     """Return the key under which the entry called `name` is chosen: its op, its weight format, or
     RECORDER."""
-    return RECORDER if spec.provides == "replay" else name.partition(".")[0]
+    return RECORDER if "recorder" in spec.flags else name.partition(".")[0]

@@ -38,11 +38,13 @@ class PlatformSetup:
 class Device:
     """name: torch device string of this rank, "cpu" or "cuda:0". num_threads: compute threads of
     this process. fixed_tokens: the part of a step's time that does not depend on its tokens, as the
-    number of tokens that would take as long."""
+    number of tokens that would take as long. activations: torch name of the type that it computes
+    in between the products with weights; None = the type of the weights (`dtype`)."""
 
     name: str
     num_threads: int
     fixed_tokens: float = 1.0
+    activations: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +155,7 @@ class Platform(Protocol):
         platform's name.
 
         If kv_cache_memory_bytes is not set, the worker runs a step of the largest size at start and
-        measures how much memory is left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`. If
-        the weights are packed and their kernels do not take the returned dtype, one that they take
-        is used.
+        measures how much memory is left for the KV cache. checkpoint_dtype: `Checkpoint.dtype`.
         """
 
     def profile(self, path: Path | None) -> None:

@@ -72,13 +72,15 @@ class RepackEntry:
 class QuantizationSetup:
     """config: the checkpoint's quantization config, {} if there is none. dtype, device: of
     activations, torch names. kernels: bound ops by name (a reference of `pegboard.ops`, or a faster
-    version). repack_cache: None = packed weights are not kept."""
+    version). repack_cache: None = packed weights are not kept. plain_dtype: torch name of the type
+    that weights of floats are held in; None = dtype."""
 
     config: Mapping[str, Any]
     dtype: str
     device: str
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     repack_cache: RepackCache | None = None
+    plain_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,5 +182,5 @@ class QuantizationMethod(Protocol):
     def embedding(self, layer: EmbeddingLayer) -> WeightMethod | None: ...
 
     def kv_cache(self, layer: "AttentionLayer") -> str | None:
-        """Return the torch name of the type that the KV cache should store, or None for the compute
-        dtype."""
+        """Return the torch name of the type that the KV cache should store, or None for the type of
+        weights that are not quantized."""

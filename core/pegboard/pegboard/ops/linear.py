@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pegboard.interfaces.quantization import QuantizationSetup
 from pegboard.ops.experts import one_by_one
 
 
@@ -16,9 +17,10 @@ class FloatWeight:
     """A matrix [out, in], which is zero at first. Write to `plain()`, then call `finish`. Both may
     be called again later.
 
-    is_table: rows are also looked up (an embedding). A kernel plugin's class (weight format
-    `float_weight`) has the same methods and may hold the matrix in another layout. This reference
-    holds it plain.
+    is_table: rows are also looked up (an embedding). activations: the type of what is multiplied,
+    and of all results; None = dtype. If it differs, a product may round what is multiplied to
+    dtype. A kernel plugin's class (weight format `float_weight`) has the same methods and may hold
+    the matrix in another layout. This reference holds it plain.
     """
 
     def __init__(
@@ -27,9 +29,12 @@ class FloatWeight:
         dtype: torch.dtype,
         device: torch.device | str,
         is_table: bool = False,
+        activations: torch.dtype | None = None,
     ) -> None:
         self.shape = shape
+        self.dtype = dtype
         self.is_table = is_table
+        self.activations = activations or dtype
         self._plain: Tensor | None = torch.zeros(shape, dtype=dtype, device=device)
 
     def plain(self) -> Tensor:
@@ -51,9 +56,12 @@ class FloatWeight:
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T, in] → [T, out]."""
-        linear = functional.linear
-        weight = self.plain()
-        return lambda x: linear(x, weight)
+        return self._multiply(self.plain())
+
+    def _multiply(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
+        if self.activations == self.dtype:
+            return partial(functional.linear, weight=weight)
+        return lambda x: functional.linear(x.to(self.dtype), weight).to(self.activations)
 
     def bind_experts(
         self, num_experts: int, bias: Tensor | None
@@ -62,7 +70,7 @@ class FloatWeight:
         See `ExpertsMethod`."""
         weights = self.plain().view(num_experts, -1, self.shape[1])
         return one_by_one(
-            [partial(functional.linear, weight=weight) for weight in weights],
+            [self._multiply(weight) for weight in weights],
             weights.shape[1],
             bias,
         )
@@ -70,8 +78,22 @@ class FloatWeight:
     def bind_lookup(self) -> Callable[[Tensor], Tensor]:
         """Return the callable [T] row indices → [T, in]. Only for a table."""
         table = self.plain()
-        return lambda ids: functional.embedding(ids, table)
+        if self.activations == self.dtype:
+            return lambda ids: functional.embedding(ids, table)
+        return lambda ids: functional.embedding(ids, table).to(self.activations)
 
     def tensors(self) -> list[Tensor]:
         """Return the memory that is held now. After `plain()`, `finish` writes all of it again."""
         return [] if self._plain is None else [self._plain]
+
+
+def make_float_weight(
+    setup: QuantizationSetup, shape: tuple[int, int], is_table: bool = False
+) -> FloatWeight:
+    """Return a new matrix of `setup.plain_dtype`, of the chosen class."""
+    dtype = getattr(torch, setup.plain_dtype or setup.dtype)
+    activations = getattr(torch, setup.dtype)
+    weight: FloatWeight = setup.kernels["float_weight"](
+        shape, dtype, setup.device, is_table=is_table, activations=activations
+    )
+    return weight

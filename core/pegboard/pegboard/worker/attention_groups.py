@@ -53,8 +53,9 @@ class AttentionGroups:
     loaded or `setting_scales` is called.
 
     need, setup: what all layers have in common. need.kv_dtype: the type that the user wants stored;
-    None = the type that the checkpoint's quantization method asks for, or else the compute dtype.
-    explicit: the backend that the user named. states: what each state layer stores.
+    None = the type that the checkpoint's quantization method asks for, or else `plain_dtype`, the
+    type of weights that are not quantized. explicit: the backend that the user named. states: what
+    each state layer stores.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class AttentionGroups:
         quantization: QuantizationMethod,
         need: AttentionNeed,
         setup: AttentionSetup,
+        plain_dtype: str,
         explicit: str | None,
         states: Mapping[int, KVCacheSpec] | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class AttentionGroups:
             i: quantization.kv_cache(layer) if layer.latent is None and not layer.encoder else None
             for i, layer in layers.items()
         }
-        self.stored = {i: need.kv_dtype or asked or setup.dtype for i, asked in dtypes.items()}
+        self.stored = {i: need.kv_dtype or asked or plain_dtype for i, asked in dtypes.items()}
         self.stored |= {i: setup.dtype for i, layer in layers.items() if layer.encoder}
         for index, layer in layers.items():
             if layer.exact_keys and (stored := self.stored[index]) not in (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
-from pegboard.errors import ModelError, PluginBroken, PluginError
+from pegboard.errors import ModelError, PluginBroken
 from pegboard.installed import Entry
 from pegboard.interfaces.kernel import RECORDER, KernelNeed, KernelSpec, key_of
-from pegboard.interfaces.spec import Ok
 from pegboard.ops import REFERENCES
 from pegboard.plugins.registry import Registry
 
@@ -73,27 +71,3 @@ def choose_kernels(registry: Registry, *, platform: str, dtype: str) -> Kernels:
         elif winner is not None:
             kernels[name] = registry.load(winner)
     return kernels
-
-
-def packed_types(registry: Registry, platform: str) -> list[str]:
-    """Return the types of activations that the kernels for packed weights on this platform take,
-    the most precise one first. Without such kernels the list is empty: the references take every
-    type."""
-    dtypes: set[str] = set()
-    for entry in registry.entries("kernel"):
-        with suppress(PluginError):  # the choice of kernels reports what is broken
-            spec = registry.spec(entry)
-            assert isinstance(spec, KernelSpec)
-            is_packed = (
-                spec.provides == "weight_format" and key_of(entry.name, spec) != "float_weight"
-            )
-            if (
-                is_packed
-                and registry.runs_on(spec, platform)
-                and isinstance(registry.verdict(entry), Ok)
-            ):
-                declared = spec.supports.get("dtype", ())
-                dtypes.update(
-                    map(str, declared) if isinstance(declared, set | frozenset | tuple) else ()
-                )
-    return sorted(dtypes, key=lambda name: (name != "float32", name))

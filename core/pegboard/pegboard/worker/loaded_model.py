@@ -82,7 +82,7 @@ class LoadedModel:
         plain_name = default_name("quantization")
         is_plain = not checkpoint.quantization and config.quantization in (None, plain_name)
         return Build(
-            dtype=config.dtype,
+            dtype=self.setup.activations,
             device=self.setup.device.name,
             quantization=quantization,
             plain=quantization if is_plain else self._quantization({}, plain_name),
@@ -101,14 +101,15 @@ class LoadedModel:
         plain checkpoint."""
         setup = self.setup
         name = str(asked or stored.get("quant_method") or default_name("quantization"))
-        need = QuantizationNeed(platform=setup.platform_name, dtype=setup.config.dtype)
+        need = QuantizationNeed(platform=setup.platform_name, dtype=setup.activations)
         entry = setup.registry.choose("quantization", need, explicit=name, key=name).require()
         quantization_setup = QuantizationSetup(
             config=stored,
-            dtype=setup.config.dtype,
+            dtype=setup.activations,
             device=setup.device.name,
             kernels=setup.kernels,
             repack_cache=repack_cache(setup.config, self.checkpoint),
+            plain_dtype=setup.config.dtype,
         )
         return setup.registry.build(entry, quantization_setup)
 
@@ -124,13 +125,13 @@ class LoadedModel:
             raise ConfigError(f"{reason}; remove spec_method and kv_connectors")
         need = AttentionNeed(
             platform=setup.platform_name,
-            dtype=config.dtype,
+            dtype=setup.activations,
             kv_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             block_size=setup.limits.block_size,
         )
         device = setup.device
         attention_setup = AttentionSetup(
-            (), config.dtype, device.name, setup.limits, device.num_threads, setup.kernels
+            (), setup.activations, device.name, setup.limits, device.num_threads, setup.kernels
         )
         every = (config.mamba_block_size or STATE_EVERY) if config.enable_prefix_caching else 0
         retain = State(checkpoint_every=every)
@@ -144,6 +145,7 @@ class LoadedModel:
             self.build.quantization,
             need,
             attention_setup,
+            config.dtype,
             config.attention_backend,
             states,
         )

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class WorkerSetup:
     """What all models and parts of a worker have in common. platform_name: the name of the
-    platform's plugin. kernels: op or weight format → implementation."""
+    platform's plugin. kernels: op or weight format → implementation. activations: torch name of the
+    type that is computed in between the products with weights, which `config.dtype` is the type
+    of."""
 
     registry: Registry
     config: EngineConfig
@@ -42,6 +44,7 @@ class WorkerSetup:
     platform: Platform
     device: Device
     kernels: Kernels
+    activations: str
 
 
 def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: int) -> WorkerSetup:
@@ -49,8 +52,11 @@ def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: 
     entry = registry.choose("platform", Need(), explicit=config.device).require()
     platform = registry.build(entry, PlatformSetup(num_threads=config.num_threads))
     device = expect(platform.start(rank), Device, platform, "start")
-    kernels = choose_kernels(registry, platform=entry.name, dtype=config.dtype)
-    return WorkerSetup(registry, config, limits, rank, entry.name, platform, device, kernels)
+    activations = device.activations or config.dtype
+    kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
+    return WorkerSetup(
+        registry, config, limits, rank, entry.name, platform, device, kernels, activations
+    )
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:

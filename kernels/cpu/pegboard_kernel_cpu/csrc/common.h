@@ -180,6 +180,11 @@ INLINE vfloat load_bfloat16(const uint16_t *p) {
 #endif
 }
 
+INLINE float bfloat16_to_float(uint16_t b) {
+    union { uint32_t bits; float value; } u = {(uint32_t)b << 16};
+    return u.value;
+}
+
 INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays a NaN */
     union { float value; uint32_t bits; } u = {x};
     if (x != x) return (uint16_t)(u.bits >> 16 | 64);

@@ -311,16 +311,21 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
         return;
     }
 #endif
-    const LinearFloat floats = {a->x, a->x_stride, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns};
+    const LinearFloat floats = {a->x, a->x_stride, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns, FLOAT_WEIGHTS};
 #if defined(__AMX_BF16__)
     if (multiply_tiles(a, &floats, start, end, group, stop)) return;
 #endif
-    float piece[COLUMNS * ROWS] ALIGNED;
+    float expanded[GROUPS][COLUMNS * ROWS] ALIGNED, panel[PANEL] ALIGNED;
+    const void *weights[GROUPS];
+    for (int i = 0; i < GROUPS; i++) weights[i] = expanded[i];
     for (int64_t first = 0; first < a->columns; first += COLUMNS) {
         int64_t last = first + COLUMNS < a->columns ? first + COLUMNS : a->columns;
-        for (int64_t g = group; g < stop; g++) {
-            expand(a, a->weight + g * bytes, first, last, bits, kind, piece);
-            tiles(&floats, start, end, g * ROWS, piece, first, last);
+        const Activations piece = copy_activations(&floats, FLOAT_WEIGHTS, start, end, first, last, panel);
+        for (int64_t g = group; g < stop; g += GROUPS) {
+            int groups = stop - g < GROUPS ? (int)(stop - g) : GROUPS;
+            for (int i = 0; i < groups; i++) expand(a, a->weight + (g + i) * bytes, first, last, bits, kind, expanded[i]);
+            if (groups == GROUPS) tiles(&piece, FLOAT_WEIGHTS, GROUPS, g * ROWS, weights);
+            else tiles(&piece, FLOAT_WEIGHTS, 1, g * ROWS, weights);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* AVX-512, VNNI and AMX in plain C, for testing the kernels for CPUs that this machine does not have. Compile for AVX2 with this
  * folder first in the search path. Every instruction that the kernels use is implemented as the manual defines it ("Intel 64 and
  * IA-32 Architectures Software Developer's Manual", volume 2). Code that uses any other instruction does not compile. -DEMULATE=1
- * emulates AVX-512, 2 also VNNI, 3 also AMX.
+ * emulates AVX-512, 2 also VNNI, 3 also products of bfloat16, 4 also AMX.
  */
 #ifndef EMULATED_IMMINTRIN_H
 #define EMULATED_IMMINTRIN_H
@@ -17,6 +17,9 @@
 #define __AVX512VNNI__ 1
 #endif
 #if EMULATE >= 3
+#define __AVX512BF16__ 1
+#endif
+#if EMULATE >= 4
 #define __AMX_TILE__ 1
 #define __AMX_INT8__ 1
 #define __AMX_BF16__ 1
@@ -122,6 +125,32 @@ EMULATED __m512 emulated_gather(__m512i at, const void *p, int size) {
     if (size != 4) __builtin_trap();
     FLOATS(((const float *)p)[x.d[n]]);
 }
+EMULATED float bfloat(const void *p) {
+    uint16_t word;
+    memcpy(&word, p, 2);
+    union { uint32_t bits; float value; } u = {(uint32_t)word << 16};
+    return u.value;
+}
+EMULATED __m512 emulated_dpbf16(__m512 to, __m512i a, __m512i b) {
+    Wide x = {a}, y = {b}, r = {.f = to};
+    for (int n = 0; n < 16; n++) {
+        r.s[n] += bfloat(&x.w[2 * n + 1]) * bfloat(&y.w[2 * n + 1]);
+        r.s[n] += bfloat(&x.w[2 * n]) * bfloat(&y.w[2 * n]);
+    }
+    return r.f;
+}
+EMULATED __m256i emulated_to_bfloat(__m512 a) { /* round to nearest even */
+    Wide x = {.f = a};
+    uint16_t words[16];
+    __m256i r;
+    for (int n = 0; n < 16; n++) {
+        uint32_t bits = (uint32_t)x.d[n];
+        words[n] = x.s[n] != x.s[n] ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    memcpy(&r, words, 32);
+    return r;
+}
+EMULATED __m512 emulated_set_float(float x) { FLOATS(x); }
 EMULATED __m128i emulated_narrow(__m512i a) {
     Wide x = {a};
     int8_t b[16];
@@ -161,6 +190,10 @@ EMULATED __m128i emulated_narrow(__m512i a) {
 #define _mm512_permutexvar_ps emulated_permute
 #define _mm512_i32gather_ps emulated_gather
 #define _mm512_cvtepi32_epi8 emulated_narrow
+#define __m512bh __m512i
+#define _mm512_dpbf16_ps emulated_dpbf16
+#define _mm512_cvtneps_pbh emulated_to_bfloat
+#define _mm512_set1_ps emulated_set_float
 
 /* Tiles. As on hardware, each thread has its own tiles, has none before it configures them, and cannot use rows or columns
  * outside the configured shape. */
@@ -214,12 +247,6 @@ EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes: fo
             }
 }
 
-EMULATED float bfloat(const uint8_t *p) {
-    uint16_t word;
-    memcpy(&word, p, 2);
-    union { uint32_t bits; float value; } u = {(uint32_t)word << 16};
-    return u.value;
-}
 EMULATED void emulated_bfloat_products(int to, int a, int b) { /* two neighbors in a row of a, two in a column of b */
     in_use(to), in_use(a), in_use(b);
     if (tiles_of_thread.shape[a].bytes != 4 * tiles_of_thread.shape[b].rows) __builtin_trap();

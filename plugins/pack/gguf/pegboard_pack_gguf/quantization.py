@@ -52,7 +52,7 @@ class GGUFQuantization(FormatMethod):
     def kv_cache(self, layer: object) -> str | None:
         """Half precision, which is usual in programs that compute with these blocks. Its rounding
         error is far smaller than theirs."""
-        is_float32 = self.setup.dtype == "float32"
+        is_float32 = (self.setup.plain_dtype or self.setup.dtype) == "float32"
         return "float16" if self.options.compute == "native" and is_float32 else None
 
 

@@ -31,6 +31,9 @@ KV_CACHE_SHARE = 0.4
 UNLIMITED = 1 << 60
 """cgroup v1 writes a number of about 2^63 for "no limit"."""
 KERNELS_ADVICE = "pip install pegboard-kernel-cpu (it needs a C compiler)"
+ACTIVATIONS = "float32"
+"""A CPU computes with floats as fast as with 16 bits, but for products with weights."""
+HALVES = ("bfloat16", "float16")
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512
 """With compiled kernels, prompts are computed as fast as with 2048, and running requests wait only
@@ -58,7 +61,7 @@ class CPUPlatform:
             )
         CPUPlatform.threads_in_use = self.num_threads
         torch.set_num_threads(self.num_threads)
-        return Device("cpu", self.num_threads)
+        return Device("cpu", self.num_threads, activations=ACTIVATIONS)
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         """`free` is the memory that the system, and the limit of a container, can provide without
@@ -107,13 +110,10 @@ class CPUPlatform:
         return programs() if programs is not None else None
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
-        """dtype is float32, unless the CPU multiplies bfloat16 in hardware. The KV cache gets 4 GiB
-        or 40 % of the free memory, whichever is less. The system allocates it only as blocks are
-        used."""
+        """dtype is the checkpoint's. The KV cache gets 4 GiB or 40 % of the free memory, whichever
+        is less. The system allocates it only as blocks are used."""
         return {
-            "dtype": "bfloat16"
-            if checkpoint_dtype == "bfloat16" and multiplies_bfloat16()
-            else "float32",
+            "dtype": checkpoint_dtype if checkpoint_dtype in HALVES else "float32",
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 128,
             "max_num_batched_tokens": BATCHED_TOKENS,
@@ -161,13 +161,3 @@ def container_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | N
             else (int(text), used - int(fields.get(inactive, 0)))
         )
     return None
-
-
-def multiplies_bfloat16() -> bool:
-    """True if bfloat16 products run in hardware, and torch uses it."""
-    import torch
-
-    flags = Path("/proc/cpuinfo").read_text()
-    return (
-        "avx512_bf16" in flags or "amx_bf16" in flags
-    ) and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,11 +1,10 @@
-"""The method "none": weights are kept in the compute type and not quantized."""
+"""The method "none": weights are kept as floats and not quantized."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
@@ -17,6 +16,7 @@ from pegboard.interfaces.quantization import (
     wanted_parts,
 )
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
+from pegboard.ops.linear import make_float_weight
 
 Bound = Callable[[Tensor], Tensor]
 
@@ -30,9 +30,7 @@ class Plain:
                 f"the checkpoint is quantized ({setup.config.get('quant_method')!r}); "
                 "quantization 'none' reads only plain weights"
             )
-        self.dtype = getattr(torch, setup.dtype)
-        self.device = setup.device
-        self.make_weight = setup.kernels["float_weight"]
+        self.setup = setup
 
     def linear(self, layer: LinearLayer) -> "PlainWeight":
         return PlainWeight(
@@ -47,12 +45,12 @@ class Plain:
 
 
 class PlainWeight:
-    """One matrix [rows, columns] in the compute type, filled part by part."""
+    """One matrix [rows, columns], filled part by part."""
 
     IS_TABLE = False
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
-        self.weight = method.make_weight(shape, method.dtype, method.device, is_table=self.IS_TABLE)
+        self.weight = make_float_weight(method.setup, shape, self.IS_TABLE)
         self.parts = parts
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
