@@ -23,10 +23,10 @@
 #define TOKENS 2
 #define GROUPS 1
 #endif
-#define COLUMNS 256 /* number of columns of a piece, if a block has many tokens */
+#define COLUMNS 256 /* a piece has a multiple of this number of columns */
 #define TOKEN_BLOCK 96
 #define GAP 16 /* floats between the activations of two tokens, so that they are not a power of two apart */
-#define PANEL (TOKEN_BLOCK * (COLUMNS + 2 * GAP)) /* floats */
+#define PANEL (TOKEN_BLOCK * (2 * COLUMNS + GAP)) /* words, of a piece of activations */
 
 typedef enum { FLOAT_WEIGHTS, BFLOAT16_WEIGHTS, HALF_WEIGHTS } WeightType;
 
@@ -57,9 +57,6 @@ typedef struct {
     const float *x; /* [tokens][words] */
 } Activations;
 
-/* Return how many tokens fit in a panel. */
-INLINE int64_t block_tokens(int type) { return ROUNDS(type) ? 2 * TOKEN_BLOCK : TOKEN_BLOCK; }
-
 INLINE int64_t packed_columns(int64_t columns, int type) { return type == BFLOAT16_WEIGHTS ? (columns + 1) / 2 * 2 : columns; }
 
 /* Return the packed weights of a group from a column on, which is even. */
@@ -68,10 +65,9 @@ INLINE const void *weights_at(const void *packed, int64_t columns, int type, int
     return type == FLOAT_WEIGHTS ? (const void *)((const float *)packed + index) : (const void *)((const uint16_t *)packed + index);
 }
 
-/* Choose how many columns are copied at a time. They are so many that a panel is used up. */
-INLINE int64_t piece_columns(int64_t tokens) {
-    if (tokens > TOKENS) return COLUMNS;
-    return (PANEL / tokens - GAP) / COLUMNS * COLUMNS;
+/* Choose how many columns are copied at a time: as many as fit in a panel, because sums leave their registers after each piece. */
+INLINE int64_t piece_columns(int64_t tokens, int type) {
+    return (PANEL / tokens - GAP) * (ROUNDS(type) ? 2 : 1) / COLUMNS * COLUMNS;
 }
 
 INLINE Activations copy_activations(const LinearFloat *a, int type, int64_t start, int64_t end, int64_t first, int64_t last, float *to) {

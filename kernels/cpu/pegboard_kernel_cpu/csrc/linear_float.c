@@ -55,7 +55,7 @@ EXPORT void unpack_linear_float(void *packed, int64_t rows, int64_t columns, int
 /* Compute the results of the tokens [start, end), at most TOKEN_BLOCK, for the groups [group, stop). */
 INLINE void groups_of(const LinearFloat *a, int type, int64_t start, int64_t end, int64_t group, int64_t stop) {
     float panel[PANEL] ALIGNED;
-    const int64_t step = piece_columns(end - start);
+    const int64_t step = piece_columns(end - start, type);
     for (int64_t first = 0; first < a->columns; first += step) {
         int64_t last = first + step < a->columns ? first + step : a->columns, g = group;
         const Activations piece = copy_activations(a, type, start, end, first, last, panel);
@@ -80,12 +80,12 @@ static void float_task(const LinearFloat *a, int64_t start, int64_t end, int64_t
 EXPORT void linear_float(const Step *step, Worker *worker, const void *arguments) {
     const LinearFloat *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
-    int64_t block = block_tokens((int)a->type), blocks = (tokens + block - 1) / block;
+    int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8) / GROUPS * GROUPS;
     int64_t per_task = share < GROUPS ? GROUPS : share > MOST_GROUPS ? MOST_GROUPS : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
-        int64_t start = task / pieces * block, end = start + block < tokens ? start + block : tokens;
+        int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         float_task(a, start, end, group, stop);
     }
@@ -103,7 +103,7 @@ EXPORT void experts_float(const Step *step, Worker *worker, const void *argument
     (void)step;
     const ExpertsFloat *e = arguments;
     LinearFloat a = e->common;
-    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, MOST_GROUPS, block_tokens((int)a.type), worker->num_threads);
+    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, MOST_GROUPS, TOKEN_BLOCK, worker->num_threads);
     while (next_rows(&rows, worker)) {
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
