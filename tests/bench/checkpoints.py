@@ -16,6 +16,7 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,14 @@ def measure(side: Side, rng: random.Random) -> list[float]:
     return rates
 
 
+def start(folder: Path, vllm: str | None) -> Iterator[Side]:
+    for dtype in ("auto", "float32"):
+        arguments = [str(folder), f'dtype="{dtype}"', "enable_prefix_caching=false"]
+        yield Side(f"pegboard {dtype}", sys.executable, "side_pegboard.py", arguments)
+        if vllm:
+            yield start_vllm(f"vllm {dtype}", vllm, folder, dtype=dtype)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
@@ -110,14 +119,7 @@ def main() -> None:
     for name in chosen.names or SHAPES:
         with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
             size = write(name, Path(folder))
-            sides = []
-            for dtype in ("auto", "float32"):
-                settings = [f'dtype="{dtype}"', "enable_prefix_caching=false"]
-                sides.append(
-                    Side(f"pegboard {dtype}", sys.executable, "side_pegboard.py", [folder, *settings])
-                )
-                if chosen.vllm:
-                    sides.append(start_vllm(f"vllm {dtype}", chosen.vllm, Path(folder), dtype=dtype))
+            sides = list(start(Path(folder), chosen.vllm))
             rates: dict[str, list[list[float]]] = {side.name: [] for side in sides}
             for number in range(chosen.rounds + 1):
                 for side in sides:
