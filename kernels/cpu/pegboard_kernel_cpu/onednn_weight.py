@@ -1,8 +1,7 @@
-"""A float32 matrix in oneDNN's blocked layout, for x86 machines on which nothing can be compiled.
+"""A matrix of floats in oneDNN's blocked layout, for x86 machines on which nothing can be compiled.
 
 Its products are faster than those of the plain matrix from one row to some hundred rows (see the
-table in docs/decisions/2026-11-21-float-linear.md). The blocked layout replaces the plain matrix,
-so it takes no additional memory.
+table in docs/decisions/2026-11-21-float-linear.md). The blocked layout replaces the plain matrix.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ COPY_LIMIT_BYTES = 256 * 1024**2
 """Largest matrix of which a blocked copy is kept in addition to the plain one. Both are needed for
 an embedding that is also the head."""
 
-BLOCKED_BYTES = 4
-
 UNPACK_ROWS = 1024
 """From this number of rows on, it is faster to unpack the matrix and multiply with the plain
 one."""
 
 
 class OneDNNFloatWeight(FloatWeight):
-    """See `FloatWeight`. A table also keeps the plain matrix. 16-bit floats stay as they are if the
-    CPU multiplies them in hardware; otherwise the blocked matrix is float32."""
+    """See `FloatWeight`. A table also keeps the plain matrix. 16-bit floats stay plain if the CPU
+    multiplies them in hardware. Otherwise the blocked matrix is float32, which takes twice their
+    memory."""
 
     _blocked: Tensor | None = None
 
@@ -60,7 +58,7 @@ class OneDNNFloatWeight(FloatWeight):
     def bind(self) -> Callable[[Tensor], Tensor]:
         if self._blocked is None:
             plain = self.plain()
-            is_small = plain.numel() * BLOCKED_BYTES <= COPY_LIMIT_BYTES
+            is_small = 4 * plain.numel() <= COPY_LIMIT_BYTES
             if self._is_plain or not (self.is_table and plain.numel() and is_small):
                 return super().bind()
             self._blocked = _pack(plain)

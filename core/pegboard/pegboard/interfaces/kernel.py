@@ -3,9 +3,9 @@
 The entry-point name is "<name>.<implementation>", where <name> is one of:
 
 an op             a function of `pegboard.ops.OPS`, or one that a plugin declares for its own models
-a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds a matrix and multiplies with
-it a recorder        a class that records the forward (`pegboard.interfaces.platform.Replay`), if
-the platform cannot record it. Its spec has the flag `recorder`
+a weight format   a class of `pegboard.ops.WEIGHT_FORMATS`, which holds and multiplies a matrix
+a recorder        any name, with the flag `recorder`: a class that records the forward
+                  (`pegboard.interfaces.platform.Replay`), if the platform cannot record it
 """
 
 from __future__ import annotations

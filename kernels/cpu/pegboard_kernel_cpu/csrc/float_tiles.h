@@ -91,8 +91,7 @@ INLINE Activations copy_activations(const LinearFloat *a, int type, int64_t star
     return copied;
 }
 
-/* Write the first sums of a tile, or add to those of the previous piece: load them, and store them after it. Rows that pad the last
- * group are not stored. */
+/* Load what the sums of a tile begin with: the bias, or the sums of the previous piece. */
 INLINE void load_sums(const LinearFloat *a, int64_t token, int64_t row, int is_first, vfloat sums[VECTORS]) {
     const float *from = is_first ? a->bias ? a->bias + row : NULL : a->out + token * a->out_stride + row;
     int64_t width = a->rows - row;
@@ -101,6 +100,7 @@ INLINE void load_sums(const LinearFloat *a, int64_t token, int64_t row, int is_f
     for (int v = 0; v < VECTORS; v++) sums[v] = from ? load(from + v * LANES) : splat(0);
 }
 
+/* Store the sums, without those of rows that pad the last group. */
 INLINE void store_sums(const LinearFloat *a, int64_t token, int64_t row, const vfloat sums[VECTORS]) {
     float *to = a->out + token * a->out_stride + row, edge[ROWS] ALIGNED;
     int64_t width = a->rows - row;

@@ -32,7 +32,7 @@ UNLIMITED = 1 << 60
 """cgroup v1 writes a number of about 2^63 for "no limit"."""
 KERNELS_ADVICE = "pip install pegboard-kernel-cpu (it needs a C compiler)"
 ACTIVATIONS = "float32"
-"""A CPU computes with floats as fast as with 16 bits, but for products with weights."""
+"""The type between products with weights. All kernels, the attention and the recorder know it."""
 HALVES = ("bfloat16", "float16")
 BLOCK_SIZE = 16
 BATCHED_TOKENS = 512

@@ -18,6 +18,5 @@ def probe(facts: ProbeFacts) -> Verdict:
 
 
 def has_bfloat16(facts: ProbeFacts) -> bool:
-    """True if bfloat16 products run in hardware; otherwise they are emulated, several times slower
-    than float32."""
+    """True if the CPU has instructions for products of bfloat16."""
     return bool({"avx512_bf16", "amx_bf16"} & facts.cpu_flags)
