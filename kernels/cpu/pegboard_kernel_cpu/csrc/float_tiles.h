@@ -113,14 +113,19 @@ INLINE void store_sums(const LinearFloat *a, int64_t token, int64_t row, const v
 INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t token, int64_t row, const void *const *weights) {
     vfloat sums[TOKENS][GROUPS][VECTORS];
     const float *x = p->x + (token - p->start) * p->stride;
-    const int64_t count = p->last - p->first;
+    const int64_t count = p->last - p->first, size = type == FLOAT_WEIGHTS ? sizeof(float) : sizeof(uint16_t);
+    /* What is fetched ahead goes on with the next groups when the piece ends. */
+    const int64_t turn = count - AHEAD / (ROWS * size), next = (groups * packed_columns(p->a->columns, type) - count) * ROWS * size;
     for (int t = 0; t < tokens; t++)
         for (int g = 0; g < groups; g++) load_sums(p->a, token + t, row + g * ROWS, p->first == 0, sums[t][g]);
     if (type == BFLOAT16_WEIGHTS) {
         for (int64_t pair = 0; pair < (count + 1) / 2; pair++) {
             vint words[GROUPS][VECTORS];
-            for (int g = 0; g < groups; g++)
-                for (int v = 0; v < VECTORS; v++) words[g][v] = ((const vint *)((const uint32_t *)weights[g] + pair * ROWS))[v];
+            for (int g = 0; g < groups; g++) {
+                const uint32_t *w = (const uint32_t *)weights[g] + pair * ROWS;
+                fetch((const uint8_t *)w + (2 * pair < turn ? 0 : next), 64);
+                for (int v = 0; v < VECTORS; v++) words[g][v] = ((const vint *)w)[v];
+            }
 #if defined(__AVX512BF16__)
             for (int t = 0; t < tokens; t++) {
                 __m512bh both = (__m512bh)_mm512_set1_ps(x[t * p->stride + pair]);
@@ -144,11 +149,13 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
     } else {
         for (int64_t c = 0; c < count; c++) {
             vfloat w[GROUPS][VECTORS];
-            for (int g = 0; g < groups; g++)
+            for (int g = 0; g < groups; g++) {
+                fetch((const uint8_t *)weights[g] + c * ROWS * size + (c < turn ? 0 : next), ROWS * size);
                 for (int v = 0; v < VECTORS; v++) {
                     int64_t at = c * ROWS + v * LANES;
                     w[g][v] = type == HALF_WEIGHTS ? load_half((const uint16_t *)weights[g] + at) : load((const float *)weights[g] + at);
                 }
+            }
             for (int t = 0; t < tokens; t++) {
                 vfloat b = splat(x[t * p->stride + c]);
                 for (int g = 0; g < groups; g++)

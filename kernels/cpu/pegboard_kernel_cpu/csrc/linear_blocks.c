@@ -159,6 +159,7 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
         for (int64_t part = first; part < first + parts; part++, record += part_bytes) {
             const uint8_t *codes = is_stored ? record : bytes;
             if (!is_stored) spread_codes(record, a->format.bits, bytes);
+            fetch(record, part_bytes);
 #pragma GCC unroll 2
             for (int s = 0; s < sets; s++) {
                 vint dots[TOKENS][VECTORS];

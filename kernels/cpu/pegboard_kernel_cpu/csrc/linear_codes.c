@@ -173,6 +173,7 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
             for (int i = 0; i < chains; i++)
                 for (int v = 0; v < VECTORS; v++) part[t][i][v] = splat(0);
         for (int64_t c = 0; c < count; c += 8) {
+            fetch(codes + c * ROWS * bits / 8, ROWS * bits);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++)
                 for (int v = 0; v < VECTORS; v++) {
@@ -208,13 +209,15 @@ INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, in
         const uint8_t *codes = block.record + scale_bytes(f) + offset * ROWS * bits / 8;
         vfloat scale[VECTORS];
         read_scales(block, f, scale);
-        for (int64_t c = 0; c < count; c += 8)
+        for (int64_t c = 0; c < count; c += 8) {
+            fetch(codes + c * ROWS * bits / 8, ROWS * bits);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++, to += ROWS)
                 for (int v = 0; v < VECTORS; v++) {
                     vfloat w = decode(codes + c * ROWS * bits / 8, bits, kind, j, v, &table, f->values);
                     store(to + v * LANES, w * scale[v]);
                 }
+        }
         first += count;
     }
 }
