@@ -5,6 +5,8 @@
  */
 #include "attention_products.h"
 
+#define LINE 64 /* bytes */
+
 /* A tile while it is computed. Scores are logarithms to base 2, so weights are powers of 2. Rows are ordered by token, then by
  * head, so the rows of a block see nearly the same keys. */
 typedef struct {
@@ -20,8 +22,8 @@ typedef struct {
     int first_key[TILE], stop_key[TILE]; /* the keys [first_key, stop_key) of the chunk that a row attends to */
     int from[TILE], stop[TILE]; /* the same for a block of rows; if from >= stop, there is nothing to do */
     float top[TILE], total[TILE], factor[TILE];
-    const char *k[CHUNK / RUN], *v[CHUNK / RUN];
-    ALIGNED float k_scale[CHUNK], v_scale[CHUNK];
+    const char *k[CHUNK / RUN + RUNS], *v[CHUNK / RUN + RUNS]; /* of the chunk, and of the panel after it */
+    ALIGNED float k_scale[CHUNK + PANEL], v_scale[CHUNK + PANEL];
     ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled; at the end the results [rows][dim] */
     ALIGNED float out[TILE * MAX_DIM]; /* [rows][padded] */
     ALIGNED float scores[TILE * CHUNK];
@@ -63,7 +65,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
     memset(t->out, 0, (size_t)t->num_rows * t->padded * sizeof(float));
 }
 
-/* Find where the keys [chunk, chunk + count) of a row are stored. */
+/* Find where the keys [chunk, chunk + count) of a row are stored. count: at most CHUNK + PANEL. */
 static void locate(Tile *t, int row, int chunk, int count) {
     const Cache *cache = &t->a->cache;
     const int size = cache->block_size, bytes = bytes_of(cache->type);
@@ -82,8 +84,19 @@ static void locate(Tile *t, int row, int chunk, int count) {
             memcpy(t->v_scale + run * RUN, v_scale + v_head + offset, RUN * sizeof(float));
         }
     }
-    /* The rest of the panel is read, but not used. */
-    for (int run = num_runs; run % RUNS; run++) t->k[run] = t->k[num_runs - 1];
+    /* The rest of the panel is read, but not used. The next one is fetched, but may not exist. */
+    for (int run = num_runs; run < CHUNK / RUN + RUNS; run++) t->k[run] = t->k[num_runs - 1], t->v[run] = t->v[num_runs - 1];
+}
+
+/* Fetch the values of a panel and the keys of the next one. Blocks are spread over memory, so the hardware cannot foresee them. */
+static void fetch_panel(const Tile *t, int panel) {
+    const int64_t bytes = bytes_of(t->type), stride = t->a->cache.block_size * bytes, step = stride < LINE ? LINE : stride;
+    const char *const *k = t->k + (panel + 1) * RUNS, *const *v = t->v + panel * RUNS;
+    for (int run = 0; run < RUNS; run++) {
+        for (int64_t at = 0; at < RUN * t->dim * bytes; at += LINE) __builtin_prefetch(v[run] + at);
+        if (run && k[run] - k[run - 1] == RUN * bytes && (uintptr_t)k[run] % LINE) continue; /* in the same lines */
+        for (int64_t at = 0; at < t->dim * stride; at += step) __builtin_prefetch(k[run] + at);
+    }
 }
 
 /* Find the keys of the chunk that each row attends to, and those that each block of rows attends to. */
@@ -151,7 +164,8 @@ static void score(Tile *t, int count) {
     for (int panel = 0; panel * PANEL < count; panel++) {
         const char *const *k = t->k + panel * RUNS;
         const char *staged[RUNS];
-        if (t->k_is_staged) {
+        if (!t->k_is_staged) fetch_panel(t, panel);
+        else {
             const char *keys = stage_keys(t, k);
             for (int run = 0; run < RUNS; run++) staged[run] = keys + run * RUN * sizeof(float);
             k = staged, stride = PANEL * sizeof(float);
@@ -233,7 +247,7 @@ static void attend_tile(Tile *t, const Item *item, int base) {
     load_queries(t, item, base);
     for (int chunk = item->key_first; chunk < item->key_stop; chunk += CHUNK) {
         int count = minimum(CHUNK, item->key_stop - chunk);
-        locate(t, item->row, chunk, count);
+        locate(t, item->row, chunk, minimum(CHUNK + PANEL, item->key_stop - chunk));
         see(t, chunk, count);
         score(t, count);
         for (int i = 0; i < t->num_blocks; i++) {
