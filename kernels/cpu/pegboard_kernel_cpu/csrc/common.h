@@ -68,7 +68,7 @@ typedef struct {
  * kernel calls this until no task is left, with the same total on all threads. */
 int64_t next_task(Worker *worker, int64_t total);
 
-#define AHEAD 2048 /* bytes: what memory delivers while the products of this many bytes of weights are computed */
+#define AHEAD 4096 /* bytes */
 
 /* Fetch weights that are read AHEAD bytes later. Without this, a step of 8 to 32 tokens waits for memory as long as it computes. */
 INLINE void fetch(const void *weights, int64_t bytes) {
