@@ -34,12 +34,12 @@ def section(result: Mapping[str, Any], pictures: list[str]) -> str:
     )
 
 
-def put(page: str, text: str) -> str:
+def put(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """Returns the page with a new part between the markers. Raises ValueError when there are no
     markers."""
-    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.S)
+    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.S)
     if not pattern.search(page):
-        raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")
+        raise ValueError(f"the page has no lines {begin!r} and {end!r}")
     return pattern.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
 
 
