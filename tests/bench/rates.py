@@ -1,14 +1,14 @@
-"""The arithmetic of the CPU kernels: how many products per second the linear layers of the default
-model compute, beside the most that this machine can do.
+"""Measures how fast the CPU kernels multiply the linear layers of the default model, and the peak
+rates of the machine.
 
     python tests/bench/rates.py [FORMAT …] [--levels LEVEL …] [--tokens N …] [--write]
 
 For each level that the CPU has, prints the peak of its instructions for 8-bit integers, bfloat16
-numbers and floats, and then for each format of weights GOP/s by the number of tokens of a step; or
-writes them to docs/performance.md. The
-weights are larger than the caches, as in a model. Activations are quantized where the format needs
-it, once per layer. If 1 is among the numbers of tokens, GB/s of weights follow, to compare with how
-fast the memory is read. Numbers are the best of some runs.
+numbers and floats, and then for each format of weights GOP/s by the number of tokens of a step.
+--write puts them on docs/performance.md. The weights are larger than the caches, as in a model.
+Activations are quantized where the format needs it, once per layer. If 1 is the first number of
+tokens, GB/s of weights follow, to compare with how fast the memory is read. Each number is the best
+of the runs within RUN_S seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from machine import cpu, read_gb_per_s
 from page import PAGE, put
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.build import LEVELS, cpu_flags, usable_levels
+from pegboard_kernel_cpu.build import LEVELS, SWITCHES, compiler, cpu_flags, usable_levels
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 from pegboard_kernel_cpu.library import using
@@ -46,7 +46,7 @@ SHAPES = ((960, HIDDEN), (HIDDEN, HIDDEN), (3072, HIDDEN), (HIDDEN, 1536))
 """The matrices [out, in] of a layer of SmolLM2-135M. A layer reads as many of the previous one's
 results as it has columns."""
 
-WEIGHTS = 2 * 2**20 * 30
+WEIGHTS = 2**26
 """At least this many weights are multiplied in a step."""
 
 TOKENS = (1, 8, 32, 128, 512)
@@ -168,8 +168,8 @@ def peaks(level: str, num_threads: int) -> list[float]:
     source = Path(__file__).with_name("peaks.c")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "peaks.so")
-        switches = ["-O3", "-ffp-contract=fast", "-shared", "-fPIC", *LEVELS[level]]
-        subprocess.run(["cc", *switches, str(source), "-o", str(path)], check=True)
+        command = [str(compiler()), *SWITCHES, *LEVELS[level], "-shared", "-fPIC"]
+        subprocess.run([*command, str(source), "-o", str(path)], check=True)
         functions = ctypes.CDLL(str(path))
     rates = []
     with ThreadPoolExecutor(num_threads) as pool:

@@ -5,8 +5,10 @@ import pytest
 pytest.importorskip("pegboard_kernel_cpu")
 import rates
 import torch
-from pegboard_kernel_cpu.build import cpu_flags, usable_levels
+from pegboard_kernel_cpu.build import compiler, cpu_flags, usable_levels
 from pegboard_kernel_cpu.library import using
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,6 @@
  */
 #include "attention_products.h"
 
-#define LINE 64 /* bytes */
-
 /* A tile while it is computed. Scores are logarithms to base 2, so weights are powers of 2. Rows are ordered by token, then by
  * head, so the rows of a block see nearly the same keys. */
 typedef struct {
@@ -88,7 +86,7 @@ static void locate(Tile *t, int row, int chunk, int count) {
     for (int run = num_runs; run < CHUNK / RUN + RUNS; run++) t->k[run] = t->k[num_runs - 1], t->v[run] = t->v[num_runs - 1];
 }
 
-/* Fetch the values of a panel and the keys of the next one. Blocks are spread over memory, so the hardware cannot foresee them. */
+/* Fetch the values of a panel and the keys of the next one. Blocks are spread over memory in pieces of some KB. */
 static void fetch_panel(const Tile *t, int panel) {
     const int64_t bytes = bytes_of(t->type), stride = t->a->cache.block_size * bytes, step = stride < LINE ? LINE : stride;
     const char *const *k = t->k + (panel + 1) * RUNS, *const *v = t->v + panel * RUNS;
@@ -164,8 +162,9 @@ static void score(Tile *t, int count) {
     for (int panel = 0; panel * PANEL < count; panel++) {
         const char *const *k = t->k + panel * RUNS;
         const char *staged[RUNS];
-        if (!t->k_is_staged) fetch_panel(t, panel);
-        else {
+        if (!t->k_is_staged) {
+            fetch_panel(t, panel);
+        } else {
             const char *keys = stage_keys(t, k);
             for (int run = 0; run < RUNS; run++) staged[run] = keys + run * RUN * sizeof(float);
             k = staged, stride = PANEL * sizeof(float);

@@ -109,8 +109,9 @@ INLINE void store_sums(const LinearFloat *a, int64_t token, int64_t row, const v
 }
 
 /* Add the products of a piece to the sums of `tokens` tokens, of which `token` is the first, and `groups` groups from `row` on.
- * weights: of each group, from the piece's first column on. */
-INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t token, int64_t row, const void *const *weights) {
+ * weights: of each group, from the piece's first column on. fetches: whether they come from memory, rather than from a cache. */
+INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t token, int64_t row, const void *const *weights,
+                 int fetches) {
     vfloat sums[TOKENS][GROUPS][VECTORS];
     const float *x = p->x + (token - p->start) * p->stride;
     const int64_t count = p->last - p->first, size = type == FLOAT_WEIGHTS ? sizeof(float) : sizeof(uint16_t);
@@ -123,7 +124,7 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
             vint words[GROUPS][VECTORS];
             for (int g = 0; g < groups; g++) {
                 const uint32_t *w = (const uint32_t *)weights[g] + pair * ROWS;
-                fetch((const uint8_t *)w + (2 * pair < turn ? 0 : next), 64);
+                if (fetches) fetch((const uint8_t *)w + (2 * pair < turn ? 0 : next), LINE);
                 for (int v = 0; v < VECTORS; v++) words[g][v] = ((const vint *)w)[v];
             }
 #if defined(__AVX512BF16__)
@@ -150,7 +151,7 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
         for (int64_t c = 0; c < count; c++) {
             vfloat w[GROUPS][VECTORS];
             for (int g = 0; g < groups; g++) {
-                fetch((const uint8_t *)weights[g] + c * ROWS * size + (c < turn ? 0 : next), ROWS * size);
+                if (fetches) fetch((const uint8_t *)weights[g] + c * ROWS * size + (c < turn ? 0 : next), ROWS * size);
                 for (int v = 0; v < VECTORS; v++) {
                     int64_t at = c * ROWS + v * LANES;
                     w[g][v] = type == HALF_WEIGHTS ? load_half((const uint16_t *)weights[g] + at) : load((const float *)weights[g] + at);
@@ -168,19 +169,19 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
 }
 
 /* Add the products of a piece to the sums of all its tokens. */
-INLINE void tiles(const Activations *p, int type, int groups, int64_t row, const void *const *weights) {
+INLINE void tiles(const Activations *p, int type, int groups, int64_t row, const void *const *weights, int fetches) {
     int64_t token = p->start, end = p->end;
-    for (; token + TOKENS <= end; token += TOKENS) tile(p, type, TOKENS, groups, token, row, weights);
+    for (; token + TOKENS <= end; token += TOKENS) tile(p, type, TOKENS, groups, token, row, weights, fetches);
 #if TOKENS > 8
-    if (token + 8 <= end) tile(p, type, 8, groups, token, row, weights), token += 8;
+    if (token + 8 <= end) tile(p, type, 8, groups, token, row, weights, fetches), token += 8;
 #endif
 #if TOKENS > 4
-    if (token + 4 <= end) tile(p, type, 4, groups, token, row, weights), token += 4;
+    if (token + 4 <= end) tile(p, type, 4, groups, token, row, weights, fetches), token += 4;
 #endif
 #if TOKENS > 2
-    if (token + 2 <= end) tile(p, type, 2, groups, token, row, weights), token += 2;
+    if (token + 2 <= end) tile(p, type, 2, groups, token, row, weights, fetches), token += 2;
 #endif
-    if (token < end) tile(p, type, 1, groups, token, row, weights);
+    if (token < end) tile(p, type, 1, groups, token, row, weights, fetches);
 }
 
 #endif

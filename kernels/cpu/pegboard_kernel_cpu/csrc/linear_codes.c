@@ -327,8 +327,8 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
         for (int64_t g = group; g < stop; g += GROUPS) {
             int groups = stop - g < GROUPS ? (int)(stop - g) : GROUPS;
             for (int i = 0; i < groups; i++) expand(a, a->weight + (g + i) * bytes, first, last, bits, kind, expanded[i]);
-            if (groups == GROUPS) tiles(&piece, FLOAT_WEIGHTS, GROUPS, g * ROWS, weights);
-            else tiles(&piece, FLOAT_WEIGHTS, 1, g * ROWS, weights);
+            if (groups == GROUPS) tiles(&piece, FLOAT_WEIGHTS, GROUPS, g * ROWS, weights, 0);
+            else tiles(&piece, FLOAT_WEIGHTS, 1, g * ROWS, weights, 0);
         }
     }
 }

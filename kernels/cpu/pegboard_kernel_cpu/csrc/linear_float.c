@@ -62,11 +62,11 @@ INLINE void groups_of(const LinearFloat *a, int type, int64_t start, int64_t end
         for (; g + GROUPS <= stop; g += GROUPS) {
             const void *weights[GROUPS];
             for (int i = 0; i < GROUPS; i++) weights[i] = weights_at(a->weight, a->columns, type, g + i, first);
-            tiles(&piece, type, GROUPS, g * ROWS, weights);
+            tiles(&piece, type, GROUPS, g * ROWS, weights, 1);
         }
         for (; g < stop; g++) {
             const void *weights[] = {weights_at(a->weight, a->columns, type, g, first)};
-            tiles(&piece, type, 1, g * ROWS, weights);
+            tiles(&piece, type, 1, g * ROWS, weights, 1);
         }
     }
 }
