@@ -140,18 +140,30 @@ KIMI = {
     "n_group": 4,
     "topk_group": 2,
 }
-BACKENDS = ("cpu_paged",)
+BACKENDS = ("cpu_paged", "cpu_mla")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def on_backends(*names: str) -> Any:
+    """Parametrize a test by these architectures and the backends that can compute them."""
+    pairs = [(name, backend) for name in names for backend in BACKENDS]
+    return pytest.mark.parametrize(
+        ("name", "backend"), [pair for pair in pairs if pair != ("deepseek_v32", "cpu_mla")]
+    )
+
+
+@on_backends(*ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str, backend: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config), attention_backend=backend, block_size=16)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "longcat_flash"])
+@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {"deepseek_v32", "longcat_flash"}))
+def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
+    model_type, config = ARCHITECTURES[name]
+    check_recorded(write(model_type, **config))
+
+
+@on_backends("deepseek_v3", "deepseek_v32", "longcat_flash")
 def test_preemption_and_whole_prompts(
     write: Any, check_parity: Any, name: str, backend: str
 ) -> None:
@@ -166,8 +178,7 @@ def test_preemption_and_whole_prompts(
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash"])
+@on_backends("deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash")
 def test_cached_prefixes_and_two_answers(
     write: Any, check_cached: Any, name: str, backend: str
 ) -> None:
@@ -217,8 +228,12 @@ def write_kimi(write: Any) -> Any:
     "values",
     [{}, {"q_lora_rank": 24, "mlp_layer_types": ["sparse"] * 3, "n_group": 1, "topk_group": 1}],
 )
-def test_kimi_linear(write_kimi: Any, check_parity: Any, values: dict[str, Any]) -> None:
-    check_parity(write_kimi(**values), mamba_block_size=8)
+def test_kimi_linear(
+    write_kimi: Any, check_parity: Any, check_recorded: Any, values: dict[str, Any]
+) -> None:
+    reference = write_kimi(**values)
+    check_parity(reference, mamba_block_size=8)
+    check_recorded(reference)
 
 
 def test_kimi_linear_with_few_blocks_and_cached_prefixes(
@@ -236,7 +251,7 @@ def test_kimi_linear_with_few_blocks_and_cached_prefixes(
 
 
 @pytest.mark.parametrize("sandwich", [True, False])
-def test_pangu_ultra_moe(write: Any, check_parity: Any, sandwich: bool) -> None:
+def test_pangu_ultra_moe(write: Any, check_recorded: Any, sandwich: bool) -> None:
     """Transformers does not have this architecture. The reference is its DeepSeek-V3 without
     corrections, with the norms of the published definition."""
     groups = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-3}
@@ -277,7 +292,7 @@ def test_pangu_ultra_moe(write: Any, check_parity: Any, sandwich: bool) -> None:
             }
         )
     )
-    check_parity(reference, block_size=16)
+    check_recorded(reference)
 
 
 def sandwiched(

@@ -71,7 +71,7 @@ class NativeAttention:
         self.inputs: AttentionInputs | None = None
         self._make_room(setup.limits.max_num_batched_tokens)
         tile_rows = max(1, TILE // self.group) * self.group
-        self.current.partial_stride = tile_rows * (self.head_dim + 2)
+        self.current.partial_stride = tile_rows * ((first.value_dim or self.head_dim) + 2)
         self.partials = np.empty(
             self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32
         )

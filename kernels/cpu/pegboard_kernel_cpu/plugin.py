@@ -74,3 +74,18 @@ ATTENTION = AttentionSpec(
     },
     flags=frozenset({"replay"}),
 )
+
+MLA = AttentionSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.latent:NativeLatentAttention",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={
+        "dtype": {"float32"},
+        "latent": {"float32", "bfloat16", "float16", "fp8_ds_mla"},
+        "head_dim": frozenset(range(2, 1025, 2)),
+        "block_size": True,
+    },
+    flags=frozenset({"replay"}),
+)

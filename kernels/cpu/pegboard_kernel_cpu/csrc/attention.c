@@ -298,19 +298,10 @@ static void finish(Tile *t, const Item *item, int base) {
 
 /* Merge the rows of all splits of an item. The result is the same as if they had been computed together. */
 static void merge(Tile *t, const Item *item, int base) {
-    const int dim = t->dim;
     for (int row = 0; row < t->num_rows; row++) {
-        float *to = t->q + row * dim, top = -INFINITY, total = 0;
-        for (int split = 0; split < item->num_splits; split++)
-            top = fmaxf(top, partial_of(t->a, item->partial + split, t->kv_head, base + row)[dim]);
-        memset(to, 0, dim * sizeof(float));
-        for (int split = 0; split < item->num_splits; split++) {
-            const float *from = partial_of(t->a, item->partial + split, t->kv_head, base + row);
-            float weight = from[dim + 1] > 0 ? exp2f(from[dim] - top) : 0;
-            total += from[dim + 1] * weight;
-            for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
-        }
-        for (int d = 0; d < dim; d++) to[d] = to[d] / total * t->unit;
+        const float *first = partial_of(t->a, item->partial, t->kv_head, base + row);
+        const int64_t step = t->a->plan->partial_stride * t->a->cache.num_kv_heads;
+        merge_splits(first, step, item->num_splits, t->dim, t->unit, t->q + row * t->dim);
     }
     deliver(t, item, base);
 }

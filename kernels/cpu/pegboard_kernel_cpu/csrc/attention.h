@@ -100,4 +100,54 @@ INLINE int stop_key(int position, int window, int chunk, int length) {
     return window ? minimum(position + window / 2 + 1, length) : length;
 }
 
+INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1; }
+
+INLINE vfloat load_as(int type, const char *p) {
+    if (type == FLOAT32) return load((const float *)p);
+    if (type == BFLOAT16) return load_bfloat16((const uint16_t *)p);
+    if (type == FLOAT16) return load_half((const uint16_t *)p);
+    if (type == E4M3) return load_e4m3((const uint8_t *)p);
+    if (type == E5M2) return load_e5m2((const uint8_t *)p);
+    return load_int8((const int8_t *)p);
+}
+
+/* Rotate the first 2 n channels of a head in place (Su et al. 2021). */
+INLINE void turn(float *head, const float *cos, const float *sin, int n, int pairs) {
+    if (pairs) {
+        for (int i = 0; i < n; i++) {
+            float x = head[2 * i], y = head[2 * i + 1];
+            head[2 * i] = x * cos[i] - y * sin[i];
+            head[2 * i + 1] = y * cos[i] + x * sin[i];
+        }
+    } else {
+        float *low = head, *high = head + n;
+        int i = 0;
+        for (; i + LANES <= n; i += LANES) {
+            vfloat x = load(low + i), y = load(high + i), c = load(cos + i), s = load(sin + i);
+            store(low + i, x * c - y * s);
+            store(high + i, y * c + x * s);
+        }
+        for (; i < n; i++) {
+            float x = low[i], y = high[i];
+            low[i] = x * cos[i] - y * sin[i];
+            high[i] = y * cos[i] + x * sin[i];
+        }
+    }
+}
+
+/* Merge the results of a row for num_splits ranges of keys, each [dim], followed by the maximum of its scores and the total of its
+ * weights. They are `step` floats apart. */
+INLINE void merge_splits(const float *first, int64_t step, int num_splits, int dim, float unit, float *to) {
+    float top = -INFINITY, total = 0;
+    for (int split = 0; split < num_splits; split++) top = fmaxf(top, first[split * step + dim]);
+    memset(to, 0, dim * sizeof(float));
+    for (int split = 0; split < num_splits; split++) {
+        const float *from = first + split * step;
+        float weight = from[dim + 1] > 0 ? exp2f(from[dim] - top) : 0;
+        total += from[dim + 1] * weight;
+        for (int d = 0; d < dim; d++) to[d] += from[d] * weight;
+    }
+    for (int d = 0; d < dim; d++) to[d] = to[d] / total * unit;
+}
+
 #endif

@@ -30,17 +30,6 @@ typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t strid
 typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
                              int stop, const float *factor, float *out, int64_t out_stride);
 
-INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1; }
-
-INLINE vfloat load_as(int type, const char *p) {
-    if (type == FLOAT32) return load((const float *)p);
-    if (type == BFLOAT16) return load_bfloat16((const uint16_t *)p);
-    if (type == FLOAT16) return load_half((const uint16_t *)p);
-    if (type == E4M3) return load_e4m3((const uint8_t *)p);
-    if (type == E5M2) return load_e5m2((const uint8_t *)p);
-    return load_int8((const int8_t *)p);
-}
-
 INLINE void score_product(const int type, const int rows, const float *q, const char *const *k, int64_t stride, int dim,
                           float *scores) {
     vfloat sum[ROWS][VECTORS];

@@ -3,30 +3,6 @@
 
 #define TOKENS 16 /* maximum per task; neighboring tokens share cache lines of the transposed keys */
 
-/* `head`: [D], rotated in place (Su et al. 2021). */
-INLINE void turn(float *head, const float *cos, const float *sin, int n, int pairs) {
-    if (pairs) {
-        for (int i = 0; i < n; i++) {
-            float x = head[2 * i], y = head[2 * i + 1];
-            head[2 * i] = x * cos[i] - y * sin[i];
-            head[2 * i + 1] = y * cos[i] + x * sin[i];
-        }
-    } else {
-        float *low = head, *high = head + n;
-        int i = 0;
-        for (; i + LANES <= n; i += LANES) {
-            vfloat x = load(low + i), y = load(high + i), c = load(cos + i), s = load(sin + i);
-            store(low + i, x * c - y * s);
-            store(high + i, y * c + x * s);
-        }
-        for (; i < n; i++) {
-            float x = low[i], y = high[i];
-            low[i] = x * cos[i] - y * sin[i];
-            high[i] = y * cos[i] + x * sin[i];
-        }
-    }
-}
-
 /* The scale of an int8 code, and its inverse. */
 INLINE float scale_of(const float *x, int n, float *inverse) {
     float largest = 0;

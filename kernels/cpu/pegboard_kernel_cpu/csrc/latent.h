@@ -1,0 +1,195 @@
+/* Structures, products and the stored forms of latent attention. latent.py has the same structures for ctypes. */
+#ifndef PEGBOARD_LATENT_H
+#define PEGBOARD_LATENT_H
+
+#include "attention.h"
+
+#define MAX_LATENT 1024 /* channels of a key */
+#define CHUNK_STRIDE (CHUNK + 16)
+#define TOKENS 32 /* of a task */
+#define FP8_DS_MLA NUM_TYPES /* a type of the cache, see pack_latent */
+#define SCALED 128 /* codes with one scale */
+
+/* Sums in registers: ROWS * KEYS scores, or ROWS * VECTORS vectors of values. A single row needs more vectors, because each sum has
+ * to wait for its previous addition. */
+#if LANES == 16
+#define ROWS 8
+#else
+#define ROWS 4
+#endif
+#define KEYS 3
+#define VECTORS 2
+#define WIDE 8
+
+/* The cache of one layer: [block][slot][rank + rope]. stride: bytes from block to block. */
+typedef struct {
+    char *latents;
+    int64_t stride;
+    int32_t rank, rope, block_size, type;
+} LatentCache;
+
+/* weight: [heads][rows][columns] of `type`. Strides in floats from token to token; x_head, out_head: from head to head. */
+typedef struct {
+    const float *x;
+    float *out;
+    int64_t x_stride, out_stride;
+    int64_t x_head, out_head;
+    const void *weight;
+    int64_t rows, columns;
+    int32_t num_heads, type;
+} HeadProducts;
+
+typedef struct {
+    HeadProducts absorbed; /* out: [T][heads][rank + rope] */
+    const float *q_rope; /* [T][heads][rope]; q_rope_head: floats from head to head */
+    const float *latent, *k_rope; /* [T][rank] and [T][rope] */
+    int64_t q_rope_stride, q_rope_head, latent_stride, k_rope_stride;
+    const float *cos, *sin; /* [T][rope / 2], NULL = no rotation */
+    int64_t cos_stride, sin_stride;
+    const Plan *plan;
+    LatentCache cache;
+    int32_t pairs; /* see StoreArguments */
+} LatentStore;
+
+typedef struct {
+    const float *q; /* [T][heads][rank + rope] */
+    float *out; /* [T][heads][rank] */
+    int64_t q_stride, out_stride;
+    const Plan *plan;
+    LatentCache cache;
+    int32_t num_heads;
+    float scale;
+} LatentArguments;
+
+INLINE int64_t num_scales(const LatentCache *cache) { return (cache->rank + SCALED - 1) / SCALED; }
+
+/* Bytes of a token. */
+INLINE int64_t latent_bytes(const LatentCache *cache) {
+    if (cache->type == FP8_DS_MLA) return cache->rank + num_scales(cache) * 4 + cache->rope * 2;
+    return (int64_t)(cache->rank + cache->rope) * bytes_of(cache->type);
+}
+
+/* Store a key. FP8_DS_MLA is vLLM's layout for DeepSeek: the latent as codes of E4M3, a scale for each 128 of them, and the rotated
+ * part in bfloat16. */
+INLINE void pack_latent(const LatentCache *cache, const float *key, char *to) {
+    const int rank = cache->rank, dim = rank + cache->rope;
+    if (cache->type == FLOAT32) memcpy(to, key, dim * sizeof(float));
+    else if (cache->type == BFLOAT16) for (int d = 0; d < dim; d++) ((uint16_t *)to)[d] = to_bfloat16(key[d]);
+    else if (cache->type == FLOAT16) for (int d = 0; d < dim; d++) ((uint16_t *)to)[d] = to_half(key[d]);
+    else {
+        for (int first = 0; first < rank; first += SCALED) {
+            float largest = 0;
+            const int stop = minimum(first + SCALED, rank);
+            for (int d = first; d < stop; d++) largest = fmaxf(largest, fabsf(key[d]));
+            const float scale = fmaxf(largest / E4M3_LARGEST, 0x1p-126f);
+            for (int d = first; d < stop; d++) ((uint8_t *)to)[d] = to_e4m3(key[d] / scale);
+            memcpy(to + rank + first / SCALED * 4, &scale, sizeof scale);
+        }
+        for (int d = rank; d < dim; d++) {
+            uint16_t rounded = to_bfloat16(key[d]);
+            memcpy(to + rank + num_scales(cache) * 4 + (d - rank) * 2, &rounded, sizeof rounded);
+        }
+    }
+}
+
+/* The inverse, for FP8_DS_MLA. */
+INLINE void unpack_latent(const LatentCache *cache, const char *from, float *to) {
+    const int rank = cache->rank;
+    for (int first = 0; first < rank; first += SCALED) {
+        float scale;
+        memcpy(&scale, from + rank + first / SCALED * 4, sizeof scale);
+        scale *= E4M3_UNIT;
+        const int stop = minimum(first + SCALED, rank);
+        int d = first;
+        for (; d + LANES <= stop; d += LANES) store(to + d, load_e4m3((const uint8_t *)from + d) * scale);
+        for (; d < stop; d++) to[d] = half_to_float(e4m3_to_half((uint8_t)from[d])) * scale;
+    }
+    for (int d = 0; d < cache->rope; d++) {
+        uint16_t rounded;
+        memcpy(&rounded, from + rank + num_scales(cache) * 4 + d * 2, sizeof rounded);
+        to[rank + d] = bfloat16_to_float(rounded);
+    }
+}
+
+INLINE float element(int type, const char *p, int64_t index) {
+    if (type == FLOAT32) return ((const float *)p)[index];
+    return type == BFLOAT16 ? bfloat16_to_float(((const uint16_t *)p)[index]) : half_to_float(((const uint16_t *)p)[index]);
+}
+
+/* scores [rows][CHUNK_STRIDE] = q [rows][dim] times KEYS keys. */
+INLINE void dot_products(const int type, const int rows, const float *q, int64_t dim, const char *const *keys, float *scores) {
+    vfloat sum[ROWS][KEYS];
+    int64_t d = 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) sum[i][j] = (vfloat){};
+    for (; d + LANES <= dim; d += LANES)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) {
+            vfloat key = load_as(type, keys[j] + d * bytes_of(type));
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i][j] += load(q + i * dim + d) * key;
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) {
+            float score = sum_of(sum[i][j]);
+            for (int64_t rest = d; rest < dim; rest++) score += q[i * dim + rest] * element(type, keys[j], rest);
+            scores[i * CHUNK_STRIDE + j] = score;
+        }
+}
+
+/* out [rows][width] = out * factor + weights [rows][count] times the rows of a matrix. factor: NULL = 0. Strides in floats. */
+typedef struct {
+    const float *weights;
+    int64_t weights_stride;
+    const char *const *rows;
+    int64_t count;
+    const float *factor;
+    float *out;
+    int64_t out_stride, width;
+} Combination;
+
+INLINE void combine(const int type, const int rows, const int vectors, const Combination *c, int64_t column) {
+    vfloat sum[ROWS][WIDE];
+    const int64_t skip = column * bytes_of(type);
+    float *out = c->out + column;
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            sum[i][j] = (vfloat){};
+            if (c->factor) sum[i][j] = load(out + i * c->out_stride + j * LANES) * splat(c->factor[i]);
+        }
+    for (int64_t k = 0; k < c->count; k++) {
+        const char *p = c->rows[k] + skip;
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            vfloat value = load_as(type, p + j * LANES * bytes_of(type));
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i][j] += splat(c->weights[i * c->weights_stride + k]) * value;
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) store(out + i * c->out_stride + j * LANES, sum[i][j]);
+}
+
+/* Compute all columns. Those after the last whole vector are computed one by one, because nothing may be read after a row. */
+INLINE void combine_rows(const int type, const int rows, const Combination *c) {
+    const int vectors = rows == 1 ? WIDE : VECTORS;
+    int64_t column = 0;
+    for (; column + vectors * LANES <= c->width; column += vectors * LANES) combine(type, rows, vectors, c, column);
+    for (; column + LANES <= c->width; column += LANES) combine(type, rows, 1, c, column);
+    for (; column < c->width; column++)
+        for (int i = 0; i < rows; i++) {
+            float *out = c->out + i * c->out_stride + column, sum = c->factor ? *out * c->factor[i] : 0;
+            for (int64_t k = 0; k < c->count; k++) sum += c->weights[i * c->weights_stride + k] * element(type, c->rows[k], column);
+            *out = sum;
+        }
+}
+
+#endif

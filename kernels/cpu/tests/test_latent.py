@@ -1,0 +1,71 @@
+"""Compiled latent attention, compared with the contract's definition on every level."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pegboard_kernel_cpu.latent import NativeLatentAttention
+from pegboard_kernel_cpu.plugin import MLA
+
+from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, Latent
+from pegboard_testing.contract_attention import Piece
+from pegboard_testing.contract_latent import (
+    STORED,
+    LatentContract,
+    LatentTrial,
+    latent_layer,
+    latent_layers,
+)
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+class TestNativeLatentAttention(LatentContract):
+    spec = MLA
+
+    def backend(self, setup: AttentionSetup) -> NativeLatentAttention:
+        return NativeLatentAttention(None, setup)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_up_projections_of_16_bits(dtype: torch.dtype) -> None:
+    """They are read as they are, and nothing else is rounded."""
+    layer = latent_layer(5, 136, 20, 16, 36)
+    assert layer.latent is not None
+    matrices = [matrix.to(dtype) for matrix in layer.latent.matrices()]
+    contract = TestNativeLatentAttention()
+    lengths = [1, 40, 7]
+    trial = LatentTrial(contract, replace(layer, latent=Latent(*matrices)), 16, lengths, 3)
+    contract.check(trial, [Piece(row, 0, length) for row, length in enumerate(lengths)])
+
+
+@settings(max_examples=8)
+@given(
+    latent_layers(),
+    st.sampled_from(STORED),
+    st.integers(16, 40),
+    st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    st.integers(0, 2**20),
+)
+def test_rows_after_the_same_blocks(
+    layer: AttentionLayer, stored: str, num_shared: int, owned: list[int], seed: int
+) -> None:
+    """The first row is computed alone. The others find its first blocks, and all last tokens are
+    computed together."""
+    shared = 16 * num_shared
+    contract = TestNativeLatentAttention()
+    lengths = [shared + own for own in owned]
+    trial = LatentTrial(contract, layer, 16, lengths, seed, stored)
+    for row in range(1, len(lengths)):
+        trial.tables[row][:num_shared] = trial.tables[0][:num_shared]
+        for rows in (trial.rows["latent"], trial.rows["k_rope"], *zip(*trial.kept, strict=True)):
+            rows[row][:shared] = rows[0][:shared]
+    contract.check(trial, [Piece(0, 0, lengths[0] - 1)])
+    for row, length in enumerate(lengths[1:], 1):
+        if length > shared + 1:
+            contract.check(trial, [Piece(row, shared, length - 1)])
+    contract.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
