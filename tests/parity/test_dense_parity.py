@@ -199,38 +199,7 @@ def test_a_checkpoint_of_the_base_model(write: Any, check_parity: Any) -> None:
     check_parity(reference)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemma",
-        "gemma2, capped scores and logits",
-        "gemma3, windows",
-        "phi3, window",
-        "granite, multipliers",
-        "olmo2",
-        "glm4",
-        "smollm3, layers without rotation",
-        "stablelm",
-        "gptj",
-        "bloom",
-        "mpt",
-        "falcon, two norms",
-        "falcon, position biases",
-        "phi, normalized queries",
-        "starcoder2, window",
-        "nemotron",
-        "cohere, scaled logits",
-        "cohere2, windows",
-        "olmo, limited queries",
-        "arcee",
-        "apertus",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "persimmon",
-        "opt",
-    ],
-)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(
     write: Any, check_recorded: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

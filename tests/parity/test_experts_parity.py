@@ -204,21 +204,7 @@ def test_cached_prefixes_and_two_answers(write: Any, check_cached: Any, name: st
     check_cached(reference, (37, 30, 13))
 
 
-RECORDED = [
-    "gpt_oss",
-    "granitemoeshared",
-    "glm4_moe",
-    "dots1",
-    "minimax_m2",
-    "ernie4_5_moe",
-    "afmoe",
-    "phimoe, biases",
-    "flex_olmo",
-    "dbrx, limited queries",
-]
-
-
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_recorded(write(model_type, **config))

@@ -17,6 +17,7 @@ from pegboard_kernel_cpu.structures import (
     SortByExpert,
     SpreadRows,
     SumExperts,
+    ZeroExperts,
 )
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 from pegboard_models.sparse_mixer import SparseMixer
@@ -62,6 +63,20 @@ def _route(
         Call("route", arguments, {"logits": rows}, {"weights": weights, "ids": ids}, correction),
     )
     return weights, ids
+
+
+def zero_experts(weights: Tensor, ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """weights [T, k], ids int32 [T, k] → the same without zero experts, and the weights of those
+    together [T, 1]."""
+    top_k = ids.shape[1]
+    out = {
+        "real_weights": new(weights, top_k),
+        "real_ids": new(ids, top_k, torch.int32),
+        "kept": new(weights, 1),
+    }
+    arguments = ZeroExperts(num_experts=num_experts, top_k=top_k)
+    submit(weights, Call("zero_experts", arguments, {"weights": weights, "ids": ids}, out))
+    return out["real_weights"], out["real_ids"], out["kept"]
 
 
 def sort_by_expert(

@@ -25,6 +25,7 @@ from pegboard_kernel_cpu.structures import (
     LookupFloat,
     Pointwise,
     Repeated,
+    Rotate,
     TakeColumns,
 )
 from pegboard_kernel_cpu.values import (
@@ -111,14 +112,14 @@ class Recorder:
         )
 
     def emit(self, call: Call) -> None:
-        """Append a call. Raises CannotRecord if it reads channels that are still to be rotated, or
-        that were rotated in place."""
+        """Append a call, after the rotation of the channels that it reads and that are still to be
+        rotated. Raises CannotRecord if it reads channels that were rotated in place."""
         for value in call.reads.values():
             assert isinstance(value, Value), (
                 "a call needs stand-ins for all of its tensors or for none"
             )
             if value.buffer.turn is not None:
-                raise refusal(f"passes rotated channels to {call.kernel}, which cannot rotate")
+                self._rotate(value.buffer, value.buffer.turn)
             if any(_overlap(value, spent) for spent in self._turned.get(value.buffer, ())):
                 raise refusal(f"passes channels that were rotated in place to {call.kernel}")
         self.calls.append(call)
@@ -180,15 +181,18 @@ class Recorder:
         return out
 
     def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
-        """Record x + y or x · y of stand-ins [T, n], x · y for a number or tensor [n] y, x limited
-        to ±y for a number y, or an activation of x. Returns None for all others."""
+        """Record x + y or x · y of stand-ins [T, n], x · y for a stand-in [T, 1], a number or a
+        tensor [n] y, x limited to ±y for a number y, or an activation of x. Returns None for all
+        others."""
         if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
             return None
         arguments = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name))
         reads = {"x": x}
         holds = None
         if type(y) is Value:
-            if y.shape != x.shape or y.stride(1) != 1 or y.dtype != x.dtype:
+            arguments.y_is_column = name == "mul" and y.shape == (x.shape[0], 1)
+            is_whole = y.shape == x.shape and y.stride(1) == 1
+            if y.dtype != x.dtype or not (is_whole or arguments.y_is_column):
                 return None
             reads["y"] = y
         elif name == "mul" and isinstance(y, Tensor):
@@ -276,11 +280,27 @@ class Recorder:
         return True
 
     def turned(self, x: Value, cos: Tensor, sin: Tensor, pairs: bool) -> Value:
-        """Return a stand-in for x with its channels rotated. The kernel that takes it rotates
-        them."""
+        """Return a stand-in for x [T, H, D] with its channels rotated. Attention that takes it
+        rotates them. For other kernels, a call of its own does."""
         out = self.value(x.numel() // self.rows)
         out.buffer.turn = Turn(x, cos, sin, pairs)
         return out.view(x.shape)
+
+    def _rotate(self, buffer: Buffer, turn: Turn) -> None:
+        """Record a rotation, for a kernel that cannot rotate by itself."""
+        _, heads, width = turn.source.shape
+        buffer.turn = None
+        arguments = Rotate(
+            heads=heads,
+            head_stride=turn.source.stride(1),
+            width=width,
+            rotary_pairs=turn.cos.shape[1],
+            pairs=turn.pairs,
+        )
+        reads = {"x": turn.source, "cos": turn.cos, "sin": turn.sin}
+        shape = torch.empty(self.rows, heads * width, dtype=torch.float32, device="meta")
+        out = Value(self, buffer, shape)
+        self.emit(Call("rotate", arguments, reads, {"out": out}))
 
     def take_turn(self, *values: Tensor | None) -> tuple[list[Tensor | None], Turn | None]:
         """Return the values before their rotation, and the rotation, which must be the same for

@@ -211,6 +211,25 @@ class Pointwise(Structure):
         ("columns", c_int64),
         ("kind", c_int64),
         ("factor", c_float),
+        ("y_is_column", c_int32),
+    )
+
+
+class Rotate(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("cos", c_void_p),
+        ("cos_stride", c_int64),
+        ("sin", c_void_p),
+        ("sin_stride", c_int64),
+        ("heads", c_int64),
+        ("head_stride", c_int64),
+        ("width", c_int64),
+        ("rotary_pairs", c_int64),
+        ("pairs", c_int64),
     )
 
 
@@ -241,6 +260,18 @@ class Route(Structure):
         ("renormalize", c_int64),
         ("scale", c_float),
         ("spread", c_float),
+    )
+
+
+class ZeroExperts(Structure):
+    _fields_ = (
+        ("weights", c_void_p),
+        ("ids", c_void_p),
+        ("real_weights", c_void_p),
+        ("real_ids", c_void_p),
+        ("kept", c_void_p),
+        ("num_experts", c_int64),
+        ("top_k", c_int64),
     )
 
 

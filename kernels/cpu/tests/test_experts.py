@@ -23,6 +23,7 @@ from pegboard.ops.experts import RouterRule
 from pegboard.ops.float_codes import E2M1, FloatCodes, float8_values
 from pegboard_models.clamped_swiglu import clamped_swiglu
 from pegboard_models.sparse_mixer import SparseMixer, sparse_mixer
+from pegboard_models.zero_experts import zero_experts
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -171,6 +172,18 @@ def test_routing_and_order_are_those_of_the_references(
         torch.testing.assert_close(
             experts.sum_experts(rows, places, *more), ops.sum_experts(rows, places, *more)
         )
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))
+def test_zero_experts_are_separated(num_real: int, num_zero: int, tokens: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(tokens, num_real + num_zero, generator=generator)
+    weights, ids = scores.topk(min(4, scores.shape[1]))
+    found = experts.zero_experts(weights, ids.int(), num_real)
+    for one, other in zip(found, zero_experts(weights, ids.int(), num_real), strict=True):
+        torch.testing.assert_close(one, other)
+    assert (found[1] < num_real).all()
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

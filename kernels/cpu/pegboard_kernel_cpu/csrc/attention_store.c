@@ -1,4 +1,4 @@
-/* Rotate the queries and keys of a step, and store its keys and values in the cache. */
+/* Rotate the queries and keys of a step, and store its keys and values in the cache; or only rotate. */
 #include "attention.h"
 
 #define TOKENS 16 /* maximum per task; neighboring tokens share cache lines of the transposed keys */
@@ -80,4 +80,27 @@ EXPORT void rope_store(const Step *step, Worker *worker, const void *arguments) 
         int64_t first = task * per_task;
         for (int64_t token = first; token < first + per_task && token < step->num_tokens; token++) store_token(a, token);
     }
+}
+
+typedef struct {
+    const float *x; /* [tokens][heads][width] */
+    int64_t x_stride;
+    float *out; /* [tokens][heads][width] */
+    int64_t out_stride;
+    const float *cos;
+    int64_t cos_stride;
+    const float *sin;
+    int64_t sin_stride;
+    int64_t heads, head_stride, width; /* head_stride: floats from head to head of x */
+    int64_t rotary_pairs, pairs; /* see StoreArguments */
+} Rotate;
+
+EXPORT void rotate(const Step *step, Worker *worker, const void *arguments) {
+    const Rotate *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;)
+        for (int64_t head = 0; head < a->heads; head++) {
+            float *to = a->out + t * a->out_stride + head * a->width;
+            memcpy(to, a->x + t * a->x_stride + head * a->head_stride, a->width * sizeof(float));
+            turn(to, a->cos + t * a->cos_stride, a->sin + t * a->sin_stride, (int)a->rotary_pairs, (int)a->pairs);
+        }
 }

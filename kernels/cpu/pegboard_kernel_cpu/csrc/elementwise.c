@@ -170,6 +170,7 @@ typedef struct {
     int64_t columns;
     int64_t kind; /* a Kind */
     float factor; /* CLAMP: results are limited to ± this */
+    int32_t y_is_column; /* PRODUCT: y is [tokens][1] */
 } Pointwise;
 
 typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, ELU, CLAMP } Kind;
@@ -203,13 +204,16 @@ EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
         int64_t t = task / chunks, first = task % chunks * CHUNK;
         int64_t columns = a->columns - first < CHUNK ? a->columns - first : CHUNK;
         const float *x = a->x + t * a->x_stride + first;
-        const float *y = a->y ? a->y + t * a->y_stride + first : a->factors ? a->factors + first : NULL;
+        const float *y = a->y ? a->y + t * a->y_stride + (a->y_is_column ? 0 : first) : a->factors ? a->factors + first : NULL;
         float *restrict out = a->out + t * a->out_stride + first;
         float limit = a->factor;
         if (a->kind == CLAMP)
             for (int64_t c = 0; c < columns; c++) out[c] = x[c] < -limit ? -limit : x[c] > limit ? limit : x[c];
         else if (a->kind > SUM) activate((Kind)a->kind, x, out, columns);
-        else if (!y) for (int64_t c = 0; c < columns; c++) out[c] = x[c] * a->factor;
+        else if (!y || a->y_is_column) {
+            const float factor = y ? *y : a->factor;
+            for (int64_t c = 0; c < columns; c++) out[c] = x[c] * factor;
+        }
         else if (a->kind == SUM) for (int64_t c = 0; c < columns; c++) out[c] = x[c] + y[c];
         else for (int64_t c = 0; c < columns; c++) out[c] = x[c] * y[c];
     }

@@ -95,6 +95,33 @@ EXPORT void route(const Step *step, Worker *worker, const void *arguments) {
 }
 
 typedef struct {
+    const float *weights; /* [tokens][top_k] */
+    const int32_t *ids; /* [tokens][top_k]; from num_experts on: experts that return their input */
+    float *real_weights; /* [tokens][top_k], 0 for these */
+    int32_t *real_ids; /* [tokens][top_k], for these the best other one */
+    float *kept; /* [tokens], the weights of these together */
+    int64_t num_experts, top_k;
+} ZeroExperts;
+
+EXPORT void zero_experts(const Step *step, Worker *worker, const void *arguments) {
+    const ZeroExperts *a = arguments;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        const float *weights = a->weights + t * a->top_k;
+        const int32_t *ids = a->ids + t * a->top_k;
+        int32_t best = (int32_t)a->num_experts - 1;
+        for (int64_t k = a->top_k - 1; k >= 0; k--)
+            if (ids[k] < a->num_experts) best = ids[k];
+        a->kept[t] = 0;
+        for (int64_t k = 0; k < a->top_k; k++) {
+            int is_real = ids[k] < a->num_experts;
+            if (!is_real) a->kept[t] += weights[k];
+            a->real_weights[t * a->top_k + k] = is_real ? weights[k] : 0;
+            a->real_ids[t * a->top_k + k] = is_real ? ids[k] : best;
+        }
+    }
+}
+
+typedef struct {
     const int32_t *ids; /* [tokens][top_k] */
     int32_t *places; /* [tokens][top_k]: the place of each choice among the sorted rows */
     int32_t *starts; /* [experts + 1] */

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pegboard.errors import ModelError
@@ -124,6 +123,7 @@ class ZeroExpertsBlock(nn.Module):
         self.correction = Parameters(router, {"e_score_correction_bias": (total,)}, "float32")
         self.rule = RouterRule(top_k, scale=read(config, "routed_scaling_factor", float) or 1.0)
         self.route = build.kernels["route"]
+        self.separate = build.kernels["zero_experts"]
         width = size_of(config, "expert_ffn_hidden_size")
         path = build.at("experts")
         self.experts = Experts(
@@ -134,12 +134,6 @@ class ZeroExpertsBlock(nn.Module):
         weights, ids = self.route(
             self.classifier(hidden), self.rule, self.correction["e_score_correction_bias"]
         )
-        is_real = ids < self.num_experts
-        kept = hidden * weights.masked_fill(is_real, 0).sum(1, keepdim=True).to(hidden.dtype)
-        # A row of a zero expert has the weight 0. It goes to the token's best expert, so that no
-        # weights are read only for it.
-        best = ids.gather(1, is_real.int().argmax(1, keepdim=True)).clamp(max=self.num_experts - 1)
-        out: Tensor = self.experts(
-            hidden, weights.masked_fill(~is_real, 0), torch.where(is_real, ids, best), kept
-        )
+        weights, ids, kept = self.separate(weights, ids, self.num_experts)
+        out: Tensor = self.experts(hidden, weights, ids, hidden * kept.to(hidden.dtype))
         return out

@@ -101,7 +101,9 @@ class Llama4Model(Decoder):
                 "makes longer"
             )
         lateness = (
-            Lateness(build, shape.tuning) if shape.tuning and not all(shape.rotates) else None
+            Lateness(build, shape.tuning, shape.max_positions)
+            if shape.tuning and not all(shape.rotates)
+            else None
         )
 
         def layer(build: Build, index: int) -> nn.Module:
@@ -152,28 +154,31 @@ class ScaledAttention(SelfAttention):
         if factors is None or self.rotates:
             return super().forward(hidden, rotation)
         q, k, v = self.qkv_proj(hidden)
-        out: Tensor = self.o_proj(self.attention((q * factors).to(q.dtype), k, v, rotation))
+        scaled = (q.flatten(1) * factors).to(q.dtype).view(q.shape)
+        out: Tensor = self.o_proj(self.attention(scaled, k, v, rotation))
         return out
 
 
 class Lateness(Layer):
-    """positions [T] → the factors of queries, float32 [T, 1, 1], or None if no position of this
-    engine needs one. The factor of position p is 1 + strength · log(1 + floor((p + 1) / step))."""
+    """positions [T] → the factors of queries, float32 [T, 1], or None if no position of this engine
+    needs one. The factor of position p is 1 + strength · log(1 + floor((p + 1) / step)).
 
-    def __init__(self, build: Build, tuning: tuple[int, float]) -> None:
+    length: how many positions the model may have.
+    """
+
+    def __init__(self, build: Build, tuning: tuple[int, float], length: int) -> None:
         super().__init__(build)
         self.step, self.strength = tuning
+        last = build.max_positions
+        self.length = length if last is None else min(length, last)
 
     def bind(self) -> None:
-        step = self.step
-        strength = self.strength
-        last = self.build.max_positions
-        if last is not None and last < step:
+        if self.length < self.step:
             self.forward = lambda positions: None
-        else:
-            self.forward = lambda positions: (
-                1 + strength * torch.log1p((positions + 1) // step)
-            ).view(-1, 1, 1)
+            return
+        periods = (torch.arange(1, self.length + 1) // self.step).unsqueeze(1)
+        factors = (1 + self.strength * torch.log1p(periods)).to(self.build.device)
+        self.forward = lambda positions: factors[positions]
 
 
 def experts(build: Build, shape: Llama4Shape) -> ExpertsBlock:
