@@ -39,8 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(write: Any, check_parity: Any, name: str) -> None:
-    check_parity(write("gemma3n_text", **CASES[name]))
+def test_cases(write: Any, check_parity: Any, check_recorded: Any, name: str) -> None:
+    reference = write("gemma3n_text", **CASES[name])
+    check_parity(reference)
+    check_recorded(reference)
 
 
 def test_it_is_not_divided(write: Any, open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

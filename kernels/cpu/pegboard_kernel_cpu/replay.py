@@ -134,8 +134,7 @@ class Recorder:
             table, index = args[:2] if name == "__getitem__" else (args[1], args[0])
             is_plain = (
                 type(table) is not Value
-                and table.dtype == torch.float32
-                and table.dim() == 2
+                and (table.dtype, table.dim()) in ((torch.float32, 2), (torch.int64, 1))
                 and table.is_contiguous()
             )
             if is_plain and type(index) is Value and index.dim() == 1:
@@ -157,10 +156,14 @@ class Recorder:
         raise refusal(f"computes {name}")
 
     def _rows_of_table(self, table: Tensor, index: Value) -> Value:
-        out = self.value(table.shape[1])
-        arguments = LookupFloat(table=table.data_ptr(), columns=table.shape[1])
+        """Record table[index]: rows of floats, or single integers, which are copied as two
+        floats."""
+        out = self.value(table[:1].nbytes // 4)
+        arguments = LookupFloat(table=table.data_ptr(), columns=out.shape[1])
         self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
-        return out
+        if table.dim() == 2:
+            return out
+        return Value(self, out.buffer, torch.empty(self.rows, dtype=table.dtype, device="meta"))
 
     def _columns_of(self, x: Any, dim: Any, order: Any) -> Value | None:
         """Record the choice of some columns [n] of a stand-in [T, m]. Returns None if it is

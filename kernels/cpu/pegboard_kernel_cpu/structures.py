@@ -233,6 +233,61 @@ class Rotate(Structure):
     )
 
 
+class Streams(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("routed", c_void_p),
+        ("routed_stride", c_int64),
+        ("computed", c_void_p),
+        ("computed_stride", c_int64),
+        ("router", c_void_p),
+        ("mixing", c_void_p),
+        ("streams", c_int64),
+        ("columns", c_int64),
+        ("active", c_int64),
+    )
+
+
+class AddToStreams(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("streams", c_int64),
+        ("columns", c_int64),
+    )
+
+
+class MatchMagnitude(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("like", c_void_p),
+        ("x_stride", c_int64),
+        ("like_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("least", c_float),
+    )
+
+
+class CutGates(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("cutoff", c_float),
+    )
+
+
 class TakeColumns(Structure):
     _fields_ = (
         ("x", c_void_p),

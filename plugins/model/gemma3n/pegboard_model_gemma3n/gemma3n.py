@@ -22,6 +22,7 @@ from pegboard.layers import (
     Build,
     Embedding,
     Head,
+    Layer,
     LayerStack,
     Linear,
     Norm,
@@ -54,6 +55,7 @@ class Gemma3nModel(nn.Module):
         self.layer_tables = Embedding(
             inner.at("embed_tokens_per_layer"), shape.layer_vocab_size, inputs
         )
+        self.known = KnownIds(build, shape)
         self.layer_projection = Linear(inner.at("per_layer_model_projection"), hidden, inputs)
         self.layer_norm = Norm(inner.at("per_layer_projection_norm"), shape.layer_size, shape.eps)
         self.ropes = {
@@ -74,28 +76,43 @@ class Gemma3nModel(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] → [T, hidden_size + num_layers · layer_size]. Tokens that the tables do not have get
         the vectors of token 0."""
-        known = torch.where(input_ids < self.shape.layer_vocab_size, input_ids, 0)
-        tables = self.layer_tables(known) * self.shape.layer_size**0.5
+        tables = self.layer_tables(self.known(input_ids)) * self.shape.layer_size**0.5
         return torch.cat((self.embed_tokens(input_ids) * self.shape.hidden_size**0.5, tables), 1)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         shape = self.shape
         embedded, tables = hidden.split((shape.hidden_size, hidden.shape[1] - shape.hidden_size), 1)
-        embedded = embedded.contiguous()
-        projected = (self.layer_projection(embedded) * shape.hidden_size**-0.5).view(
-            -1, shape.num_layers, shape.layer_size
+        projected = (self.layer_projection(embedded) * shape.hidden_size**-0.5).unflatten(
+            1, (shape.num_layers, shape.layer_size)
         )
-        inputs = (self.layer_norm(projected) + tables.view(projected.shape)) * 0.5**0.5
+        inputs = (self.layer_norm(projected).flatten(1) + tables) * 0.5**0.5
         rotations = {kind: rope(positions) for kind, rope in self.ropes.items()}
-        streams = self.enter.forward(embedded.unsqueeze(1).expand(-1, shape.num_streams, -1))
+        streams = torch.cat(self.enter.forward([embedded] * shape.num_streams), 1)
         streams = self.layers(streams, inputs, rotations)
-        out: Tensor = self.norm(self.leave.forward(streams).mean(1))
+        first, *others = self.leave.forward(list(streams.split(shape.hidden_size, 1)))
+        for other in others:
+            first = first + other
+        out: Tensor = self.norm(first * (1 / shape.num_streams))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
         cap = self.shape.logits_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class KnownIds(Layer):
+    """Token ids [T] → the same, or 0 for tokens that the tables of the layers do not have."""
+
+    def __init__(self, build: Build, shape: Shape) -> None:
+        super().__init__(build)
+        self.size = shape.vocab_size
+        self.num_known = shape.layer_vocab_size
+
+    def bind(self) -> None:
+        ids = torch.arange(self.size, device=self.build.device)
+        ids[self.num_known :] = 0
+        self.forward = lambda input_ids: ids[input_ids]
 
 
 def make_rope(build: Build, shape: Shape, config: Mapping[str, Any], kind: str) -> Rope:
@@ -106,13 +123,11 @@ def make_rope(build: Build, shape: Shape, config: Mapping[str, Any], kind: str) 
 
 
 class DecoderLayer(nn.Module):
-    """One layer. streams: [T, N, H]."""
+    """One layer. streams: [T, N·H]. inputs: [T, layers · layer_size]."""
 
     def __init__(self, build: Build, index: int, shape: Shape, ropes: Mapping[str, Rope]) -> None:
         super().__init__()
         hidden = shape.hidden_size
-        self.index = index
-        self.active = shape.active
         self.kind = shape.types[index]
 
         def norm(name: str) -> Norm:
@@ -129,16 +144,18 @@ class DecoderLayer(nn.Module):
         self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
         self.mlp = FeedForward(build.at("mlp"), shape, shape.widths[index], shape.cutoffs[index])
+        self.inputs = slice(index * shape.layer_size, (index + 1) * shape.layer_size)
         self.input_gate = Linear(build.at("per_layer_input_gate"), hidden, shape.layer_size)
         self.input_activation = Activation(build, shape.activation)
         self.input_projection = Linear(build.at("per_layer_projection"), shape.layer_size, hidden)
         self.post_input_norm = norm("post_per_layer_input_norm")
+        self.add = build.kernels["add_to_streams"]
 
     def forward(
         self, streams: Tensor, residual: None, inputs: Tensor, rotations: Mapping[str, Rotation]
     ) -> tuple[Tensor, None]:
         predicted = self.altup.predict(streams)
-        active = predicted[:, self.active].contiguous()
+        active = self.altup.active(predicted)
         normalized = self.input_layernorm(active)
         laurel = normalized + self.laurel_norm(self.laurel_right(self.laurel_left(normalized)))
         attended = self.post_attention_layernorm(
@@ -148,9 +165,9 @@ class DecoderLayer(nn.Module):
         mixed = self.mlp.forward(self.pre_feedforward_layernorm(hidden))
         corrected = self.altup.correct(predicted, hidden + self.post_feedforward_layernorm(mixed))
         gate = self.input_gate(self.altup.scaled(corrected))
-        per_layer = self.input_activation(torch.cat((gate, inputs[:, self.index]), 1))
-        corrected[:, 1:] += self.post_input_norm(self.input_projection(per_layer)).unsqueeze(1)
-        return corrected, None
+        per_layer = self.input_activation(torch.cat((gate, inputs[:, self.inputs]), 1))
+        addition = self.post_input_norm(self.input_projection(per_layer))
+        return self.add(corrected, addition), None
 
 
 class SelfAttention(nn.Module):
@@ -194,8 +211,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, build: Build, shape: Shape, width: int, cutoff: float | None) -> None:
         super().__init__()
-        self.width = width
         self.cutoff = cutoff
+        self.cut = build.kernels["cut_gates"]
         parts = {"gate_proj": width, "up_proj": width}
         self.gate_up_proj = Linear(build, shape.hidden_size, 2 * width, parts=parts)
         self.activation = Activation(build, shape.activation)
@@ -204,9 +221,5 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         both = self.gate_up_proj(hidden)
         if self.cutoff is not None:
-            gate = both[:, : self.width]
-            least = (
-                gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, correction=0) * self.cutoff
-            )
-            gate.sub_(least).relu_()
+            both = self.cut(both, self.cutoff)
         return self.down_proj(self.activation(both))
