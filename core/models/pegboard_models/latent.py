@@ -24,8 +24,8 @@ class LatentAttention(Layer):
 
     The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N
     other channels of every head's keys, and its values. The weight has two uses that need different
-    layouts, and backends multiply it head by head. So it is dequantized once and kept in the
-    compute type: it is a small part of a model.
+    layouts, and backends multiply it head by head. So it is dequantized once and kept in the type of
+    weights that are not quantized: it is a small part of a model.
 
     layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale:
     factor of q·k. pairs: the rotated channels are neighbors (DeepSeek); otherwise halves
@@ -92,7 +92,8 @@ class LatentAttention(Layer):
         up_k = heads[:, : self.nope_dim]
         up_v = heads[:, self.nope_dim :].transpose(1, 2)
         if self.latent.up_k is None or self.latent.up_v is None:
-            options: Any = {"dtype": getattr(torch, self.build.dtype), "device": self.build.device}
+            dtype = getattr(torch, self.build.plain_dtype or self.build.dtype)
+            options: Any = {"dtype": dtype, "device": self.build.device}
             self.latent.up_k = torch.empty(up_k.shape, **options)
             self.latent.up_v = torch.empty(up_v.shape, **options)
         self.latent.up_k.copy_(up_k)

@@ -53,7 +53,8 @@ class Declared:
 class Build:
     """path: dotted checkpoint path of the module that is being built ("model.layers.3.self_attn").
 
-    dtype, device: torch names, of activations. quantization: how weights are stored. plain: the
+    dtype, device: torch names, of activations. plain_dtype: of weights that are not quantized; None
+    = dtype. quantization: how weights are stored. plain: the
     method for layers that `quantization` does not take. kernels: op name → bound callable.
     rope_style: how the checkpoint orders Q and K rows. max_positions: no step has a larger
     position; None = only the config limits them. layers: those that are built; None = all. taps:
@@ -68,6 +69,7 @@ class Build:
     plain: QuantizationMethod
     kernels: Mapping[str, Callable[..., Any]]
     path: str = ""
+    plain_dtype: str | None = None
     rope_style: str = "halves"
     max_positions: int | None = None
     layers: range | None = None

@@ -87,6 +87,7 @@ class LoadedModel:
             quantization=quantization,
             plain=quantization if is_plain else self._quantization({}, plain_name),
             kernels=self.setup.kernels,
+            plain_dtype=config.dtype,
             rope_style=checkpoint.rope_style,
             max_positions=self.setup.limits.max_model_len,
             layers=layers,

@@ -14,14 +14,18 @@
 #include "bfloat_tiles.h"
 #include "sorted_rows.h"
 
+/* MOST: tokens that are computed at once from decoded weights. FEW: number of tokens of a block up to which that is faster than
+ * decoding to memory. */
 #if LANES == 16
-#define MOST 8 /* tokens that are computed at once from decoded weights */
-#define FEW 12 /* number of tokens up to which that is faster than decoding to memory */
+#define MOST 8
+#if defined(__AMX_BF16__)
+#define FEW(bits) 12
+#else
+#define FEW(bits) ((bits) == 8 ? TOKEN_BLOCK : 64)
+#endif
 #elif LANES == 8
 #define MOST 4
-#define FEW 4
-#else
-#define FEW 0
+#define FEW(bits) 4
 #endif
 #define CHAINS 4
 
@@ -154,7 +158,7 @@ INLINE void read_scales(Block block, const CodeFormat *f, vfloat scale[VECTORS])
     for (int v = 0; v < VECTORS; v++) scale[v] *= f->factor[0];
 }
 
-#if FEW
+#if defined(FEW)
 /* Compute `tokens` x 16 results. Each is the sum of several chains of additions, which need not wait for each other. */
 INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, const uint8_t *group, int bits, int kind) {
     const CodeFormat *f = &a->format;
@@ -299,8 +303,8 @@ static int multiply_tiles(const LinearCodes *a, const LinearFloat *floats, int64
 /* Compute the results of the tokens [start, end) for the groups [group, stop). */
 INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop, int bits, int kind) {
     const int64_t bytes = group_bytes(&a->format, a->columns);
-#if FEW
-    if (end - start <= FEW) {
+#if defined(FEW)
+    if (end - start <= FEW(bits)) {
         for (int64_t g = group; g < stop; g++) {
             const uint8_t *packed = a->weight + g * bytes;
             int64_t t = start;

@@ -132,7 +132,9 @@ class LatentLayer:
 
     def _absorbed(self, q: Tensor, q_rope: Tensor, bucket: Bucket) -> Tensor:
         """One query for each row. All heads have the same keys, so they are queries of one head."""
-        queries = torch.cat((torch.bmm(q.transpose(0, 1), self.up_k).transpose(0, 1), q_rope), -1)
+        up_k = self.up_k.to(q.dtype)
+        up_v = self.up_v.to(q.dtype)
+        queries = torch.cat((torch.bmm(q.transpose(0, 1), up_k).transpose(0, 1), q_rope), -1)
         keys = self._read(bucket.blocks, q.dtype, bucket.unseen[Full()]).view(
             bucket.num_rows, 1, bucket.num_keys, -1
         )
@@ -142,25 +144,23 @@ class LatentLayer:
         sums = self.attend(
             queries.unsqueeze(1), keys, keys[..., : self.rank], bias.to(q.dtype), False
         )
-        return torch.bmm(sums[:, 0].transpose(0, 1), self.up_v).transpose(0, 1).flatten(1)
+        return torch.bmm(sums[:, 0].transpose(0, 1), up_v).transpose(0, 1).flatten(1)
 
     def _expanded(self, q: Tensor, q_rope: Tensor, chunk: Chunk) -> Tensor:
         """The queries of one row."""
         latent, rope = self._read(chunk.blocks, q.dtype)[: chunk.num_keys].split(
             (self.rank, q_rope.shape[-1]), 1
         )
-        keys = torch.cat(
-            (latent @ self.up_k.transpose(1, 2), rope.expand(self.num_heads, -1, -1)), -1
-        )
+        up_k = self.up_k.to(q.dtype)
+        up_v = self.up_v.to(q.dtype)
+        keys = torch.cat((latent @ up_k.transpose(1, 2), rope.expand(self.num_heads, -1, -1)), -1)
         queries = torch.cat((q, q_rope), -1).transpose(0, 1)
         bias = chunk.bias[Full()]
         if self.chooser is not None:
             bias = self.chooser.of_chunk(chunk, bias)
         bias = bias if bias is None else bias.to(q.dtype)
         return (
-            self.attend(queries[None], keys[None], (latent @ self.up_v)[None], bias, bias is None)[
-                0
-            ]
+            self.attend(queries[None], keys[None], (latent @ up_v)[None], bias, bias is None)[0]
             .transpose(0, 1)
             .flatten(1)
         )
