@@ -427,7 +427,9 @@ def write_checkpoint(
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_twin(write: Any, check_parity: Any, name: str, tmp_path: Path) -> None:
+def test_twin(
+    write: Any, check_parity: Any, check_recorded: Any, name: str, tmp_path: Path
+) -> None:
     model_type, values, config, layout = TWINS[name]
     twin = write(model_type, **{"tie_word_embeddings": False, **values})
     if layout is telechat:
@@ -437,6 +439,7 @@ def test_twin(write: Any, check_parity: Any, name: str, tmp_path: Path) -> None:
     tensors = layout(dict(twin.model.state_dict()), twin.model.config)
     twin.directory = write_checkpoint(tmp_path / "family", name, config, tensors)
     check_parity(twin)
+    check_recorded(twin)
 
 
 class Formulas:
@@ -641,12 +644,14 @@ FORMULAS: dict[
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_formulas(check_parity: Any, name: str, tmp_path: Path) -> None:
+def test_formulas(check_parity: Any, check_recorded: Any, name: str, tmp_path: Path) -> None:
     config, layers, slopes, skips, layout = FORMULAS[name]
     tensors = random_tensors(llama_shapes(layers))
     given = {key: value for key, value in config.items() if value is not None}
     directory = write_checkpoint(tmp_path / "model", name, given, layout(tensors, None))
-    check_parity(reference_of(directory, Formulas(tensors, layers, slopes, skips)))
+    reference = reference_of(directory, Formulas(tensors, layers, slopes, skips))
+    check_parity(reference)
+    check_recorded(reference)
 
 
 def reference_of(directory: Path, model: Callable[[Tensor], Any]) -> Any:
@@ -657,7 +662,7 @@ def reference_of(directory: Path, model: Callable[[Tensor], Any]) -> Any:
     return SimpleNamespace(directory=directory, logprobs=logprobs)
 
 
-def test_jais(check_parity: Any, tmp_path: Path) -> None:
+def test_jais(check_parity: Any, check_recorded: Any, tmp_path: Path) -> None:
     """GPT-2's names and stored matrices, SwiGLU, position biases, and scores divided by the size of
     a head."""
     shapes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (VOCAB, HIDDEN)}
@@ -726,6 +731,7 @@ def test_jais(check_parity: Any, tmp_path: Path) -> None:
 
     directory = write_checkpoint(tmp_path / "model", "JAISLMHeadModel", config, tensors)
     check_parity(reference_of(directory, model))
+    check_recorded(reference_of(directory, model))
 
 
 def test_ouro(check_parity: Any, check_cached: Any, check_recorded: Any, tmp_path: Path) -> None:

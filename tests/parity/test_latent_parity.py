@@ -143,27 +143,21 @@ KIMI = {
 BACKENDS = ("cpu_paged", "cpu_mla")
 
 
-def on_backends(*names: str) -> Any:
-    """Parametrize a test by these architectures and the backends that can compute them."""
-    pairs = [(name, backend) for name in names for backend in BACKENDS]
-    return pytest.mark.parametrize(
-        ("name", "backend"), [pair for pair in pairs if pair != ("deepseek_v32", "cpu_mla")]
-    )
-
-
-@on_backends(*ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(write: Any, check_parity: Any, name: str, backend: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_parity(write(model_type, **config), attention_backend=backend, block_size=16)
 
 
-@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {"deepseek_v32"}))
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded(write: Any, check_recorded: Any, name: str) -> None:
     model_type, config = ARCHITECTURES[name]
     check_recorded(write(model_type, **config))
 
 
-@on_backends("deepseek_v3", "deepseek_v32", "longcat_flash")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "longcat_flash"])
 def test_preemption_and_whole_prompts(
     write: Any, check_parity: Any, name: str, backend: str
 ) -> None:
@@ -178,7 +172,8 @@ def test_preemption_and_whole_prompts(
     )
 
 
-@on_backends("deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["deepseek_v2, as V2-Lite", "deepseek_v32", "longcat_flash"])
 def test_cached_prefixes_and_two_answers(
     write: Any, check_cached: Any, name: str, backend: str
 ) -> None:

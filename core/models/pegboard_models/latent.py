@@ -24,8 +24,8 @@ class LatentAttention(Layer):
 
     The layer holds the checkpoint's module build.path.kv_b_proj [H·(N + V), C], which makes the N
     other channels of every head's keys, and its values. The weight has two uses that need different
-    layouts, and backends multiply it head by head. So it is dequantized once and kept in the type of
-    weights that are not quantized: it is a small part of a model.
+    layouts, and backends multiply it head by head. So it is dequantized once and kept in the type
+    of weights that are not quantized: it is a small part of a model.
 
     layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale:
     factor of q·k. pairs: the rotated channels are neighbors (DeepSeek); otherwise halves

@@ -70,15 +70,21 @@ class NativeAttention:
         self.current = Plan()
         self.inputs: AttentionInputs | None = None
         self._make_room(setup.limits.max_num_batched_tokens)
-        tile_rows = max(1, TILE // self.group) * self.group
-        self.current.partial_stride = tile_rows * ((first.value_dim or self.head_dim) + 2)
+        self.value_dim = first.value_dim or first.head_dim
+        self.use_tiles_of(self.group)
+        self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
+        self.current.finished = self.finished.ctypes.data
+        self._fill = _PLAN(self.library.address("attention_plan"))
+
+    def use_tiles_of(self, group: int) -> None:
+        """Plan tiles of whole groups of query rows, and allocate their partial results."""
+        self.group = group
+        tile_rows = max(1, TILE // group) * group
+        self.current.partial_stride = tile_rows * (self.value_dim + 2)
         self.partials = np.empty(
             self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32
         )
-        self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
         self.current.partials = self.partials.ctypes.data
-        self.current.finished = self.finished.ctypes.data
-        self._fill = _PLAN(self.library.address("attention_plan"))
 
     def _make_room(self, num_tokens: int) -> None:
         """Allocate the items of a step of up to `num_tokens` tokens. Each item has at least one

@@ -90,6 +90,7 @@ MLA = AttentionSpec(
     supports={
         "dtype": {"float32"},
         "latent": {"float32", "bfloat16", "float16", "fp8_ds_mla"},
+        "sparse": True,
         "head_dim": frozenset(range(2, 1025, 2)),
         "block_size": True,
     },

@@ -162,8 +162,8 @@ class SparseIndex:
 @dataclass(eq=False, slots=True)
 class Latent:
     """The up-projections of a layer with latent attention (MLA, DeepSeek-AI 2024, "DeepSeek-V2").
-    They are set when weights are loaded, in the type of weights that are not quantized. Letters: C channels of a latent, R
-    rotated channels, N other channels of a key, V of a value.
+    They are set when weights are loaded, in the type of weights that are not quantized. Letters: C
+    channels of a latent, R rotated channels, N other channels of a key, V of a value.
 
     A token stores one latent c [C] and one part of its keys r [R], which all H heads share. The key
     of head h is (up_k[h] c, r) and its value is up_v[h]ᵀ c. A backend may compute them

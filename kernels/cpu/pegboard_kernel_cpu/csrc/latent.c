@@ -41,13 +41,14 @@ static void load_queries(Tile *t, const Item *item, int base) {
     memset(t->out, 0, (size_t)t->num_rows * t->rank * sizeof(float));
 }
 
-/* Find the keys [chunk, chunk + count) of a row, and copy them as floats if the products cannot read them as they are stored. */
-static void locate(Tile *t, int row, int chunk, int count) {
+/* Find `count` keys of a row, and copy them as floats if the products cannot read them as they are stored. chosen: their positions;
+ * NULL = from `chunk` on. */
+static void locate(Tile *t, int row, const int32_t *chosen, int chunk, int count) {
     const LatentCache *cache = &t->a->cache;
     const int32_t *table = t->a->plan->block_table + row * t->a->plan->table_stride;
     const int64_t width = latent_bytes(cache);
     for (int key = 0; key < count; key++) {
-        int at = chunk + key, size = cache->block_size;
+        int at = chosen ? chosen[key] : chunk + key, size = cache->block_size;
         t->keys[key] = cache->latents + table[at / size] * cache->stride + at % size * width;
         if (cache->type != FP8_DS_MLA) continue;
         float *to = t->staged + key * t->dim;
@@ -99,12 +100,28 @@ INLINE void attend_chunk(Tile *t, int type) {
     for (; row < t->num_rows; row++) attend_rows(t, type, row, 1);
 }
 
+/* Return how many of the chosen positions come before one. */
+static int chosen_before(const int32_t *chosen, int count, int position) {
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (chosen[middle] < position) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 static void attend_tile(Tile *t, const Item *item, int base) {
+    const LatentArguments *a = t->a;
     load_queries(t, item, base);
-    for (int chunk = item->key_first; chunk < item->key_stop; chunk += CHUNK) {
-        int count = minimum(CHUNK, item->key_stop - chunk);
-        locate(t, item->row, chunk, count);
-        for (int row = 0; row < t->num_rows; row++) t->stop[row] = minimum(t->position[row] + 1 - chunk, count);
+    /* With an index, a tile has one token, so its rows have the same keys. */
+    const int32_t *chosen = a->chosen && t->position[0] >= a->top_k ? a->chosen + token_of(t, item, 0) * a->chosen_stride : NULL;
+    int first = item->key_first, end = item->key_stop;
+    if (chosen) first = chosen_before(chosen, a->top_k, first), end = chosen_before(chosen, a->top_k, end);
+    for (int chunk = first; chunk < end; chunk += CHUNK) {
+        int count = minimum(CHUNK, end - chunk);
+        locate(t, item->row, chosen ? chosen + chunk : NULL, chunk, count);
+        for (int row = 0; row < t->num_rows; row++) t->stop[row] = chosen ? count : minimum(t->position[row] + 1 - chunk, count);
         if (t->type == FLOAT32) attend_chunk(t, FLOAT32);
         else if (t->type == BFLOAT16) attend_chunk(t, BFLOAT16);
         else attend_chunk(t, FLOAT16);
@@ -208,6 +225,11 @@ static void store_latent(const LatentStore *a, int64_t token) {
     float key[MAX_LATENT] ALIGNED;
     memcpy(key, a->latent + token * a->latent_stride, cache->rank * sizeof(float));
     copy_turned(a, token, a->k_rope + token * a->k_rope_stride, key + cache->rank);
+    if (a->index) {
+        const IndexCache *to = &a->index_cache;
+        store_floats(to->type, a->index + token * a->index_stride, to->size,
+                     to->keys + slot / to->block_size * to->stride + slot % to->block_size * to->size * bytes_of(to->type));
+    }
     pack_latent(cache, key, cache->latents + slot / cache->block_size * cache->stride + slot % cache->block_size * latent_bytes(cache));
 }
 

@@ -28,6 +28,13 @@ typedef struct {
     int32_t rank, rope, block_size, type;
 } LatentCache;
 
+/* What a layer with an index also stores: [block][slot][size]. */
+typedef struct {
+    char *keys; /* NULL = no index */
+    int64_t stride;
+    int32_t size, block_size, type;
+} IndexCache;
+
 /* weight: [heads][rows][columns] of `type`. Strides in floats from token to token; x_head, out_head: from head to head. */
 typedef struct {
     const float *x;
@@ -48,6 +55,9 @@ typedef struct {
     int64_t cos_stride, sin_stride;
     const Plan *plan;
     LatentCache cache;
+    const float *index; /* [T][size] */
+    int64_t index_stride;
+    IndexCache index_cache;
     int32_t pairs; /* see StoreArguments */
 } LatentStore;
 
@@ -57,7 +67,9 @@ typedef struct {
     int64_t q_stride, out_stride;
     const Plan *plan;
     LatentCache cache;
-    int32_t num_heads;
+    const int32_t *chosen; /* [T][top_k], see latent_index.c; NULL = a query attends to all keys */
+    int64_t chosen_stride;
+    int32_t num_heads, top_k;
     float scale;
 } LatentArguments;
 
@@ -69,26 +81,31 @@ INLINE int64_t latent_bytes(const LatentCache *cache) {
     return (int64_t)(cache->rank + cache->rope) * bytes_of(cache->type);
 }
 
+INLINE void store_floats(int type, const float *from, int count, char *to) {
+    if (type == FLOAT32) memcpy(to, from, count * sizeof(float));
+    else if (type == BFLOAT16) for (int d = 0; d < count; d++) ((uint16_t *)to)[d] = to_bfloat16(from[d]);
+    else for (int d = 0; d < count; d++) ((uint16_t *)to)[d] = to_half(from[d]);
+}
+
 /* Store a key. FP8_DS_MLA is vLLM's layout for DeepSeek: the latent as codes of E4M3, a scale for each 128 of them, and the rotated
  * part in bfloat16. */
 INLINE void pack_latent(const LatentCache *cache, const float *key, char *to) {
     const int rank = cache->rank, dim = rank + cache->rope;
-    if (cache->type == FLOAT32) memcpy(to, key, dim * sizeof(float));
-    else if (cache->type == BFLOAT16) for (int d = 0; d < dim; d++) ((uint16_t *)to)[d] = to_bfloat16(key[d]);
-    else if (cache->type == FLOAT16) for (int d = 0; d < dim; d++) ((uint16_t *)to)[d] = to_half(key[d]);
-    else {
-        for (int first = 0; first < rank; first += SCALED) {
-            float largest = 0;
-            const int stop = minimum(first + SCALED, rank);
-            for (int d = first; d < stop; d++) largest = fmaxf(largest, fabsf(key[d]));
-            const float scale = fmaxf(largest / E4M3_LARGEST, 0x1p-126f);
-            for (int d = first; d < stop; d++) ((uint8_t *)to)[d] = to_e4m3(key[d] / scale);
-            memcpy(to + rank + first / SCALED * 4, &scale, sizeof scale);
-        }
-        for (int d = rank; d < dim; d++) {
-            uint16_t rounded = to_bfloat16(key[d]);
-            memcpy(to + rank + num_scales(cache) * 4 + (d - rank) * 2, &rounded, sizeof rounded);
-        }
+    if (cache->type != FP8_DS_MLA) {
+        store_floats(cache->type, key, dim, to);
+        return;
+    }
+    for (int first = 0; first < rank; first += SCALED) {
+        float largest = 0;
+        const int stop = minimum(first + SCALED, rank);
+        for (int d = first; d < stop; d++) largest = fmaxf(largest, fabsf(key[d]));
+        const float scale = fmaxf(largest / E4M3_LARGEST, 0x1p-126f);
+        for (int d = first; d < stop; d++) ((uint8_t *)to)[d] = to_e4m3(key[d] / scale);
+        memcpy(to + rank + first / SCALED * 4, &scale, sizeof scale);
+    }
+    for (int d = rank; d < dim; d++) {
+        uint16_t rounded = to_bfloat16(key[d]);
+        memcpy(to + rank + num_scales(cache) * 4 + (d - rank) * 2, &rounded, sizeof rounded);
     }
 }
 
@@ -139,6 +156,13 @@ INLINE void dot_products(const int type, const int rows, const float *q, int64_t
             for (int64_t rest = d; rest < dim; rest++) score += q[i * dim + rest] * element(type, keys[j], rest);
             scores[i * CHUNK_STRIDE + j] = score;
         }
+}
+
+/* The same for a type and a number of rows, ROWS or 1, that are not known when this is compiled. */
+INLINE void dot_products_of(int type, int rows, const float *q, int64_t dim, const char *const *keys, float *scores) {
+    if (type == FLOAT32) rows == 1 ? dot_products(FLOAT32, 1, q, dim, keys, scores) : dot_products(FLOAT32, ROWS, q, dim, keys, scores);
+    else if (type == BFLOAT16) rows == 1 ? dot_products(BFLOAT16, 1, q, dim, keys, scores) : dot_products(BFLOAT16, ROWS, q, dim, keys, scores);
+    else rows == 1 ? dot_products(FLOAT16, 1, q, dim, keys, scores) : dot_products(FLOAT16, ROWS, q, dim, keys, scores);
 }
 
 /* out [rows][width] = out * factor + weights [rows][count] times the rows of a matrix. factor: NULL = 0. Strides in floats. */

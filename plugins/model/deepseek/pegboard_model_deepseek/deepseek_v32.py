@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import SparseIndex
-from pegboard.layers import Build, Linear, Rotation, size_of
+from pegboard.layers import Build, LayerNorm, Linear, Rotation, size_of
 from pegboard_model_deepseek.decoder import LatentSelfAttention
 from pegboard_model_deepseek.deepseek import DeepseekV3Model
 from pegboard_model_deepseek.shape import Shape
-from pegboard_models.parameters import Parameters
 
 INDEX_EPS = 1e-6
 """The epsilon of the index keys' norm. Configs do not contain it."""
@@ -59,10 +56,9 @@ class SparseAttention(LatentSelfAttention):
         indexer = build.at("indexer")
         self.heads = heads
         self.size = size
-        self.rope_dim = shape.rope_dim
         self.vectors = Linear(indexer.at("wq_b"), shape.q_rank, heads * size)
         self.keys = Linear(indexer.at("wk"), shape.hidden_size, size)
-        self.norm = Parameters(indexer.at("k_norm"), dict.fromkeys(("weight", "bias"), (size,)))
+        self.norm = LayerNorm(indexer.at("k_norm"), size, INDEX_EPS)
         self.weights = Linear(indexer.at("weights_proj"), shape.hidden_size, heads)
         self.rotate = build.kernels["rope"]
 
@@ -71,14 +67,9 @@ class SparseAttention(LatentSelfAttention):
     ) -> tuple[Tensor, ...]:
         """Return the index vectors [T, heads, size], their weights [T, heads], and the index key
         [T, size]."""
-        vectors = self._turned(self.vectors(small).unflatten(1, (self.heads, self.size)), rotation)
-        keys = layer_norm(
-            self.keys(hidden), (self.size,), self.norm["weight"], self.norm["bias"], INDEX_EPS
-        )
-        weights = self.weights(hidden).float() * (self.heads * self.size) ** -0.5
-        return vectors, weights, self._turned(keys.unsqueeze(1), rotation).squeeze(1)
-
-    def _turned(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         assert rotation is not None, "this architecture has rotary embeddings"
-        turned: Tensor = self.rotate(x[..., : self.rope_dim], *rotation, False)
-        return torch.cat((turned, x[..., self.rope_dim :]), -1)
+        vectors = self.vectors(small).unflatten(1, (self.heads, self.size))
+        keys = self.norm(self.keys(hidden)).unsqueeze(1)
+        weights = self.weights(hidden).float() * (self.heads * self.size) ** -0.5
+        turned, key = (self.rotate(x, *rotation, False) for x in (vectors, keys))
+        return turned, weights, key.squeeze(1)
