@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.latent import NativeLatentAttention
+from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.plugin import MLA
 
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, Latent
@@ -26,6 +28,11 @@ pytestmark = pytest.mark.usefixtures("native")
 
 class TestNativeLatentAttention(LatentContract):
     spec = MLA
+
+    @property
+    def rounding(self) -> Mapping[str, float]:  # type: ignore[override]
+        rounds = library().level.endswith(("avx512_bf16", "amx"))
+        return {"bfloat16": 0.1} if rounds else {}
 
     def backend(self, setup: AttentionSetup) -> NativeLatentAttention:
         return NativeLatentAttention(None, setup)

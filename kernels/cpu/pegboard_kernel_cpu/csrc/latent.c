@@ -15,9 +15,13 @@ typedef struct {
     float top[TILE], total[TILE], factor[TILE];
     const char *keys[CHUNK + KEYS];
     ALIGNED float scores[TILE * CHUNK_STRIDE];
-    ALIGNED float q[TILE * MAX_LATENT]; /* [rows][dim], scaled; at the end the results [rows][rank] */
+    ALIGNED float q[TILE * MAX_LATENT]; /* [rows][dim], scaled */
     ALIGNED float out[TILE * MAX_LATENT]; /* [rows][rank] */
     ALIGNED float staged[CHUNK * MAX_LATENT]; /* keys that have no other form that the products read */
+    int rounds; /* whether queries and weights are rounded to bfloat16, for products of such numbers */
+#if defined(__AVX512BF16__)
+    ALIGNED uint16_t rounded_q[TILE * MAX_LATENT], rounded_weights[TILE * CHUNK_STRIDE];
+#endif
 } Tile;
 
 INLINE int64_t token_of(const Tile *t, const Item *item, int index) {
@@ -39,6 +43,9 @@ static void load_queries(Tile *t, const Item *item, int base) {
         t->top[row] = -INFINITY, t->total[row] = 0;
     }
     memset(t->out, 0, (size_t)t->num_rows * t->rank * sizeof(float));
+#if defined(__AVX512BF16__)
+    if (t->rounds) round_row(t->q, (int64_t)t->num_rows * t->dim, t->rounded_q);
+#endif
 }
 
 /* Find `count` keys of a row, and copy them as floats if the products cannot read them as they are stored. chosen: their positions;
@@ -65,7 +72,7 @@ static void soften(Tile *t, int row, int stop) {
     const int end = (stop + LANES - 1) / LANES * LANES, seen = maximum(t->stop[row], 0);
     for (int j = seen; j < end; j++) s[j] = -INFINITY;
     if (!seen) {
-        memset(s, 0, stop * sizeof(float));
+        memset(s, 0, end * sizeof(float));
         return;
     }
     vfloat best = load(s), sum = {};
@@ -94,8 +101,31 @@ INLINE void attend_rows(Tile *t, int type, int row, int rows) {
     combine_rows(type, rows, &values);
 }
 
+#if defined(__AVX512BF16__)
+/* The same with rounded queries and weights. */
+INLINE void attend_rounded(Tile *t, int row, int rows) {
+    int stop = 0;
+    for (int i = 0; i < rows; i++) stop = maximum(stop, t->stop[row + i]);
+    if (stop <= 0) return;
+    uint16_t *weights = t->rounded_weights + row * CHUNK_STRIDE;
+    for (int key = 0; key < stop; key += KEYS)
+        dot_pairs(rows, t->rounded_q + row * t->dim, t->dim, t->keys + key, t->scores + row * CHUNK_STRIDE + key);
+    for (int i = 0; i < rows; i++) {
+        soften(t, row + i, stop);
+        round_row(t->scores + (row + i) * CHUNK_STRIDE, (stop + LANES - 1) / LANES * LANES, weights + i * CHUNK_STRIDE);
+    }
+    combine_pairs(rows, weights, t->keys, stop, t->factor + row, t->out + row * t->rank, t->rank);
+}
+#endif
+
 INLINE void attend_chunk(Tile *t, int type) {
     int row = 0;
+#if defined(__AVX512BF16__)
+    if (type == BFLOAT16 && t->rounds) {
+        for (; row + ROWS <= t->num_rows; row += ROWS) attend_rounded(t, row, ROWS);
+        for (; row < t->num_rows; row++) attend_rounded(t, row, 1);
+    }
+#endif
     for (; row + ROWS <= t->num_rows; row += ROWS) attend_rows(t, type, row, ROWS);
     for (; row < t->num_rows; row++) attend_rows(t, type, row, 1);
 }
@@ -141,6 +171,9 @@ static void finish(Tile *t, const Item *item, int base) {
     const int before = item->num_members && item->member >= 0 ? item->member * t->num_heads : 0;
     for (int row = 0; row < t->num_rows; row++) {
         const float *from = t->out + row * t->rank;
+#if defined(__AVX512BF16__)
+        if (t->rounds) order_channels(from, t->rank, t->q), from = t->q;
+#endif
         if (item->num_splits == 1) {
             float *to = result_of(t, item, base + row), inverse = 1.0f / t->total[row];
             for (int d = 0; d < t->rank; d++) to[d] = from[d] * inverse;
@@ -159,6 +192,10 @@ EXPORT void attend_latent(const Step *step, Worker *worker, const void *argument
     Tile t;
     t.a = a, t.num_heads = a->num_heads, t.rank = a->cache.rank, t.dim = a->cache.rank + a->cache.rope;
     t.type = a->cache.type == FP8_DS_MLA ? FLOAT32 : a->cache.type;
+    t.rounds = 0;
+#if defined(__AVX512BF16__)
+    t.rounds = t.type == BFLOAT16 && t.dim % WORD == 0 && t.rank % WORD == 0;
+#endif
     for (int64_t task; (task = next_task(worker, plan->num_items)) < plan->num_items;) {
         const Item *item = plan->items + task;
         const int32_t *members = item->num_members ? plan->members + item->members : NULL;

@@ -165,6 +165,72 @@ INLINE void dot_products_of(int type, int rows, const float *q, int64_t dim, con
     else rows == 1 ? dot_products(FLOAT16, 1, q, dim, keys, scores) : dot_products(FLOAT16, ROWS, q, dim, keys, scores);
 }
 
+#if defined(__AVX512BF16__)
+/* The products with keys of bfloat16 numbers, whose other factor is rounded to them. A word of 32 bits holds two numbers. */
+#define WORD 32 /* channels of a vector: keys and latents have a multiple of this number */
+
+INLINE void round_row(const float *from, int64_t count, uint16_t *to) { /* count: a multiple of LANES */
+    for (int64_t i = 0; i < count; i += LANES)
+        _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh((__m512)load(from + i)));
+}
+
+INLINE vfloat add_pairs(vfloat sum, vint a, vint b) { return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+
+/* As dot_products. q: [rows][dim]. */
+INLINE void dot_pairs(const int rows, const uint16_t *q, int64_t dim, const char *const *keys, float *scores) {
+    vfloat sum[ROWS][KEYS];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) sum[i][j] = (vfloat){};
+    for (int64_t d = 0; d < dim; d += WORD)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) {
+            vint key = *(const vint *)(keys[j] + 2 * d);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i][j] = add_pairs(sum[i][j], *(const vint *)(q + i * dim + d), key);
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < KEYS; j++) scores[i * CHUNK_STRIDE + j] = sum_of(sum[i][j]);
+}
+
+/* out [rows][width] = out * factor + weights [rows][count] times latents. Keys are multiplied in pairs: if count is odd, one more is
+ * read, whose weights are 0. Of each 32 channels, out has those with even numbers first. */
+INLINE void combine_pairs(const int rows, const uint16_t *weights, const char *const *keys, int64_t count, const float *factor, float *out,
+                          int64_t width) {
+    for (int64_t c = 0; c < width; c += WORD) {
+        vfloat even[ROWS], odd[ROWS];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            even[i] = load(out + i * width + c) * splat(factor[i]);
+            odd[i] = load(out + i * width + c + LANES) * splat(factor[i]);
+        }
+        for (int64_t k = 0; k < count; k += 2) {
+            const vint a = *(const vint *)(keys[k] + 2 * c), b = *(const vint *)(keys[k + 1] + 2 * c);
+            const vint low = (a & 0xffff) | b << 16, high = (a >> 16 & 0xffff) | (b & (int32_t)0xffff0000);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) {
+                int32_t both;
+                memcpy(&both, weights + i * CHUNK_STRIDE + k, sizeof both);
+                const vint pair = both - (vint){};
+                even[i] = add_pairs(even[i], pair, low);
+                odd[i] = add_pairs(odd[i], pair, high);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) store(out + i * width + c, even[i]), store(out + i * width + c + LANES, odd[i]);
+    }
+}
+
+/* Put the channels of a row in order. */
+INLINE void order_channels(const float *from, int64_t width, float *to) {
+    for (int64_t c = 0; c < width; c += WORD)
+        for (int i = 0; i < LANES; i++) to[c + 2 * i] = from[c + i], to[c + 2 * i + 1] = from[c + LANES + i];
+}
+#endif
+
 /* out [rows][width] = out * factor + weights [rows][count] times the rows of a matrix. factor: NULL = 0. Strides in floats. */
 typedef struct {
     const float *weights;
