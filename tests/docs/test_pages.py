@@ -73,13 +73,13 @@ def test_generated_files_are_current() -> None:
 
 
 def test_the_page_of_models_contradicts_no_entry_point() -> None:
-    data = {"fallback": ["A"], "eager": {"no kernel": ["B"]}, "missing": {"states": ["C"]}}
+    data = {"fallback": ["A"], "missing": {"states": ["C"]}}
     assert [way for _, way, _ in models_page.rows(data, {"B": "own"})] == [
         "fallback",
         "`own`",
         "not yet",
     ]
-    for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}, {}):
+    for own in ({"A": "own", "B": "own"}, {"B": "own", "C": "own"}):
         with pytest.raises(ValueError, match="is wrong about"):
             list(models_page.rows(data, own))
 

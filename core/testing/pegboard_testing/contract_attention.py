@@ -13,7 +13,7 @@ use any layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -356,10 +356,12 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 class AttentionContract:
     """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
-    not run on the CPU."""
+    not run on the CPU. rounding: for types of the cache whose products round queries and weights,
+    the largest error."""
 
     spec: AttentionSpec
     device = "cpu"
+    rounding: Mapping[str, float] = {}
 
     def backend(self, setup: AttentionSetup) -> AttentionBackend:
         """Return a new backend."""
@@ -440,7 +442,7 @@ class AttentionContract:
         trial, steps = self.random_trial(150, "float32", stored)
         assert {view.dtype for view in trial.views[0].values()} == {getattr(torch, stored)}
         for pieces in steps:
-            self.check(trial, pieces, trial.step(pieces))
+            self.check(trial, pieces, trial.step(pieces), self.rounding.get(stored))
 
     @pytest.mark.parametrize("stored", FLOAT8)
     @pytest.mark.parametrize("seed", range(3))

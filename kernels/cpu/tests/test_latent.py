@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.plugin import MLA
 
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, Latent
-from pegboard_testing.contract_attention import Piece
+from pegboard_testing.contract_attention import Piece, random_steps
 from pegboard_testing.contract_latent import (
     STORED,
     LatentContract,
@@ -76,3 +77,15 @@ def test_rows_after_the_same_blocks(
         if length > shared + 1:
             contract.check(trial, [Piece(row, shared, length - 1)])
     contract.check(trial, [Piece(row, length - 1, length) for row, length in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+def test_slots_that_no_token_has_written_do_not_matter(stored: str) -> None:
+    """They may hold what is not a number, from a request that failed."""
+    contract = TestNativeLatentAttention()
+    lengths = [37, 16, 90]
+    trial = LatentTrial(contract, latent_layer(rope=32), 16, lengths, 3, stored)
+    for view in trial.views[0].values():
+        view.fill_(float("nan"))
+    for pieces in random_steps(np.random.default_rng(5), lengths):
+        contract.check(trial, pieces)

@@ -27,6 +27,11 @@ typedef struct {
     ALIGNED float scores[TILE * CHUNK];
     ALIGNED float staged_k[PANEL * MAX_DIM]; /* [dim][PANEL] */
     ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
+#if defined(__AVX512BF16__)
+    int rounds; /* whether queries and weights are rounded to bfloat16, as keys and values are */
+    ALIGNED uint32_t q_words[TILE * MAX_DIM / 2]; /* per block [dim / 2][rows] */
+    ALIGNED uint16_t weights[TILE * CHUNK];
+#endif
 } Tile;
 
 /* Return the index within the step of the item's (or the tile's) `index`-th token. `position_of` returns the position of that
@@ -41,6 +46,19 @@ INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index
     return t->a->plan->seq_lens[row] - (int)(t->a->plan->query_start_loc[row + 1] - token);
 }
 
+#if defined(__AVX512BF16__)
+/* Put a query into the block of rows that begins with row `start`, as row `r`. */
+INLINE void round_query(Tile *t, const float *from, float scale, int start, int rows, int r) {
+    uint32_t *to = t->q_words + start * (t->dim / 2) + r, words[LANES / 2] ALIGNED;
+    for (int d = 0; d < t->dim; d += LANES) {
+        float scaled[LANES] ALIGNED;
+        store(scaled, load(from + d) * scale);
+        round_row(scaled, LANES, (uint16_t *)words);
+        for (int i = 0; i < LANES / 2; i++) to[(d / 2 + i) * rows] = words[i];
+    }
+}
+#endif
+
 static void load_queries(Tile *t, const Item *item, int base) {
     const AttendArguments *a = t->a;
     float scale = a->scale * LOG2E * (is_float8(t->type) ? a->cache.k_scale[t->kv_head] : 1.0f);
@@ -53,6 +71,10 @@ static void load_queries(Tile *t, const Item *item, int base) {
             int64_t token = token_of(t, item, index);
             const float *from = a->q + token * a->q_stride + (int64_t)head * t->dim;
             float *to = t->q + start * t->dim + r;
+#if defined(__AVX512BF16__)
+            if (t->rounds) round_query(t, from, scale, start, rows, r);
+            else
+#endif
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
             t->position[start + r] = position_of(t, item, token, index);
             int has_sink = a->sinks && item->split == 0; /* a sink is a key of the first split */
@@ -172,6 +194,12 @@ static void score(Tile *t, int count) {
         for (int i = 0; i < t->num_blocks; i++) {
             if (t->from[i] >= (panel + 1) * PANEL || t->stop[i] <= panel * PANEL) continue;
             int start = t->start[i], rows = t->start[i + 1] - start;
+#if defined(__AVX512BF16__)
+            if (t->rounds) {
+                word_scores[rows - 1](t->q_words + start * (t->dim / 2), k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
+                continue;
+            }
+#endif
             score_products[t->k_is_staged ? FLOAT32 : t->type][rows - 1](
                 t->q + start * t->dim, k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
         }
@@ -236,6 +264,13 @@ static void add_values(Tile *t) {
         for (int i = 0; i < t->num_blocks; i++) {
             int start = t->start[i], rows = t->start[i + 1] - start;
             if (t->from[i] >= t->stop[i]) continue;
+#if defined(__AVX512BF16__)
+            if (t->rounds) {
+                word_values[rows - 1][log2](t->weights + start * CHUNK, t->v, stride, d * channel, t->from[i], t->stop[i], t->factor + start,
+                                            t->out + start * t->padded + d, t->padded);
+                continue;
+            }
+#endif
             value_products[type][rows - 1][log2](t->scores + start * CHUNK, t->v, stride, d * channel, span, t->from[i],
                                                  t->stop[i], t->factor + start, t->out + start * t->padded + d, t->padded);
         }
@@ -252,7 +287,12 @@ static void attend_tile(Tile *t, const Item *item, int base) {
         for (int i = 0; i < t->num_blocks; i++) {
             if (t->from[i] >= t->stop[i]) continue;
             int from = t->from[i] / LANES * LANES, stop = (t->stop[i] + LANES - 1) / LANES * LANES;
-            for (int row = t->start[i]; row < t->start[i + 1]; row++) soften(t, row, from, stop);
+            for (int row = t->start[i]; row < t->start[i + 1]; row++) {
+                soften(t, row, from, stop);
+#if defined(__AVX512BF16__)
+                if (t->rounds) round_row(t->scores + row * CHUNK + from, stop - from, t->weights + row * CHUNK + from);
+#endif
+            }
         }
         if (t->v_is_staged) stage_values(t, count);
         add_values(t);
@@ -324,6 +364,10 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         for (int base = 0; base < rows; base += TILE) {
             t.num_rows = minimum(TILE, rows - base);
             t.k_is_staged = t.type != FLOAT32 && t.num_rows > ROWS;
+#if defined(__AVX512BF16__)
+            t.rounds = t.type == BFLOAT16 && t.padded == dim;
+            if (t.rounds) t.k_is_staged = 0;
+#endif
             t.v_is_staged = t.k_is_staged || t.padded != dim;
             attend_tile(&t, item, base);
             finish(&t, item, base);

@@ -150,4 +150,19 @@ INLINE void merge_splits(const float *first, int64_t step, int num_splits, int d
     for (int d = 0; d < dim; d++) to[d] = to[d] / total * unit;
 }
 
+#if defined(__AVX512BF16__)
+/* Products of bfloat16 numbers, of which a word of 32 bits holds two. */
+INLINE void round_row(const float *from, int64_t count, uint16_t *to) { /* count: a multiple of LANES */
+    for (int64_t i = 0; i < count; i += LANES)
+        _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh((__m512)load(from + i)));
+}
+
+INLINE vfloat add_pairs(vfloat sum, vint a, vint b) { return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+
+/* Return words of LANES numbers of two rows. */
+INLINE vint words_of(const void *first, const void *second) {
+    return (vint)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)first)) | (vint)load_bfloat16(second);
+}
+#endif
+
 #endif

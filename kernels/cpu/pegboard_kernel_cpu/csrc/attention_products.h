@@ -81,6 +81,78 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
         for (int j = 0; j < vectors; j++) store(out + i * out_stride + j * LANES, sum[i][j]);
 }
 
+#if defined(__AVX512BF16__)
+/* The same with keys, values and their factors in bfloat16. q: words of two channels [dim / 2][rows]. */
+INLINE void score_words(const int rows, const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores) {
+    vfloat sum[ROWS][VECTORS];
+    const char *run[RUNS];
+#pragma GCC unroll 4
+    for (int r = 0; r < RUNS; r++) run[r] = k[r];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) sum[i][j] = (vfloat){};
+    for (int64_t d = 0, at = 0; d < dim; d += 2, q += rows, at += 2 * stride) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            vint keys = words_of(run[j] + at, run[j] + at + stride);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i][j] = add_pairs(sum[i][j], (int32_t)q[i] - (vint){}, keys);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) store(scores + i * CHUNK + j * LANES, sum[i][j]);
+}
+
+/* weights: [rows][CHUNK]. Keys are multiplied in pairs, from an even one on. */
+INLINE void value_words(const int rows, const int vectors, const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip,
+                        int from, int stop, const float *factor, float *out, int64_t out_stride) {
+    static const uint16_t nothing[2 * LANES];
+    vfloat sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * out_stride + j * LANES) * splat(factor[i]);
+    for (from &= ~1; from < stop; from += 2) {
+        const char *p = v[(unsigned)from / RUN] + (unsigned)from % RUN * stride + skip;
+        const char *next = from + 1 < stop ? p + stride : (const char *)nothing;
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            vint values = words_of(p + j * LANES * 2, next + j * LANES * 2);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) {
+                int32_t both;
+                memcpy(&both, weights + i * CHUNK + from, sizeof both);
+                sum[i][j] = add_pairs(sum[i][j], both - (vint){}, values);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) store(out + i * out_stride + j * LANES, sum[i][j]);
+}
+
+typedef void (*ScoreWords)(const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores);
+typedef void (*ValueWords)(const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip, int from, int stop,
+                           const float *factor, float *out, int64_t out_stride);
+
+#define WORDS(_, rows)                                                                                                          \
+    static void score_words_##rows(const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
+        score_words(rows, q, k, stride, dim, scores);                                                                           \
+    }                                                                                                                           \
+    WORD_VALUES(rows, 1) WORD_VALUES(rows, 2)
+#define WORD_VALUES(rows, vectors)                                                                                              \
+    static void value_words_##rows##_##vectors(const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip,     \
+                                               int from, int stop, const float *factor, float *out, int64_t out_stride) {       \
+        value_words(rows, vectors, weights, v, stride, skip, from, stop, factor, out, out_stride);                              \
+    }
+#define WORD_SCORE_NAMES(_, rows) score_words_##rows,
+#define WORD_VALUE_NAMES(_, rows) {value_words_##rows##_1, value_words_##rows##_2},
+#endif
+
 #define SCORE(type, rows)                                                                                                       \
     static void score_##type##_##rows(const float *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
         score_product(type, rows, q, k, stride, dim, scores);                                                                   \
@@ -116,5 +188,11 @@ static const ScoreProduct score_products[NUM_TYPES][ROWS] = {
 static const ValueProduct value_products[NUM_TYPES][ROWS][3] = {
     {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)},
     {EACH_ROWS(VALUE_NAMES, FLOAT16)}, {EACH_ROWS(VALUE_NAMES, E4M3)}, {EACH_ROWS(VALUE_NAMES, E5M2)}};
+
+#if defined(__AVX512BF16__)
+EACH_ROWS(WORDS, )
+static const ScoreWords word_scores[ROWS] = {EACH_ROWS(WORD_SCORE_NAMES, )};
+static const ValueWords word_values[ROWS][2] = {EACH_ROWS(WORD_VALUE_NAMES, )};
+#endif
 
 #endif

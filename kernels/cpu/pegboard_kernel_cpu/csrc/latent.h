@@ -169,13 +169,6 @@ INLINE void dot_products_of(int type, int rows, const float *q, int64_t dim, con
 /* The products with keys of bfloat16 numbers, whose other factor is rounded to them. A word of 32 bits holds two numbers. */
 #define WORD 32 /* channels of a vector: keys and latents have a multiple of this number */
 
-INLINE void round_row(const float *from, int64_t count, uint16_t *to) { /* count: a multiple of LANES */
-    for (int64_t i = 0; i < count; i += LANES)
-        _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh((__m512)load(from + i)));
-}
-
-INLINE vfloat add_pairs(vfloat sum, vint a, vint b) { return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
-
 /* As dot_products. q: [rows][dim]. */
 INLINE void dot_pairs(const int rows, const uint16_t *q, int64_t dim, const char *const *keys, float *scores) {
     vfloat sum[ROWS][KEYS];
