@@ -292,6 +292,8 @@ class Recorder:
     def _rotate(self, buffer: Buffer, turn: Turn) -> None:
         """Record a rotation, for a kernel that cannot rotate by itself."""
         _, heads, width = turn.source.shape
+        if turn.source.stride(2) != 1:
+            raise refusal("rotates channels that are not next to each other")
         buffer.turn = None
         arguments = Rotate(
             heads=heads,
