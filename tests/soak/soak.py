@@ -70,10 +70,11 @@ class Soak:
 
     def growth(self) -> float:
         """Memory at the end divided by memory after the first quarter. They are medians of the last
-        and of the second quarter."""
-        end = self.memory[-1][0]
-        early = [size for at, size in self.memory if 0.25 * end <= at < 0.5 * end]
-        late = [size for at, size in self.memory if at >= 0.75 * end]
+        and of the second quarter of the measurements, of which a busy machine may make few."""
+        sizes = [size for _, size in self.memory]
+        quarter = len(sizes) // 4
+        early = sizes[quarter : 2 * quarter + 1]
+        late = sizes[-quarter - 1 :]
         return statistics.median(late) / statistics.median(early)
 
 
