@@ -13,7 +13,7 @@ use any layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -356,16 +356,19 @@ def random_steps(rng: np.random.Generator, lengths: Sequence[int]) -> Iterator[l
 
 class AttentionContract:
     """Every attention backend passes these. Override `spec` and `backend`, and `device` if it does
-    not run on the CPU. rounding: for types of the cache whose products round queries and weights,
-    the largest error."""
+    not run on the CPU."""
 
     spec: AttentionSpec
     device = "cpu"
-    rounding: Mapping[str, float] = {}
 
     def backend(self, setup: AttentionSetup) -> AttentionBackend:
         """Return a new backend."""
         raise AssertionError("override AttentionContract.backend")
+
+    def rounding(self, stored: str) -> float | None:
+        """Return the largest error, if products with this type of the cache round queries and
+        weights."""
+        return None
 
     def can(self, feature: str, value: object = True) -> bool:
         return not unmet(self.spec.supports, {feature: value})
@@ -442,7 +445,7 @@ class AttentionContract:
         trial, steps = self.random_trial(150, "float32", stored)
         assert {view.dtype for view in trial.views[0].values()} == {getattr(torch, stored)}
         for pieces in steps:
-            self.check(trial, pieces, trial.step(pieces), self.rounding.get(stored))
+            self.check(trial, pieces, trial.step(pieces), self.rounding(stored))
 
     @pytest.mark.parametrize("stored", FLOAT8)
     @pytest.mark.parametrize("seed", range(3))

@@ -6,7 +6,7 @@ memory: [block, KV head, head_dim, slot] for keys and [block, KV head, slot, hea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import PYFUNCTYPE, addressof, c_int32, c_void_p, sizeof
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ class NativeAttention:
         first = setup.layers[0]
         self.head_dim = first.head_dim
         self.num_kv_heads = first.num_kv_heads
-        self.group = max(layer.num_heads // layer.num_kv_heads for layer in setup.layers)
+        self.group = self.rows_of_token(setup.layers)
         windows = [layer.window for layer in setup.layers]
         self.window = 0 if None in windows else max(window or 0 for window in windows)
         chunks = {layer.chunk for layer in setup.layers}
@@ -70,21 +70,21 @@ class NativeAttention:
         self.current = Plan()
         self.inputs: AttentionInputs | None = None
         self._make_room(setup.limits.max_num_batched_tokens)
-        self.value_dim = first.value_dim or first.head_dim
-        self.use_tiles_of(self.group)
-        self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
-        self.current.finished = self.finished.ctypes.data
-        self._fill = _PLAN(self.library.address("attention_plan"))
-
-    def use_tiles_of(self, group: int) -> None:
-        """Plan tiles of whole groups of query rows, and allocate their partial results."""
-        self.group = group
-        tile_rows = max(1, TILE // group) * group
-        self.current.partial_stride = tile_rows * (self.value_dim + 2)
+        tile_rows = max(1, TILE // self.group) * self.group
+        value_dim = first.value_dim or first.head_dim
+        self.current.partial_stride = tile_rows * (value_dim + 2)
         self.partials = np.empty(
             self.most_pieces * self.num_kv_heads * self.current.partial_stride, np.float32
         )
         self.current.partials = self.partials.ctypes.data
+        self.finished = np.zeros(self.most_pieces * self.num_kv_heads, np.int32)
+        self.current.finished = self.finished.ctypes.data
+        self._fill = _PLAN(self.library.address("attention_plan"))
+
+    @staticmethod
+    def rows_of_token(layers: Sequence[AttentionLayer]) -> int:
+        """Return how many query rows of a tile each token takes: the heads that share a KV head."""
+        return max(layer.num_heads // layer.num_kv_heads for layer in layers)
 
     def _make_room(self, num_tokens: int) -> None:
         """Allocate the items of a step of up to `num_tokens` tokens. Each item has at least one
@@ -140,7 +140,7 @@ class NativeAttention:
             self.most_pieces,
         )
 
-    def bind(self, layer: AttentionLayer) -> "NativeLayer":
+    def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
         return NativeLayer(self, layer)
 
     def cache(self, owner: int) -> Cache:
@@ -153,12 +153,13 @@ class NativeAttention:
         cache.num_kv_heads = self.num_kv_heads
         cache.head_dim = self.head_dim
         cache.block_size = self.block_size
-        cache.type = CACHE_TYPES[stored_type(view)]
+        cache.type = CACHE_TYPES[name_of_type(view["k"])]
         return cache
 
 
-def stored_type(view: KVView) -> str:
-    return str(view["k"].dtype).removeprefix("torch.")
+def name_of_type(tensor: Tensor) -> str:
+    """Return "float32" for torch.float32."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class NativeLayer:
@@ -173,7 +174,7 @@ class NativeLayer:
         if layer.k_scale is not None and layer.v_scale is not None:
             self.cache.k_scale = layer.k_scale.data_ptr()
             self.cache.v_scale = layer.v_scale.data_ptr()
-        self.stored = stored_type(backend.views[owner])
+        self.stored = name_of_type(backend.views[owner]["k"])
 
     def __call__(self, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         turn: Turn | None = None

@@ -3,6 +3,7 @@ decodes read the latents themselves (see `Latent`: absorbed)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec, KVTensor
-from pegboard_kernel_cpu.attention import NativeAttention
+from pegboard_kernel_cpu.attention import NativeAttention, name_of_type
 from pegboard_kernel_cpu.attention_structs import CACHE_TYPES, TILE
 from pegboard_kernel_cpu.values import Call, Turn, Value, new, rows_of, submit
 
 CODES_PER_SCALE = 128
-FP8_DS_MLA = len(CACHE_TYPES)
+FP8_DS_MLA = len(CACHE_TYPES) + 1
+"""After the types of attention.h, of which one is not a type of the cache."""
 
 
 class LatentCache(Structure):
@@ -97,9 +99,12 @@ class NativeLatentAttention(NativeAttention):
     def __init__(self, options: None, setup: AttentionSetup) -> None:
         super().__init__(options, setup)
         self.scores: np.ndarray | None = None
-        if any(layer.latent and layer.latent.index for layer in setup.layers):
-            self.use_tiles_of(TILE)
+        if has_index(setup.layers):
             self.scores = np.empty((self.num_threads, 2, setup.limits.max_model_len), np.float32)
+
+    @staticmethod
+    def rows_of_token(layers: Sequence[AttentionLayer]) -> int:
+        return TILE if has_index(layers) else NativeAttention.rows_of_token(layers)
 
     @staticmethod
     def kv_spec(layer: AttentionLayer, dtype: str) -> KVCacheSpec:
@@ -115,11 +120,12 @@ class NativeLatentAttention(NativeAttention):
             index_stored = "bfloat16"
             width = rank + 4 * -(-rank // CODES_PER_SCALE) + 2 * (layer.head_dim - rank)
         tensors = [KVTensor("latent", (width,), stored)]
-        if layer.latent is not None and layer.latent.index is not None:
-            tensors.append(KVTensor("index", (layer.latent.index.head_dim,), index_stored))
+        index = None if layer.latent is None else layer.latent.index
+        if index is not None:
+            tensors.append(KVTensor("index", (index.head_dim,), index_stored))
         return KVCacheSpec(tensors=tuple(tensors), retain=layer.retain)
 
-    def bind(self, layer: AttentionLayer) -> "NativeLatentLayer":  # type: ignore[override]
+    def bind(self, layer: AttentionLayer) -> "Callable[..., Tensor]":
         return NativeLatentLayer(self, layer)
 
 
@@ -232,6 +238,11 @@ class NativeLatentLayer:
         )
 
 
+def has_index(layers: Sequence[AttentionLayer]) -> bool:
+    """Return whether an index chooses the keys of a layer."""
+    return any(layer.latent is not None and layer.latent.index is not None for layer in layers)
+
+
 def type_of(tensor: Tensor) -> int:
     """Return the number of the tensor's type in csrc/attention.h."""
-    return CACHE_TYPES[str(tensor.dtype).removeprefix("torch.")]
+    return CACHE_TYPES[name_of_type(tensor)]

@@ -8,8 +8,6 @@ from pegboard_kernel_cpu.structures import AddToStreams, CutGates, MatchMagnitud
 from pegboard_kernel_cpu.values import Call, new, rows_of, submit
 from pegboard_models.streams import LEAST_MAGNITUDE
 
-MOST_STREAMS = 16
-
 
 def predict_streams(streams: Tensor, routed: Tensor, router: Tensor, mixing: Tensor) -> Tensor:
     """streams [T, N·H], routed [T, H], router [N, H], mixing [N·N, N] → [T, N·H]."""
@@ -27,7 +25,6 @@ def _update(
     streams: Tensor, rows: dict[str, Tensor], router: Tensor, mixing: Tensor, active: int
 ) -> Tensor:
     count, columns = router.shape
-    assert count <= MOST_STREAMS, f"{count} streams, but the kernel has at most {MOST_STREAMS}"
     out = new(streams, count * columns)
     arguments = Streams(
         router=router.data_ptr(),

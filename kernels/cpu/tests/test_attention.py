@@ -3,7 +3,6 @@ several sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from ctypes import c_float, c_int8, sizeof
 from dataclasses import dataclass
 from typing import Any
@@ -49,17 +48,12 @@ TOLERANCES = {
 `Stored.rounded`."""
 
 
-def rounding() -> Mapping[str, float]:
-    """Where bfloat16 numbers are multiplied, queries and softmax weights are rounded, too."""
-    return {"bfloat16": 0.05} if library().level.endswith(("avx512_bf16", "amx")) else {}
-
-
 class TestNativeAttention(AttentionContract):
     spec = ATTENTION
 
-    @property
-    def rounding(self) -> Mapping[str, float]:  # type: ignore[override]
-        return rounding()
+    def rounding(self, stored: str) -> float | None:
+        rounds = stored == "bfloat16" and library().level.endswith(("avx512_bf16", "amx"))
+        return 0.05 if rounds else None
 
     def backend(self, setup: AttentionSetup) -> NativeAttention:
         return NativeAttention(None, setup)
@@ -90,7 +84,7 @@ class Stored(AttentionContract):
 
     @property
     def tolerance(self) -> float:
-        return {**TOLERANCES, **rounding()}[self.kv_dtype]
+        return TestNativeAttention().rounding(self.kv_dtype) or TOLERANCES[self.kv_dtype]
 
     def rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
         """Return x [..., K, D] rounded as the cache stores it. scale: [K], of 8-bit floats."""

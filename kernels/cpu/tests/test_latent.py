@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -30,10 +29,9 @@ pytestmark = pytest.mark.usefixtures("native")
 class TestNativeLatentAttention(LatentContract):
     spec = MLA
 
-    @property
-    def rounding(self) -> Mapping[str, float]:  # type: ignore[override]
-        rounds = library().level.endswith(("avx512_bf16", "amx"))
-        return {"bfloat16": 0.1} if rounds else {}
+    def rounding(self, stored: str) -> float:
+        rounds = stored == "bfloat16" and library().level.endswith(("avx512_bf16", "amx"))
+        return 0.1 if rounds else 0.0
 
     def backend(self, setup: AttentionSetup) -> NativeLatentAttention:
         return NativeLatentAttention(None, setup)

@@ -54,8 +54,8 @@ class Build:
     """path: dotted checkpoint path of the module that is being built ("model.layers.3.self_attn").
 
     dtype, device: torch names, of activations. plain_dtype: of weights that are not quantized; None
-    = dtype. quantization: how weights are stored. plain: the
-    method for layers that `quantization` does not take. kernels: op name → bound callable.
+    = dtype. quantization: how weights are stored. plain: the method for layers that `quantization`
+    does not take. kernels: op name → bound callable.
     rope_style: how the checkpoint orders Q and K rows. max_positions: no step has a larger
     position; None = only the config limits them. layers: those that are built; None = all. taps:
     the depths at which the model hands out its hidden states. attention: layer index → its bound

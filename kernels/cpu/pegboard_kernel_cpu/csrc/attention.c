@@ -22,16 +22,12 @@ typedef struct {
     float top[TILE], total[TILE], factor[TILE];
     const char *k[CHUNK / RUN + RUNS], *v[CHUNK / RUN + RUNS]; /* of the chunk, and of the panel after it */
     ALIGNED float k_scale[CHUNK + PANEL], v_scale[CHUNK + PANEL];
-    ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled; at the end the results [rows][dim] */
+    ALIGNED float q[TILE * MAX_DIM]; /* per block [dim][rows], scaled, or words [dim / 2][rows]; at the end the results [rows][dim] */
     ALIGNED float out[TILE * MAX_DIM]; /* [rows][padded] */
     ALIGNED float scores[TILE * CHUNK];
     ALIGNED float staged_k[PANEL * MAX_DIM]; /* [dim][PANEL] */
     ALIGNED float staged_v[CHUNK * MAX_DIM]; /* [CHUNK][padded] */
-#if defined(__AVX512BF16__)
-    int rounds; /* whether queries and weights are rounded to bfloat16, as keys and values are */
-    ALIGNED uint32_t q_words[TILE * MAX_DIM / 2]; /* per block [dim / 2][rows] */
-    ALIGNED uint16_t weights[TILE * CHUNK];
-#endif
+    ALIGNED uint16_t weights[TILE * CHUNK]; /* the rounded scores, for WORDS */
 } Tile;
 
 /* Return the index within the step of the item's (or the tile's) `index`-th token. `position_of` returns the position of that
@@ -49,7 +45,7 @@ INLINE int position_of(const Tile *t, const Item *item, int64_t token, int index
 #if defined(__AVX512BF16__)
 /* Put a query into the block of rows that begins with row `start`, as row `r`. */
 INLINE void round_query(Tile *t, const float *from, float scale, int start, int rows, int r) {
-    uint32_t *to = t->q_words + start * (t->dim / 2) + r, words[LANES / 2] ALIGNED;
+    uint32_t *to = (uint32_t *)t->q + start * (t->dim / 2) + r, words[LANES / 2] ALIGNED;
     for (int d = 0; d < t->dim; d += LANES) {
         float scaled[LANES] ALIGNED;
         store(scaled, load(from + d) * scale);
@@ -72,7 +68,7 @@ static void load_queries(Tile *t, const Item *item, int base) {
             const float *from = a->q + token * a->q_stride + (int64_t)head * t->dim;
             float *to = t->q + start * t->dim + r;
 #if defined(__AVX512BF16__)
-            if (t->rounds) round_query(t, from, scale, start, rows, r);
+            if (t->type == WORDS) round_query(t, from, scale, start, rows, r);
             else
 #endif
             for (int d = 0; d < t->dim; d++) to[d * rows] = from[d] * scale;
@@ -194,14 +190,9 @@ static void score(Tile *t, int count) {
         for (int i = 0; i < t->num_blocks; i++) {
             if (t->from[i] >= (panel + 1) * PANEL || t->stop[i] <= panel * PANEL) continue;
             int start = t->start[i], rows = t->start[i + 1] - start;
-#if defined(__AVX512BF16__)
-            if (t->rounds) {
-                word_scores[rows - 1](t->q_words + start * (t->dim / 2), k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
-                continue;
-            }
-#endif
+            const float *q = t->q + start * t->dim / (t->type == WORDS ? 2 : 1);
             score_products[t->k_is_staged ? FLOAT32 : t->type][rows - 1](
-                t->q + start * t->dim, k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
+                q, k, stride, t->dim, t->scores + start * CHUNK + panel * PANEL);
         }
     }
 }
@@ -264,14 +255,8 @@ static void add_values(Tile *t) {
         for (int i = 0; i < t->num_blocks; i++) {
             int start = t->start[i], rows = t->start[i + 1] - start;
             if (t->from[i] >= t->stop[i]) continue;
-#if defined(__AVX512BF16__)
-            if (t->rounds) {
-                word_values[rows - 1][log2](t->weights + start * CHUNK, t->v, stride, d * channel, t->from[i], t->stop[i], t->factor + start,
-                                            t->out + start * t->padded + d, t->padded);
-                continue;
-            }
-#endif
-            value_products[type][rows - 1][log2](t->scores + start * CHUNK, t->v, stride, d * channel, span, t->from[i],
+            const void *weights = type == WORDS ? (void *)(t->weights + start * CHUNK) : t->scores + start * CHUNK;
+            value_products[type][rows - 1][log2](weights, t->v, stride, d * channel, span, t->from[i],
                                                  t->stop[i], t->factor + start, t->out + start * t->padded + d, t->padded);
         }
     }
@@ -290,7 +275,7 @@ static void attend_tile(Tile *t, const Item *item, int base) {
             for (int row = t->start[i]; row < t->start[i + 1]; row++) {
                 soften(t, row, from, stop);
 #if defined(__AVX512BF16__)
-                if (t->rounds) round_row(t->scores + row * CHUNK + from, stop - from, t->weights + row * CHUNK + from);
+                if (t->type == WORDS) round_row(t->scores + row * CHUNK + from, stop - from, t->weights + row * CHUNK + from);
 #endif
             }
         }
@@ -352,6 +337,9 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
     const int num_kv_heads = a->cache.num_kv_heads, group = a->num_heads / num_kv_heads, dim = a->cache.head_dim;
     Tile t;
     t.a = a, t.group = group, t.dim = dim, t.padded = (dim + LANES - 1) / LANES * LANES, t.type = a->cache.type;
+#if defined(__AVX512BF16__)
+    if (t.type == BFLOAT16 && t.padded == dim) t.type = WORDS;
+#endif
     t.is_shaped = a->cache.type == INT8 || a->soft_cap > 0;
     const int64_t total = a->plan->num_items * num_kv_heads;
     for (int64_t task; (task = next_task(worker, total)) < total;) {
@@ -363,11 +351,7 @@ EXPORT void attend(const Step *step, Worker *worker, const void *arguments) {
         t.unit = a->value_unit * (is_float8(t.type) ? a->cache.v_scale[t.kv_head] : 1.0f);
         for (int base = 0; base < rows; base += TILE) {
             t.num_rows = minimum(TILE, rows - base);
-            t.k_is_staged = t.type != FLOAT32 && t.num_rows > ROWS;
-#if defined(__AVX512BF16__)
-            t.rounds = t.type == BFLOAT16 && t.padded == dim;
-            if (t.rounds) t.k_is_staged = 0;
-#endif
+            t.k_is_staged = t.type != FLOAT32 && t.type != WORDS && t.num_rows > ROWS;
             t.v_is_staged = t.k_is_staged || t.padded != dim;
             attend_tile(&t, item, base);
             finish(&t, item, base);

@@ -17,7 +17,8 @@
 #define ENCODER -1 /* in place of the size of a chunk */
 #define KEY_STEP 32 /* tasks start at a multiple of this number of keys */
 
-enum { FLOAT32, BFLOAT16, INT8, FLOAT16, E4M3, E5M2, NUM_TYPES };
+/* WORDS is a type of products: keys and values are BFLOAT16, and the other factors are rounded to it. */
+enum { FLOAT32, BFLOAT16, INT8, FLOAT16, E4M3, E5M2, WORDS, NUM_TYPES };
 
 /* The attention of query tokens [first, first + count) of a row to the keys [key_first, key_stop), which are one of num_splits
  * ranges. The thread that finishes last merges the results of all ranges.
@@ -100,7 +101,7 @@ INLINE int stop_key(int position, int window, int chunk, int length) {
     return window ? minimum(position + window / 2 + 1, length) : length;
 }
 
-INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 ? 2 : 1; }
+INLINE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 || type == FLOAT16 || type == WORDS ? 2 : 1; }
 
 INLINE vfloat load_as(int type, const char *p) {
     if (type == FLOAT32) return load((const float *)p);
@@ -158,6 +159,13 @@ INLINE void round_row(const float *from, int64_t count, uint16_t *to) { /* count
 }
 
 INLINE vfloat add_pairs(vfloat sum, vint a, vint b) { return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+
+/* Return a vector of a word, which may be at any address. */
+INLINE vint splat_word(const void *word) {
+    int32_t bits;
+    memcpy(&bits, word, sizeof bits);
+    return bits - (vint){};
+}
 
 /* Return words of LANES numbers of two rows. */
 INLINE vint words_of(const void *first, const void *second) {

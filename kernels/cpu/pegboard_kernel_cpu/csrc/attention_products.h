@@ -21,17 +21,18 @@
 #define PANEL (VECTORS * LANES)
 #define RUNS (PANEL / RUN)
 
-/* q: [dim][rows]; k: the first key of each run; stride: bytes from channel to channel; scores: [rows][CHUNK]. */
-typedef void (*ScoreProduct)(const float *q, const char *const *k, int64_t stride, int dim, float *scores);
+/* q: [dim][rows] floats, for WORDS [dim / 2][rows] words of two channels; k: the first key of each run; stride: bytes from channel to channel; scores: [rows][CHUNK]. */
+typedef void (*ScoreProduct)(const void *q, const char *const *k, int64_t stride, int dim, float *scores);
 
-/* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK] times v; v: the first key of each
+/* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK], for WORDS bfloat16 numbers, times v; v: the first key of each
  * run; the runs of a span are contiguous; stride: bytes from key to key; skip: bytes of the channels before the first one to
  * compute. */
-typedef void (*ValueProduct)(const float *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
+typedef void (*ValueProduct)(const void *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
                              int stop, const float *factor, float *out, int64_t out_stride);
 
-INLINE void score_product(const int type, const int rows, const float *q, const char *const *k, int64_t stride, int dim,
+INLINE void score_product(const int type, const int rows, const void *queries, const char *const *k, int64_t stride, int dim,
                           float *scores) {
+    const float *q = queries;
     vfloat sum[ROWS][VECTORS];
     const char *run[RUNS];
 #pragma GCC unroll 4
@@ -40,11 +41,21 @@ INLINE void score_product(const int type, const int rows, const float *q, const 
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) sum[i][j] = (vfloat){};
-    for (int64_t d = 0, at = 0; d < dim; d++, q += rows, at += stride) {
+    const int channels = type == WORDS ? 2 : 1; /* of a step */
+    for (int64_t d = 0, at = 0; d < dim; d += channels, q += rows, at += channels * stride) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             const int run_of = j * LANES / RUN, lane = j * LANES % RUN;
-            vfloat key = load_as(type, run[run_of] + at + lane * bytes_of(type));
+            const char *p = run[run_of] + at + lane * bytes_of(type);
+#if defined(__AVX512BF16__)
+            if (type == WORDS) {
+                vint keys = words_of(p, p + stride);
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++) sum[i][j] = add_pairs(sum[i][j], splat_word(q + i), keys);
+                continue;
+            }
+#endif
+            vfloat key = load_as(type, p);
 #pragma GCC unroll 8
             for (int i = 0; i < rows; i++) sum[i][j] += splat(q[i]) * key;
         }
@@ -55,7 +66,7 @@ INLINE void score_product(const int type, const int rows, const float *q, const 
         for (int j = 0; j < VECTORS; j++) store(scores + i * CHUNK + j * LANES, sum[i][j]);
 }
 
-INLINE void value_product(const int type, const int rows, const int vectors, const float *weights, const char *const *v,
+INLINE void value_product(const int type, const int rows, const int vectors, const void *factors, const char *const *v,
                           int64_t stride, int64_t skip, int span, int from, int stop, const float *factor, float *out,
                           int64_t out_stride) {
     vfloat sum[ROWS][VECTORS];
@@ -63,6 +74,23 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * out_stride + j * LANES) * splat(factor[i]);
+#if defined(__AVX512BF16__)
+    if (type == WORDS) { /* pairs of keys, from an even one on; the weight of one before `from` is 0 */
+        static const uint16_t nothing[VECTORS * LANES];
+        for (from &= ~1; from < stop; from += 2) {
+            const char *p = v[(unsigned)from / RUN] + (unsigned)from % RUN * stride + skip;
+            const char *next = from + 1 < stop ? p + stride : (const char *)nothing;
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) {
+                vint values = words_of(p + j * LANES * bytes_of(type), next + j * LANES * bytes_of(type));
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++)
+                    sum[i][j] = add_pairs(sum[i][j], splat_word((const uint16_t *)factors + i * CHUNK + from), values);
+            }
+        }
+    }
+#endif
+    const float *weights = factors;
     while (from < stop) {
         const char *p = v[(unsigned)from / RUN] + (unsigned)from % RUN * stride + skip;
         int last = minimum(stop, (from | (span - 1)) + 1);
@@ -81,84 +109,12 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
         for (int j = 0; j < vectors; j++) store(out + i * out_stride + j * LANES, sum[i][j]);
 }
 
-#if defined(__AVX512BF16__)
-/* The same with keys, values and their factors in bfloat16. q: words of two channels [dim / 2][rows]. */
-INLINE void score_words(const int rows, const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores) {
-    vfloat sum[ROWS][VECTORS];
-    const char *run[RUNS];
-#pragma GCC unroll 4
-    for (int r = 0; r < RUNS; r++) run[r] = k[r];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) sum[i][j] = (vfloat){};
-    for (int64_t d = 0, at = 0; d < dim; d += 2, q += rows, at += 2 * stride) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            vint keys = words_of(run[j] + at, run[j] + at + stride);
-#pragma GCC unroll 8
-            for (int i = 0; i < rows; i++) sum[i][j] = add_pairs(sum[i][j], (int32_t)q[i] - (vint){}, keys);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) store(scores + i * CHUNK + j * LANES, sum[i][j]);
-}
-
-/* weights: [rows][CHUNK]. Keys are multiplied in pairs, from an even one on. */
-INLINE void value_words(const int rows, const int vectors, const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip,
-                        int from, int stop, const float *factor, float *out, int64_t out_stride) {
-    static const uint16_t nothing[2 * LANES];
-    vfloat sum[ROWS][VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * out_stride + j * LANES) * splat(factor[i]);
-    for (from &= ~1; from < stop; from += 2) {
-        const char *p = v[(unsigned)from / RUN] + (unsigned)from % RUN * stride + skip;
-        const char *next = from + 1 < stop ? p + stride : (const char *)nothing;
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) {
-            vint values = words_of(p + j * LANES * 2, next + j * LANES * 2);
-#pragma GCC unroll 8
-            for (int i = 0; i < rows; i++) {
-                int32_t both;
-                memcpy(&both, weights + i * CHUNK + from, sizeof both);
-                sum[i][j] = add_pairs(sum[i][j], both - (vint){}, values);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) store(out + i * out_stride + j * LANES, sum[i][j]);
-}
-
-typedef void (*ScoreWords)(const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores);
-typedef void (*ValueWords)(const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip, int from, int stop,
-                           const float *factor, float *out, int64_t out_stride);
-
-#define WORDS(_, rows)                                                                                                          \
-    static void score_words_##rows(const uint32_t *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
-        score_words(rows, q, k, stride, dim, scores);                                                                           \
-    }                                                                                                                           \
-    WORD_VALUES(rows, 1) WORD_VALUES(rows, 2)
-#define WORD_VALUES(rows, vectors)                                                                                              \
-    static void value_words_##rows##_##vectors(const uint16_t *weights, const char *const *v, int64_t stride, int64_t skip,     \
-                                               int from, int stop, const float *factor, float *out, int64_t out_stride) {       \
-        value_words(rows, vectors, weights, v, stride, skip, from, stop, factor, out, out_stride);                              \
-    }
-#define WORD_SCORE_NAMES(_, rows) score_words_##rows,
-#define WORD_VALUE_NAMES(_, rows) {value_words_##rows##_1, value_words_##rows##_2},
-#endif
-
 #define SCORE(type, rows)                                                                                                       \
-    static void score_##type##_##rows(const float *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
+    static void score_##type##_##rows(const void *q, const char *const *k, int64_t stride, int dim, float *scores) {           \
         score_product(type, rows, q, k, stride, dim, scores);                                                                   \
     }
 #define VALUE(type, rows, vectors)                                                                                              \
-    static void value_##type##_##rows##_##vectors(const float *weights, const char *const *v, int64_t stride, int64_t skip,     \
+    static void value_##type##_##rows##_##vectors(const void *weights, const char *const *v, int64_t stride, int64_t skip,     \
                                                   int span, int from, int stop, const float *factor, float *out,                \
                                                   int64_t out_stride) {                                                         \
         value_product(type, rows, vectors, weights, v, stride, skip, span, from, stop, factor, out, out_stride);                \
@@ -180,19 +136,24 @@ EACH_ROWS(SCORE, FLOAT32) EACH_ROWS(SCORE, BFLOAT16) EACH_ROWS(SCORE, INT8) EACH
 EACH_ROWS(SCORE, E5M2)
 EACH_ROWS(VALUES, FLOAT32) EACH_ROWS(VALUES, BFLOAT16) EACH_ROWS(VALUES, INT8) EACH_ROWS(VALUES, FLOAT16) EACH_ROWS(VALUES, E4M3)
 EACH_ROWS(VALUES, E5M2)
+#if defined(__AVX512BF16__)
+EACH_ROWS(SCORE, WORDS) EACH_ROWS(VALUES, WORDS)
+#endif
 
 /* [type][rows - 1], and for values [log2 of the vectors of channels]. */
 static const ScoreProduct score_products[NUM_TYPES][ROWS] = {
     {EACH_ROWS(SCORE_NAMES, FLOAT32)}, {EACH_ROWS(SCORE_NAMES, BFLOAT16)}, {EACH_ROWS(SCORE_NAMES, INT8)},
-    {EACH_ROWS(SCORE_NAMES, FLOAT16)}, {EACH_ROWS(SCORE_NAMES, E4M3)}, {EACH_ROWS(SCORE_NAMES, E5M2)}};
+    {EACH_ROWS(SCORE_NAMES, FLOAT16)}, {EACH_ROWS(SCORE_NAMES, E4M3)}, {EACH_ROWS(SCORE_NAMES, E5M2)},
+#if defined(__AVX512BF16__)
+    {EACH_ROWS(SCORE_NAMES, WORDS)},
+#endif
+};
 static const ValueProduct value_products[NUM_TYPES][ROWS][3] = {
     {EACH_ROWS(VALUE_NAMES, FLOAT32)}, {EACH_ROWS(VALUE_NAMES, BFLOAT16)}, {EACH_ROWS(VALUE_NAMES, INT8)},
-    {EACH_ROWS(VALUE_NAMES, FLOAT16)}, {EACH_ROWS(VALUE_NAMES, E4M3)}, {EACH_ROWS(VALUE_NAMES, E5M2)}};
-
+    {EACH_ROWS(VALUE_NAMES, FLOAT16)}, {EACH_ROWS(VALUE_NAMES, E4M3)}, {EACH_ROWS(VALUE_NAMES, E5M2)},
 #if defined(__AVX512BF16__)
-EACH_ROWS(WORDS, )
-static const ScoreWords word_scores[ROWS] = {EACH_ROWS(WORD_SCORE_NAMES, )};
-static const ValueWords word_values[ROWS][2] = {EACH_ROWS(WORD_VALUE_NAMES, )};
+    {EACH_ROWS(VALUE_NAMES, WORDS)},
 #endif
+};
 
 #endif

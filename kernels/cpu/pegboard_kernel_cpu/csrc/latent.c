@@ -20,7 +20,7 @@ typedef struct {
     ALIGNED float staged[CHUNK * MAX_LATENT]; /* keys that have no other form that the products read */
     int rounds; /* whether queries and weights are rounded to bfloat16, for products of such numbers */
 #if defined(__AVX512BF16__)
-    ALIGNED uint16_t rounded_q[TILE * MAX_LATENT], rounded_weights[TILE * CHUNK_STRIDE];
+    ALIGNED uint16_t rounded_q[TILE * MAX_LATENT], rounded_weights[ROWS * CHUNK_STRIDE];
 #endif
 } Tile;
 
@@ -90,42 +90,27 @@ static void soften(Tile *t, int row, int stop) {
 
 /* Go through the keys of a chunk with some neighboring rows. */
 INLINE void attend_rows(Tile *t, int type, int row, int rows) {
+    float *scores = t->scores + row * CHUNK_STRIDE, *out = t->out + row * t->rank;
     int stop = 0;
     for (int i = 0; i < rows; i++) stop = maximum(stop, t->stop[row + i]);
     if (stop <= 0) return;
-    for (int key = 0; key < stop; key += KEYS)
-        dot_products(type, rows, t->q + row * t->dim, t->dim, t->keys + key, t->scores + row * CHUNK_STRIDE + key);
+#if defined(__AVX512BF16__)
+    if (type == BFLOAT16 && t->rounds) {
+        for (int key = 0; key < stop; key += KEYS) dot_pairs(rows, t->rounded_q + row * t->dim, t->dim, t->keys + key, scores + key);
+        for (int i = 0; i < rows; i++) soften(t, row + i, stop);
+        round_row(scores, rows * CHUNK_STRIDE, t->rounded_weights);
+        combine_pairs(rows, t->rounded_weights, t->keys, stop, t->factor + row, out, t->rank);
+        return;
+    }
+#endif
+    for (int key = 0; key < stop; key += KEYS) dot_products(type, rows, t->q + row * t->dim, t->dim, t->keys + key, scores + key);
     for (int i = 0; i < rows; i++) soften(t, row + i, stop);
-    const Combination values = {t->scores + row * CHUNK_STRIDE, CHUNK_STRIDE, t->keys, stop, t->factor + row,
-                                t->out + row * t->rank, t->rank, t->rank};
+    const Combination values = {scores, CHUNK_STRIDE, t->keys, stop, t->factor + row, out, t->rank, t->rank};
     combine_rows(type, rows, &values);
 }
 
-#if defined(__AVX512BF16__)
-/* The same with rounded queries and weights. */
-INLINE void attend_rounded(Tile *t, int row, int rows) {
-    int stop = 0;
-    for (int i = 0; i < rows; i++) stop = maximum(stop, t->stop[row + i]);
-    if (stop <= 0) return;
-    uint16_t *weights = t->rounded_weights + row * CHUNK_STRIDE;
-    for (int key = 0; key < stop; key += KEYS)
-        dot_pairs(rows, t->rounded_q + row * t->dim, t->dim, t->keys + key, t->scores + row * CHUNK_STRIDE + key);
-    for (int i = 0; i < rows; i++) {
-        soften(t, row + i, stop);
-        round_row(t->scores + (row + i) * CHUNK_STRIDE, (stop + LANES - 1) / LANES * LANES, weights + i * CHUNK_STRIDE);
-    }
-    combine_pairs(rows, weights, t->keys, stop, t->factor + row, t->out + row * t->rank, t->rank);
-}
-#endif
-
 INLINE void attend_chunk(Tile *t, int type) {
     int row = 0;
-#if defined(__AVX512BF16__)
-    if (type == BFLOAT16 && t->rounds) {
-        for (; row + ROWS <= t->num_rows; row += ROWS) attend_rounded(t, row, ROWS);
-        for (; row < t->num_rows; row++) attend_rounded(t, row, 1);
-    }
-#endif
     for (; row + ROWS <= t->num_rows; row += ROWS) attend_rows(t, type, row, ROWS);
     for (; row < t->num_rows; row++) attend_rows(t, type, row, 1);
 }
@@ -218,7 +203,7 @@ EXPORT void attend_latent(const Step *step, Worker *worker, const void *argument
 
 /* The products of heads with matrices of their own: out [T][heads][columns] = x [T][heads][rows] W [heads][rows][columns]. */
 static void multiply_head(const HeadProducts *p, int64_t head, int64_t start, int64_t end) {
-    const char *rows[MAX_LATENT];
+    const char *rows[p->rows];
     const int64_t bytes = bytes_of(p->type);
     for (int64_t row = 0; row < p->rows; row++) rows[row] = (const char *)p->weight + (head * p->rows + row) * p->columns * bytes;
     for (int64_t token = start; token < end;) {

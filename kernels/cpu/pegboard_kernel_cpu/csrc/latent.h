@@ -7,7 +7,7 @@
 #define MAX_LATENT 1024 /* channels of a key */
 #define CHUNK_STRIDE (CHUNK + 16)
 #define TOKENS 32 /* of a task */
-#define FP8_DS_MLA NUM_TYPES /* a type of the cache, see pack_latent */
+#define FP8_DS_MLA NUM_TYPES /* one more type of the cache, see pack_latent */
 #define SCALED 128 /* codes with one scale */
 
 /* Sums in registers: ROWS * KEYS scores, or ROWS * VECTORS vectors of values. A single row needs more vectors, because each sum has

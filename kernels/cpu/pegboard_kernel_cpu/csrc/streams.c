@@ -1,8 +1,6 @@
 /* A token with several vectors ("streams") between layers, see pegboard_models/streams.py. */
 #include "common.h"
 
-#define MOST_STREAMS 16
-
 typedef struct {
     const float *x; /* [tokens][streams · columns] */
     int64_t x_stride;
@@ -49,7 +47,7 @@ EXPORT void update_streams(const Step *step, Worker *worker, const void *argumen
     const int64_t count = a->streams, columns = a->columns;
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         const float *x = a->x + t * a->x_stride;
-        float *out = a->out + t * a->out_stride, gates[MOST_STREAMS];
+        float *out = a->out + t * a->out_stride, gates[count];
         gates_of(a, a->routed + t * a->routed_stride, gates);
         for (int64_t n = 0; n < count; n++) {
             float *to = out + n * columns;
