@@ -21,12 +21,13 @@
 #define PANEL (VECTORS * LANES)
 #define RUNS (PANEL / RUN)
 
-/* q: [dim][rows] floats, for WORDS [dim / 2][rows] words of two channels; k: the first key of each run; stride: bytes from channel to channel; scores: [rows][CHUNK]. */
+/* q: [dim][rows] floats, for WORDS [dim / 2][rows] words of two channels; k: the first key of each run; stride: bytes from channel to
+ * channel; scores: [rows][CHUNK]. */
 typedef void (*ScoreProduct)(const void *q, const char *const *k, int64_t stride, int dim, float *scores);
 
-/* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK], for WORDS bfloat16 numbers, times v; v: the first key of each
- * run; the runs of a span are contiguous; stride: bytes from key to key; skip: bytes of the channels before the first one to
- * compute. */
+/* out [rows][out_stride] = out * factor + sum over keys [from, stop) of weights [rows][CHUNK] times v; weights: floats, for WORDS
+ * bfloat16 numbers; v: the first key of each run; the runs of a span are contiguous; stride: bytes from key to key; skip: bytes of
+ * the channels before the first one to compute. */
 typedef void (*ValueProduct)(const void *weights, const char *const *v, int64_t stride, int64_t skip, int span, int from,
                              int stop, const float *factor, float *out, int64_t out_stride);
 
