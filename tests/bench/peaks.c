@@ -44,7 +44,7 @@ typedef float Floats __attribute__((vector_size(BYTES)));
     KEEP(product);                                                                                      \
     x = _mm##bits##_add_epi16(x, product)
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 static void configure(void) {
     uint8_t shape[64] = {1};
     for (int i = 0; i < 8; i++) shape[16 + 2 * i] = 64, shape[48 + i] = 16;
@@ -59,10 +59,7 @@ static void configure(void) {
 #endif
 
 int64_t integers(int64_t count) {
-#if defined(__AMX_INT8__)
-    TILE_ROUNDS(_tile_dpbssd);
-    return count * 4 * 16 * 16 * 64 * 2;
-#elif defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__)
     ROUNDS(__m512i, x = _mm512_dpbusd_epi32(x, one, one))
     return count * SUMS * 64 * 2;
 #elif defined(__AVX512F__)

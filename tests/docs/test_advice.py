@@ -53,6 +53,7 @@ FOREIGN = {
         ("--no-input", "--only-binary", "--progress-bar", "--retries", "--force-reinstall"), "pip"
     ),
     "--import-mode": "pytest",
+    "--param": "gcc",
     **dict.fromkeys(("--flag", "--no-flag"), "stand for any flag"),
     "--no-such-flag-of-pegboard": "must not exist",
 }

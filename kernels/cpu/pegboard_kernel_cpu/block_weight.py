@@ -17,7 +17,17 @@ from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.packed_weight import GROUP, PackedWeight
 from pegboard_kernel_cpu.structures import ExpertsBlocks, Format, LinearBlocks, LookupBlocks
-from pegboard_kernel_cpu.values import Call, Value, new, quantize_call, refusal, rows_of, submit
+from pegboard_kernel_cpu.values import (
+    Call,
+    Value,
+    fields_of,
+    new,
+    new_quantized,
+    quantize_call,
+    refusal,
+    rows_of,
+    submit,
+)
 
 NO_SHIFT, MINIMUMS, ZEROS = range(3)
 """What a record has in addition to scales and codes, as in csrc/linear_blocks.c."""
@@ -102,6 +112,7 @@ class NativeBlockWeight(PackedWeight):
 
     LAYOUT = "cpu blocks 4"
     RUN = Run
+    LEAST_TILES = 40
 
     def __init__(
         self,
@@ -294,19 +305,11 @@ def _quantized(x: Tensor, order: Tensor | None = None) -> tuple[dict[str, Tensor
     """Return x as the products read it, and the calls that must run before."""
     calls: list[Call] = []
     if type(x) is Value:
-        quantized = x.recorder.quantized(x, order)
+        parts = x.recorder.quantized(x, order)
     else:
-        quantized = (
-            new(x, x.shape[1], torch.int8),
-            new(x, x.shape[1] // 32),
-            new(x, x.shape[1] // 16),
-        )
-        calls.append(
-            quantize_call(
-                x, order, dict(zip(("to.codes", "to.scales", "to.sums"), quantized, strict=True))
-            )
-        )
-    return dict(zip(("x", "x_scales", "x_sums"), quantized, strict=True)), calls
+        parts = new_quantized(x)
+        calls.append(quantize_call(x, order, fields_of(parts)))
+    return dict(zip(("x", "x_scales", "x_sums", "x_words"), parts, strict=False)), calls
 
 
 class NativeBlockLookup:

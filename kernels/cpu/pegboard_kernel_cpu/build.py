@@ -45,6 +45,9 @@ log = get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 
+TRIAL = ("trial.py", "structures.py")
+"""The modules that decide whether a library works."""
+
 SWITCHES = (
     "-O3",
     "-std=gnu11",
@@ -52,12 +55,15 @@ SWITCHES = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-Wno-psabi",
+    # Newer compilers multiply and add separately in a few loops, so that a token's result would
+    # depend on the number of tokens.
+    "--param=avoid-fma-max-bits=0",
 )
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _VNNI = (*_AVX512, "-mavx512vnni")
 LEVELS: dict[str, tuple[str, ...]] = {
-    "amx": (*_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "amx": (*_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "avx512_bf16": (*_VNNI, "-mavx512bf16"),
     "avx512_vnni": _VNNI,
     "avx512": _AVX512,
@@ -87,7 +93,7 @@ ROOM = 8 << 20
 """The free bytes that a folder must have to compile in it."""
 
 _FLAGS = {
-    "amx": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+    "amx": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
     "avx512_bf16": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16"},
     "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
     "avx512": _AVX512_FLAGS,
@@ -125,14 +131,15 @@ def compiler() -> str | None:
 
 @functools.lru_cache
 def _digest(switches: tuple[str, ...]) -> str:
-    """Return a digest of everything that determines a library: sources, switches, machine type, C
-    library, form of the file. A library is valid only for the digest in its name."""
+    """Return a digest of everything that determines a library and the verdict about it: sources,
+    trial, switches, machine type, C library, form of the file. A library is valid only for the
+    digest in its name."""
     digest = hashlib.sha256(
         repr(
             (SWITCHES, switches, platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"), SEAL)
         ).encode()
     )
-    for path in sorted(SOURCES.iterdir()):
+    for path in (*sorted(SOURCES.iterdir()), *(Path(__file__).with_name(name) for name in TRIAL)):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

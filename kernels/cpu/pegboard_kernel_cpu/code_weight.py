@@ -22,7 +22,7 @@ from pegboard_kernel_cpu.structures import (
     LinearCodes,
     LookupCodes,
 )
-from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
+from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit, words_of
 
 TABLE, E4M3, E5M2 = range(3)
 """How codes are decoded: by a lookup, or by shifting them into a half, as in
@@ -133,6 +133,7 @@ class NativeCodeWeight(PackedWeight):
 
     LAYOUT = "cpu codes 2"
     RUN = Run
+    LEAST_TILES = 16
 
     def write(self, start: int, rows: FloatCodes) -> None:
         prepared = _prepare(start, rows, self.shape[1])
@@ -204,9 +205,7 @@ class NativeCodeWeight(PackedWeight):
                     None if bias is None else bias[expert, segments[0].start :].data_ptr()
                 )
             slices.append((segments[0].stop - segments[0].start, products))
-        return NativeExperts(
-            "experts_codes", ExpertsCodes, slices, lambda x: ({"x": x}, []), (experts, bias)
-        )
+        return NativeExperts("experts_codes", ExpertsCodes, slices, _inputs, (experts, bias))
 
     def bind_lookup(self) -> NativeCodeLookup:
         if len(self.segments) != 1:
@@ -340,6 +339,12 @@ def _arguments(segment: Segment, columns: int) -> LinearCodes:
     )
 
 
+def _inputs(x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
+    """Return what the products read of x, and the calls that must run before."""
+    words, calls = words_of(x)
+    return {"x": x, **words}, calls
+
+
 class NativeCodeLinear:
     """[T, in] → [T, out]."""
 
@@ -353,13 +358,13 @@ class NativeCodeLinear:
         if type(x) is Value and self.is_padded:
             raise refusal("has rows without weights (a padded vocabulary)")
         out = new(x, self.shape[0])
-        calls = []
+        reads, calls = _inputs(x)
         if self.is_padded:
             out.zero_()
         for segment in self.segments:
             arguments = _arguments(segment, self.shape[1])
             columns = out if len(self.segments) == 1 else out[:, segment.start : segment.stop]
-            calls.append(Call("linear_codes", arguments, {"x": x}, {"out": columns}, segment))
+            calls.append(Call("linear_codes", arguments, reads, {"out": columns}, segment))
         submit(x, *calls)
         return out
 

@@ -11,7 +11,7 @@ from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.structures import ExpertsFloat, LinearFloat, LookupPacked
-from pegboard_kernel_cpu.values import Call, new, rows_of, submit
+from pegboard_kernel_cpu.values import Call, new, rows_of, submit, words_of
 
 GROUP = 16
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -95,9 +95,12 @@ class NativeFloatWeight(FloatWeight):
             "experts_float",
             ExpertsFloat,
             [(rows, products)],
-            lambda x: ({"x": x}, []),
+            self._inputs,
             (packed, bias),
         )
+
+    def _inputs(self, x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
+        return _inputs(x, self.type)
 
     def bind_lookup(self) -> "NativeFloatLookup":
         """Return [T] row indices → [T, in]."""
@@ -122,8 +125,16 @@ class NativeFloatLinear:
         arguments = LinearFloat(
             weight=self.packed.data_ptr(), rows=rows, columns=columns, type=self.type
         )
-        submit(x, Call("linear_float", arguments, {"x": x}, {"out": out}, self.packed))
+        reads, calls = _inputs(x, self.type)
+        submit(x, *calls, Call("linear_float", arguments, reads, {"out": out}, self.packed))
         return out
+
+
+def _inputs(x: Tensor, type: int) -> tuple[dict[str, Tensor], list[Call]]:
+    """Return what a product with weights of this type reads of x, and the calls that must run
+    before."""
+    reads, calls = words_of(x) if TYPES[type] == torch.bfloat16 else ({}, [])
+    return reads or {"x": x}, calls
 
 
 class NativeFloatLookup:

@@ -22,7 +22,8 @@ class NotLoadable(ConfigError):
 
 
 class Library:
-    """The kernels of one level. num_threads: size of the team, including the calling thread."""
+    """The kernels of one level. num_threads: size of the team, including the calling thread.
+    has_tiles: whether products with many tokens read activations as bfloat16 numbers."""
 
     def __init__(self, level: str, path: str | Path, num_threads: int) -> None:
         """Load the library and start the team. Raises NotLoadable if the system does not load it,
@@ -34,7 +35,8 @@ class Library:
             raise NotLoadable(f"the compiled CPU kernels cannot be loaded: {error}") from error
         self._addresses: dict[str, int] = {}
         functions = self._functions
-        if hasattr(functions, "allow_tiles") and not functions.allow_tiles():
+        self.has_tiles = hasattr(functions, "allow_tiles")
+        if self.has_tiles and not functions.allow_tiles():
             raise ConfigError(
                 "the operating system does not let this process use matrix tiles: AMX needs Linux "
                 "5.16 or newer"

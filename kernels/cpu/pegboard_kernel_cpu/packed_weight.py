@@ -14,6 +14,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.experts import one_by_one
+from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.repack import open_packed, store_packed
 
 GROUP = 16
@@ -53,6 +54,14 @@ class PackedWeight:
     layout."""
     RUN: ClassVar[Any]
     """The named tuple that describes a run."""
+    LEAST_TILES: ClassVar[int]
+    """Tokens from which on matrix tiles multiply, as in the C code."""
+
+    @classmethod
+    def uses_tiles(cls, num_tokens: int) -> bool:
+        """Return whether this many tokens are multiplied by matrix tiles, which round activations
+        and weights to bfloat16."""
+        return library().has_tiles and num_tokens >= cls.LEAST_TILES
 
     def __init__(
         self,

@@ -33,7 +33,10 @@ from pegboard_kernel_cpu.values import (
     Call,
     Turn,
     Value,
+    fields_of,
     new,
+    new_quantized,
+    new_words,
     quantize_call,
     refusal,
     set_place,
@@ -93,7 +96,8 @@ class Recorder:
         self.rows = rows
         self.calls: list[Call] = []
         self.keep: list[Any] = []
-        self._quantized: dict[tuple[Buffer, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._quantized: dict[tuple[Buffer, int], tuple[Tensor, ...]] = {}
+        self._words: dict[Buffer, Tensor] = {}
         self._turned: dict[Buffer, list[Value]] = {}
 
     def input(self, tensor: Tensor) -> Value:
@@ -126,6 +130,7 @@ class Recorder:
         for value in call.writes.values():
             for key in [key for key in self._quantized if key[0] is value.buffer]:
                 del self._quantized[key]
+            self._words.pop(value.buffer, None)
 
     def compute(self, name: str, args: tuple[Any, ...]) -> Value:
         """Record a function of torch on stand-ins, if a kernel computes the same. Raises
@@ -327,27 +332,45 @@ class Recorder:
         unrotated."""
         self._turned.setdefault(value.buffer, []).append(value)
 
-    def quantized(self, value: Value, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `value` as int8 codes, scales and sums (csrc/quantize.h), with its columns in
+    def quantized(self, value: Value, order: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the parts of `value` in quantized form (csrc/quantize.h), with its columns in
         another order if one is given. If the kernel that computes the value can quantize it, it
         does; otherwise a separate call is appended."""
         key = value.buffer, 0 if order is None else order.data_ptr()
         known = self._quantized.get(key)
         if known is not None and value.is_whole:
             return known
-        width = value.shape[1]
-        parts = new(value, width, torch.int8), new(value, width // 32), new(value, width // 16)
-        fields: dict[str, Tensor] = dict(
-            zip(("to.codes", "to.scales", "to.sums"), parts, strict=True)
-        )
-        producer = self._producer(value) if order is None else None
-        if producer is not None and hasattr(producer.arguments, "to"):
-            producer.writes.update(fields)
-        else:
-            submit(value, quantize_call(value, order, fields))
+        parts = new_quantized(value)
+        fields = fields_of(parts)
+        self._write(value, order, fields)
         if value.is_whole:
             self._quantized[key] = parts
         return parts
+
+    def words(self, value: Value) -> Tensor:
+        """Return `value` as bfloat16 numbers (csrc/quantize.h)."""
+        known = self._words.get(value.buffer)
+        if known is not None and value.is_whole:
+            return known
+        words = new_words(value)
+        self._write(value, None, {"to.words": words})
+        if value.is_whole:
+            self._words[value.buffer] = words
+        return words
+
+    def _write(self, value: Value, order: Tensor | None, fields: dict[str, Tensor]) -> None:
+        """Have the value written in another form: by the kernel that computes it, if it can, and
+        otherwise by a separate call."""
+        producer = self._producer(value) if order is None else None
+        can_write = (
+            producer is not None
+            and hasattr(producer.arguments, "to")
+            and not producer.writes.keys() & fields.keys()
+        )
+        if producer is not None and can_write:
+            producer.writes.update(fields)
+        else:
+            submit(value, quantize_call(value, order, fields))
 
     def _producer(self, value: Value) -> Call | None:
         """Return the call that wrote the value last, or None if no call wrote exactly the value."""
@@ -462,12 +485,12 @@ class Program:
         return rows[:, offset : offset + width * size].view(value.dtype)
 
     def _drop_unused(self) -> None:
-        """Do not write a float result if only its quantized form is read."""
+        """Do not write a float result if only its other forms are read."""
         read = {value.buffer for call in self.calls for value in call.reads.values()}
         read |= {output.buffer for output in self._outputs}
         for call in self.calls:
             if (
-                "to.codes" in call.writes
+                call.writes.keys() & {"to.codes", "to.words"}
                 and "out" in call.writes
                 and call.writes["out"].buffer not in read
             ):

@@ -21,8 +21,12 @@ E4M3_UNIT = 2.0**8
 """What the kernels read of E4M3 codes is to be multiplied with this (csrc/common.h)."""
 
 
+WORDS_GAP = 32
+"""Columns between two tokens' activations as bfloat16 numbers (csrc/quantize.h)."""
+
+
 class Quantized(Structure):
-    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
+    _fields_ = tuple((name, c_void_p) for name in ("codes", "scales", "sums", "words"))
 
 
 class Quantize(Structure):
@@ -39,6 +43,7 @@ class LinearFloat(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("x_words", c_void_p),
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("weight", c_void_p),
@@ -75,6 +80,7 @@ class LinearBlocks(Structure):
         ("x", c_void_p),
         ("x_scales", c_void_p),
         ("x_sums", c_void_p),
+        ("x_words", c_void_p),
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("weight", c_void_p),
@@ -123,6 +129,7 @@ class LinearCodes(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("x_words", c_void_p),
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("weight", c_void_p),

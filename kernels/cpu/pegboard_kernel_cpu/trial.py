@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import random
 import sys
-from ctypes import addressof, byref, c_float, c_int8, c_uint8
+from ctypes import addressof, byref, c_float, c_int8, c_uint8, c_uint16
 
 from pegboard.errors import ConfigError
 from pegboard_kernel_cpu.build import NOT_LOADED, WRONG
 from pegboard_kernel_cpu.library import Library, NotLoadable
-from pegboard_kernel_cpu.structures import Format, LinearBlocks, Quantize, Quantized
+from pegboard_kernel_cpu.structures import WORDS_GAP, Format, LinearBlocks, Quantize, Quantized
 
 TOKENS = 37
 ROWS = 16
@@ -21,25 +21,29 @@ COLUMNS = BLOCKS * BLOCK
 
 
 def try_linear(library: Library, bits: int) -> None:
-    """Multiply blocks of `bits` bits with random activations and compare the results with plain
+    """Multiply blocks of `bits` bits with random whole numbers and compare the results with plain
     sums. Raises AssertionError if they differ."""
     rng = random.Random(bits)
     zero = 8 if bits == 4 else 0
     codes = (c_uint8 * (ROWS * COLUMNS))(
         *(rng.randrange(16 if bits == 4 else 128) for _ in range(ROWS * COLUMNS))
     )
-    scales = (c_float * (ROWS * BLOCKS))(*(rng.random() for _ in range(ROWS * BLOCKS)))
-    x = (c_float * (TOKENS * COLUMNS))(*(rng.uniform(-1, 1) for _ in range(TOKENS * COLUMNS)))
+    scales = (c_float * (ROWS * BLOCKS))(*(rng.choice((0.25, 0.5)) for _ in range(ROWS * BLOCKS)))
+    # whole numbers up to 127 are exact as bytes and as bfloat16 numbers
+    x = (c_float * (TOKENS * COLUMNS))(*(rng.randint(-127, 127) for _ in range(TOKENS * COLUMNS)))
+    for first in range(0, len(x), BLOCK):
+        x[first] = 127
     form = Format(bits, BLOCK, 1, 0, zero, 4 * ROWS + BLOCK * bits * ROWS // 8, 0)
     packed = (c_uint8 * (BLOCKS * form.record_bytes))()
     library.pack_blocks(codes, scales, None, None, 0, ROWS, COLUMNS, byref(form), packed)
     x_codes = (c_int8 * len(x))()
     x_scales = (c_float * (TOKENS * BLOCKS))()
     x_sums = (c_float * (TOKENS * BLOCKS * 2))()
-    to = Quantized(*map(addressof, (x_codes, x_scales, x_sums)))
+    x_words = (c_uint16 * (TOKENS * (COLUMNS + WORDS_GAP)))()
+    to = Quantized(*map(addressof, (x_codes, x_scales, x_sums, x_words)))
     out = (c_float * (TOKENS * ROWS))()
     sizes = (addressof(out), ROWS, addressof(packed), None, ROWS, COLUMNS, form)
-    linear = LinearBlocks(to.codes, to.scales, to.sums, *sizes)
+    linear = LinearBlocks(to.codes, to.scales, to.sums, to.words, *sizes)
     library.team_run(
         [("quantize", Quantize(addressof(x), COLUMNS, to, COLUMNS)), ("linear_blocks", linear)],
         TOKENS,
@@ -48,17 +52,14 @@ def try_linear(library: Library, bits: int) -> None:
         for row in range(ROWS):
             dots = [
                 sum(
-                    x_codes[token * COLUMNS + c] * (codes[row * COLUMNS + c] - zero)
+                    x[token * COLUMNS + c] * (codes[row * COLUMNS + c] - zero)
                     for c in range(b * BLOCK, b * BLOCK + BLOCK)
                 )
                 for b in range(BLOCKS)
             ]
-            expected = sum(
-                dots[b] * x_scales[token * BLOCKS + b] * scales[row * BLOCKS + b]
-                for b in range(BLOCKS)
-            )
+            expected = sum(dots[b] * scales[row * BLOCKS + b] for b in range(BLOCKS))
             actual = out[token * ROWS + row]
-            assert abs(actual - expected) < 1e-3 * BLOCK * 2**bits / 16, (
+            assert abs(actual - expected) < 1e-4 * BLOCK * 127 * 2**bits, (
                 f"a {bits}-bit product is {actual} instead of {expected}"
             )
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from pegboard.errors import CannotRecord
 from pegboard_kernel_cpu.library import library
-from pegboard_kernel_cpu.structures import Quantize
+from pegboard_kernel_cpu.structures import WORDS_GAP, Quantize
+
+TILE_COLUMNS = 32
 
 
 @dataclass(slots=True)
@@ -77,6 +79,35 @@ def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int =
         return torch.empty(rows, width, dtype=dtype)
     out: Tensor = x.recorder.value(width * copies * x.copies, dtype)
     return out.view(rows, width) if copies * x.copies > 1 else out
+
+
+def new_quantized(x: Tensor) -> tuple[Tensor, ...]:
+    """Return memory for x as the products with integers read it: the parts of csrc/quantize.h, of
+    which only levels with matrix tiles have the last one."""
+    width = x.shape[1]
+    parts = new(x, width, torch.int8), new(x, width // 32), new(x, width // 16)
+    return (*parts, new_words(x)) if library().has_tiles else parts
+
+
+def words_of(x: Tensor) -> tuple[dict[str, Tensor], list[Call]]:
+    """Return x as matrix tiles read it, or nothing on a level without them or if the columns do not
+    fill tiles, and the calls that must run before."""
+    if not library().has_tiles or x.shape[1] % TILE_COLUMNS:
+        return {}, []
+    if type(x) is Value:
+        return {"x_words": x.recorder.words(x)}, []
+    words = new_words(x)
+    return {"x_words": words}, [quantize_call(x, None, {"to.words": words})]
+
+
+def new_words(x: Tensor) -> Tensor:
+    """Return memory for x as bfloat16 numbers (csrc/quantize.h)."""
+    return new(x, x.shape[1] + WORDS_GAP, torch.bfloat16)
+
+
+def fields_of(parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return these parts by the names of their fields where they are written."""
+    return dict(zip(("to.codes", "to.scales", "to.sums", "to.words"), parts, strict=False))
 
 
 def quantize_call(x: Tensor, order: Tensor | None, to: dict[str, Tensor]) -> Call:

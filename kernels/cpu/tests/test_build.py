@@ -48,9 +48,9 @@ def empty_library(quick_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (AVX512, "avx512"),
         (AVX512 | {"avx512_vnni"}, "avx512_vnni"),
         (AVX512 | {"avx512_vnni", "amx_tile"}, "avx512_vnni"),
-        (AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}, "avx512_vnni"),
+        (AVX512 | {"avx512_vnni", "amx_tile", "amx_bf16"}, "avx512_vnni"),
         (AVX512 | {"avx512_vnni", "avx512_bf16"}, "avx512_bf16"),
-        (AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}, "amx"),
+        (AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"}, "amx"),
     ],
 )
 def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:

@@ -105,7 +105,9 @@ def test_a_recording_equals_the_eager_calls(
     for count in counts:
         given = x[:count].normal_().clone()
         (found,) = recording(count)
-        assert torch.allclose(found, run(given), atol=1e-5, rtol=1e-4)
+        # a bias that is added earlier may change how the next layer rounds an activation
+        error = 2e-2 if in_blocks and has_bias and NativeBlockWeight.uses_tiles(count) else 1e-5
+        assert torch.allclose(found, run(given), atol=error, rtol=1e-4)
 
 
 @pytest.mark.parametrize("columns", [24, 4100])

@@ -299,7 +299,7 @@ static void deliver(const Tile *t, const Item *item, int base) {
         int64_t token = token_of(t, item, (base + row) / t->group);
         int64_t first = (t->kv_head * t->group + in_group) * dim;
         if (a->out) memcpy(a->out + token * a->out_stride + first, t->q + row * dim, count * dim * sizeof(float));
-        if (a->to.codes) quantize_part(t->q + row * dim, &a->to, columns, token, first, count * dim);
+        if (is_wanted(&a->to)) quantize_part(t->q + row * dim, &a->to, columns, token, first, count * dim);
     }
 }
 

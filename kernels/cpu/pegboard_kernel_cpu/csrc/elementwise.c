@@ -51,7 +51,7 @@ EXPORT void rms_norm(const Step *step, Worker *worker, const void *arguments) {
         for (int64_t part = 0; part < a->parts; part++)
             normalise(a, a->x + t * a->x_stride + part * a->columns,
                       a->residual ? a->residual + t * a->residual_stride : NULL, out + part * a->columns);
-        if (a->to.codes) quantize_row(out, &a->to, a->columns * a->parts, t);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns * a->parts, t);
     }
 }
 
@@ -105,7 +105,7 @@ EXPORT void layer_norm(const Step *step, Worker *worker, const void *arguments) 
         for (int64_t part = 0; part < a->parts; part++)
             centre(a, a->x + t * a->x_stride + part * a->columns, a->residual ? a->residual + t * a->residual_stride : NULL,
                    out + part * a->columns);
-        if (a->to.codes) quantize_row(out, &a->to, a->columns * a->parts, t);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns * a->parts, t);
     }
 }
 
@@ -141,7 +141,7 @@ EXPORT void gated_activation(const Step *step, Worker *worker, const void *argum
             vfloat g = splat(gate[c]);
             out[c] = (a->is_gelu ? gelu_tanh(g) : silu(g))[0] * up[c];
         }
-        if (a->to.codes) quantize_row(out, &a->to, columns, t);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, columns, t);
     }
 }
 

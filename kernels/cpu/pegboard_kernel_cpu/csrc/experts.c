@@ -164,7 +164,7 @@ EXPORT void spread_rows(const Step *step, Worker *worker, const void *arguments)
         int64_t place = a->places[i];
         float *out = a->out ? a->out + place * a->out_stride : row, factor = a->factors ? a->factors[i] : 1.0f;
         for (int64_t c = 0; c < a->columns; c++) out[c] = x[c] * factor;
-        if (a->to.codes) quantize_row(out, &a->to, a->columns, place);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns, place);
     }
 }
 
@@ -228,7 +228,7 @@ EXPORT void clamped_swiglu(const Step *step, Worker *worker, const void *argumen
             vfloat found = gate / (1.0f + exp_of(vmin(gate * -a->alpha, splat(87.0f)))) * (up + 1.0f);
             for (int64_t i = 0; i < count; i++) out[first + i] = found[i];
         }
-        if (a->to.codes) quantize_row(out, &a->to, columns, t);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, columns, t);
     }
 }
 

@@ -37,8 +37,9 @@ typedef enum { FLOAT_WEIGHTS, BFLOAT16_WEIGHTS, HALF_WEIGHTS } WeightType;
 #endif
 
 typedef struct {
-    const float *x; /* [tokens][columns] */
+    const float *x; /* [tokens][columns]; NULL = only x_words */
     int64_t x_stride;
+    const uint16_t *x_words; /* the same as bfloat16 numbers (quantize.h), which matrix tiles multiply; NULL = they do not */
     float *out; /* [tokens][rows] */
     int64_t out_stride;
     const void *weight; /* packed */

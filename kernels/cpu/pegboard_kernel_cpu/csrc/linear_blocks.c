@@ -9,7 +9,8 @@
  * Scales of two levels are small integers in the records. Every `outer` columns, the records are preceded by the factors of their
  * scales, and then of their minimums: 16 halves each.
  */
-#include "linear_tiles.h"
+#include "amx.h"
+#include "linear_blocks.h"
 #include "quantize.h"
 #include "sorted_rows.h"
 
@@ -32,6 +33,7 @@ typedef struct {
     const int8_t *x; /* [tokens][columns] codes of the activations */
     const float *x_scales; /* [tokens][columns / 32] */
     const float *x_sums; /* [tokens][columns / 32][2], see quantize.h */
+    const uint16_t *x_words; /* the same activations as bfloat16 numbers, or NULL */
     float *out; /* [tokens][rows] */
     int64_t out_stride;
     const uint8_t *weight; /* packed */
@@ -173,93 +175,83 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
     for (int t = 0; t < tokens; t++) put_results(a, token + t, row, sums[t]);
 }
 
-#if defined(__AMX_INT8__)
-#define TOKEN_TILES (TOKEN_BLOCK / TILE_TOKENS)
+#if defined(__AMX_BF16__)
+#define LEAST_TILES 40 /* tokens from which on tiles are faster */
 
-/* Activations of a token block over some parts, in the order in which tiles of 16 tokens need them. A part whose weights have two
- * sets of scales has two scales and sums. */
-typedef struct {
-    int8_t codes[TOKEN_TILES][PIECE_PARTS][PART * TILE_TOKENS];
-    float scales[TOKEN_TILES][2 * PIECE_PARTS][TILE_TOKENS], sums[TOKEN_TILES][2 * PIECE_PARTS][TILE_TOKENS];
-} Activations;
-
-INLINE void gather(const LinearBlocks *a, int64_t token, int tiles, int64_t first, int count, int sets, Activations *to) {
-    const int64_t num_parts = a->columns / PART, width = PART / sets;
-    for (int64_t t = 0; t < tiles * TILE_TOKENS; t++) {
-        const int8_t *codes = a->x + (token + t) * a->columns + first * PART;
-        const float *scales = a->x_scales + (token + t) * num_parts + first, *sums = a->x_sums + ((token + t) * num_parts + first) * 2;
-        int64_t tile = t / TILE_TOKENS, lane = t % TILE_TOKENS;
-        for (int i = 0; i < count * sets; i++) {
-            memcpy(to->codes[tile][0] + (i * TILE_TOKENS + lane) * width, codes + i * width, width);
-            to->scales[tile][i][lane] = scales[i / sets];
-            to->sums[tile][i][lane] = x_sum_of(sums + i / sets * 2, sets, i % sets);
+/* Write a part as bfloat16 numbers, [16 pairs of columns][16 rows][2]. bits: 4, or bytes that are signed (8) or not (7). sets: of scales. */
+INLINE void expand_part(const uint8_t *part, int bits, int sets, const Scales *scales, uint16_t *to) {
+    static const ALIGNED float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m512 table = (__m512)load(values);
+    vint *pairs = (vint *)to;
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; q++) {
+        const Scales *of = &scales[sets == 2 && q >= QUADS / 2];
+        const vint bytes = load_int(part + 64 * (bits == 4 ? q % 4 : q));
+        vfloat column[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            /* The table is read with the lowest four bits. */
+            if (bits == 4) column[i] = (vfloat)_mm512_permutexvar_ps((__m512i)(bytes >> (8 * i + q / 4 * 4)), table);
+            else if (bits == 8) column[i] = __builtin_convertvector((vint)(bytes << (24 - 8 * i) >> 24), vfloat);
+            else column[i] = __builtin_convertvector((vint)(bytes >> 8 * i & 255), vfloat);
+            column[i] = column[i] * of->scale[0] + of->minimum[0];
         }
+        pairs[2 * q] = pairs_of(column[0], column[1]);
+        pairs[2 * q + 1] = pairs_of(column[2], column[3]);
     }
 }
 
-/* Add the products of a tile of 16 tokens with `total` parts, or half parts, to their sums. */
-INLINE void add_parts(const Activations *x, int tile, const Piece *piece, int total, int sets, int has_offset, vfloat *sums) {
-    ALIGNED vint dots[2][2][TILE_TOKENS]; /* while two are added, the next two are computed */
-    vfloat held[TILE_TOKENS];
-    for (int t = 0; t < TILE_TOKENS; t++) held[t] = sums[t];
-    tile_dots(x->codes[tile][0], piece, sets, 0, total, dots[0]);
-    for (int n = 0; n < total; n++) {
-        if (n % 2 == 0 && n + 2 < total) tile_dots(x->codes[tile][0], piece, sets, n + 2, total, dots[n / 2 % 2 ^ 1]);
-        const vint *of = dots[n / 2 % 2][n % 2];
-        const float *x_scales = x->scales[tile][n], *x_sums = x->sums[tile][n];
-#pragma GCC unroll 16
-        for (int t = 0; t < TILE_TOKENS; t++) add_dots(&held[t], &of[t], &piece->scales[n], x_scales[t], x_sums[t], has_offset);
-    }
-    for (int t = 0; t < TILE_TOKENS; t++) sums[t] = held[t];
-}
-
-/* Unpack `count` parts of a group. */
-static void unpack_piece(const Format *f, const uint8_t *group, int64_t first, int count, Piece *to) {
-    const int sets = sets_of(f), per_record = sets == 2 ? 1 : f->block_size / PART;
-    const int64_t part_bytes = BYTES_PER_BIT * f->bits, set_bytes = f->record_bytes - per_record * part_bytes;
-    for (int i = 0; i < count; i++) {
-        const int64_t n = per_record == 1 ? first + i : (first + i) / per_record;
-        const uint8_t *record = group + bytes_of_records(f, n), *set;
-        Scales outer;
-        if (f->outer) {
-            const int64_t start = n - n % (f->outer / width_of(f)); /* the first record of this second level */
-            const uint8_t *after = read_outer(group + bytes_of_records(f, start), f->shift, &outer);
-            if (start == n) record = after;
-        }
-        set = record;
-        for (int s = 0; s < sets; s++)
-            set = read_scales(set, f->scale_type, f->shift, f->zero, 0, &outer, &to->scales[i * sets + s]);
-        spread_codes(record + set_bytes + (first + i) % per_record * part_bytes, f->bits, to->codes[i]);
-    }
-    WRITTEN(to);
-}
-
-/* Compute the results of `tiles` times 16 tokens for the groups [group, stop). */
-INLINE void wide_tiles(const LinearBlocks *a, int64_t token, int tiles, int64_t group, int64_t stop, int64_t group_bytes, int sets,
-                       int has_offset) {
-    const int64_t num_parts = a->columns / PART;
-    ALIGNED vfloat sums[GROUPS][TOKEN_BLOCK];
-    ALIGNED Activations x;
-    ALIGNED Piece piece;
-    memset(sums, 0, (stop - group) * sizeof sums[0]);
-    for (int64_t first = 0; first < num_parts; first += PIECE_PARTS) {
-        int count = num_parts - first < PIECE_PARTS ? (int)(num_parts - first) : PIECE_PARTS;
-        gather(a, token, tiles, first, count, sets, &x);
-        for (int64_t g = group; g < stop; g++) {
-            unpack_piece(&a->format, a->weight + g * group_bytes, first, count, &piece);
-            for (int tile = 0; tile < tiles; tile++)
-                add_parts(&x, tile, &piece, count * sets, sets, has_offset, &sums[g - group][tile * TILE_TOKENS]);
-        }
-    }
-    for (int64_t g = group; g < stop; g++)
-        for (int t = 0; t < tiles * TILE_TOKENS; t++) put_results(a, token + t, g * ROWS, &sums[g - group][t]);
-}
-
-static void wide(const LinearBlocks *a, int64_t token, int tiles, int64_t group, int64_t stop, int64_t group_bytes) {
+/* Write the columns [first, last) of a group as bfloat16 numbers. */
+INLINE void expand_columns(const LinearBlocks *a, int64_t number, int64_t first, int64_t last, int bits, int sets, uint16_t *to) {
     const Format *f = &a->format;
-    if (sets_of(f) == 2) wide_tiles(a, token, tiles, group, stop, group_bytes, 2, 1);
-    else if (f->bits == 8 && f->shift == NO_SHIFT && !f->zero) wide_tiles(a, token, tiles, group, stop, group_bytes, 1, 0);
-    else wide_tiles(a, token, tiles, group, stop, group_bytes, 1, 1);
+    const int64_t per_record = width_of(f) / PART, part_bytes = BYTES_PER_BIT * f->bits, set_bytes = f->record_bytes - per_record * part_bytes;
+    const uint8_t *group = a->weight + number * group_bytes_of(f, a->columns), *codes = NULL;
+    ALIGNED uint8_t bytes[QUADS * 64];
+    Scales outer, scales[2];
+    for (int64_t part = first / PART, left = 0; part < last / PART; part++, left--, codes += part_bytes, to += PART * ROWS) {
+        if (!left) {
+            const int64_t n = part / per_record;
+            const uint8_t *record = group + bytes_of_records(f, n);
+            left = per_record - part % per_record;
+            if (f->outer) {
+                const int64_t start = n - n % (f->outer / width_of(f)); /* the first record of this second level */
+                const uint8_t *after = read_outer(group + bytes_of_records(f, start), f->shift, &outer);
+                if (start == n) record = after;
+            }
+            codes = record + set_bytes + part % per_record * part_bytes;
+            for (int s = 0; s < sets; s++) record = read_scales(record, f->scale_type, f->shift, f->zero, 0, &outer, &scales[s]);
+        }
+        fetch(codes, part_bytes);
+        if (bits % 4) spread_codes(codes, f->bits, bytes);
+        expand_part(bits % 4 ? bytes : codes, bits, sets, scales, to);
+    }
+}
+
+#define EXPAND(name, bits, sets)                                                                                                 \
+    static void expand_##name(const void *weight, int64_t group, int64_t first, int64_t last, uint16_t *to) {                    \
+        expand_columns(weight, group, first, last, bits, sets, to);                                                              \
+    }
+
+EXPAND(4, 4, 1)
+EXPAND(8, 8, 1)
+EXPAND(bytes, 7, 1)
+EXPAND(4_short, 4, 2)
+EXPAND(8_short, 8, 2)
+EXPAND(bytes_short, 7, 2)
+
+static TileProduct tiles_of(const LinearBlocks *a) {
+    const int bits = a->format.bits, is_short = sets_of(&a->format) == 2;
+    return (TileProduct){
+        .x = a->x_words,
+        .out = a->out,
+        .out_stride = a->out_stride,
+        .bias = a->bias,
+        .rows = a->rows,
+        .columns = a->columns,
+        .weight = a,
+        .expand = is_short ? bits == 4 ? expand_4_short : bits == 8 ? expand_8_short : expand_bytes_short
+                           : bits == 4 ? expand_4 : bits == 8 ? expand_8 : expand_bytes,
+    };
 }
 #endif
 
@@ -449,30 +441,35 @@ static Tiles variant_of(const Format *f) {
 INLINE void block_task(const LinearBlocks *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
     Tiles multiply = variant_of(&a->format);
     int64_t group_bytes = group_bytes_of(&a->format, a->columns);
-#if defined(__AMX_INT8__)
-    int full = (int)((end - start) / TILE_TOKENS);
-    if (full) wide(a, start, full, group, stop, group_bytes);
-    start += full * TILE_TOKENS;
-    if (start == end) return;
-#endif
     for (int64_t g = group; g < stop; g++) multiply(a, start, end, g * ROWS, a->weight + g * group_bytes);
 }
 
 EXPORT void linear_blocks(const Step *step, Worker *worker, const void *arguments) {
     const LinearBlocks *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+#if defined(__AMX_BF16__)
+    if (tokens >= LEAST_TILES) {
+        const TileProduct product = tiles_of(a);
+        tile_product(&product, tokens, worker);
+        return;
+    }
+#endif
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > GROUPS ? GROUPS : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
-    if (tokens >= TILE_TOKENS) configure_tiles(PART / sets_of(&a->format));
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         block_task(a, start, end, group, stop);
     }
-    if (tokens >= TILE_TOKENS) release_tiles();
 }
+
+#if defined(__AMX_BF16__)
+#define EXPERT_TOKENS TILE_BLOCK
+#else
+#define EXPERT_TOKENS TOKEN_BLOCK
+#endif
 
 /* The product of experts, whose matrices have the same shape and format. */
 typedef struct {
@@ -483,14 +480,20 @@ typedef struct {
 } ExpertsBlocks;
 
 EXPORT void experts_blocks(const Step *step, Worker *worker, const void *arguments) {
+    (void)step;
     const ExpertsBlocks *e = arguments;
     LinearBlocks a = e->common;
-    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, GROUPS, TOKEN_BLOCK, worker->num_threads);
-    if (step->num_tokens >= TILE_TOKENS) configure_tiles(PART / sets_of(&a.format));
+    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, GROUPS, EXPERT_TOKENS, worker->num_threads);
     while (next_rows(&rows, worker)) {
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
+#if defined(__AMX_BF16__)
+        if (rows.end - rows.start >= LEAST_TILES) {
+            const TileProduct product = tiles_of(&a);
+            tile_task(&product, rows.start, rows.end, rows.group, rows.stop);
+            continue;
+        }
+#endif
         block_task(&a, rows.start, rows.end, rows.group, rows.stop);
     }
-    if (step->num_tokens >= TILE_TOKENS) release_tiles();
 }

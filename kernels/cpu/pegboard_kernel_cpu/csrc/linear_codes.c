@@ -2,7 +2,7 @@
  *
  * Codes are decoded in registers: float8 by shifting it into a half, 4 bits by a lookup in a table of 16 floats. For a few tokens the
  * decoded weights are used at once. For more tokens a piece of 16 rows is decoded to the first-level cache and multiplied like any
- * float matrix, or, where AMX is at hand and the weights are bfloat16 numbers, with its tiles.
+ * float matrix or, where AMX is at hand, with its tiles.
  *
  * Packed W consists of groups of 16 rows. A group has one record per block of columns: 16 scales, and then the codes. With 8 bits
  * these are [column][16 rows]. With 4 bits they are [column / 8][16 rows] words of 32 bits, whose lowest bits are the first column.
@@ -11,18 +11,16 @@
  * Scales of two levels are bytes: numbers of steps, or positions in a table. Every `outer` records are preceded by 16 floats that
  * are multiplied with what the bytes stand for.
  */
-#include "bfloat_tiles.h"
+#include "amx.h"
+#include "float_tiles.h"
 #include "sorted_rows.h"
 
 /* MOST: tokens that are computed at once from decoded weights. FEW: number of tokens of a block up to which that is faster than
  * decoding to memory. */
 #if LANES == 16
 #define MOST 8
-#if defined(__AMX_BF16__)
-#define FEW(bits) 12
-#else
 #define FEW(bits) ((bits) == 8 ? TOKEN_BLOCK : 64)
-#endif
+#define LEAST_TILES 16 /* tokens from which on tiles of AMX are faster */
 #elif LANES == 8
 #define MOST 4
 #define FEW(bits) 4
@@ -45,6 +43,7 @@ typedef struct {
 typedef struct {
     const float *x; /* [tokens][columns] */
     int64_t x_stride;
+    const uint16_t *x_words; /* the same as bfloat16 numbers (quantize.h) for matrix tiles, or NULL */
     float *out; /* [tokens][rows] */
     int64_t out_stride;
     const uint8_t *weight; /* packed */
@@ -227,77 +226,54 @@ INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, in
 }
 
 #if defined(__AMX_BF16__)
-/* How scales are applied. PLAIN: the sums of a block are multiplied with them. FOLDED: a code times its scale is a bfloat16 number, and
- * only the factor is left for the sums. NO_TILES: bfloat16 cannot hold the weights, or the blocks are not whole tiles. */
-enum { PLAIN, FOLDED, NO_TILES };
-
-static int way_of(const CodeFormat *f) {
-    const uint32_t dropped = f->scale_kind == E4M3_SCALES ? 0xfffff : 0xffff; /* 4 and 4 bits of mantissa give 8 */
-    const uint32_t *values = (const uint32_t *)f->values;
-    if (f->kind == TABLE && f->bits == 8) return NO_TILES;
-    for (int i = 0; f->kind == TABLE && i < 16; i++)
-        if (values[i] & dropped) return NO_TILES;
-    if (f->scale_kind >= E4M3_SCALES) return FOLDED;
-    return f->block_size % STEP == 0 ? PLAIN : NO_TILES;
-}
-
-/* Decode the columns [first, last) of a group to tiles. */
-INLINE void expand_tiles(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, uint16_t *to) {
+/* Write the columns [first, last) of a group as bfloat16 numbers. */
+INLINE void expand_columns(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, uint16_t *to) {
     const CodeFormat *f = &a->format;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
     const uint8_t *group = a->weight + number * group_bytes(f, a->columns), *codes = NULL;
-    const int is_folded = f->scale_kind >= E4M3_SCALES;
-    int64_t left = 0; /* columns of the block that were not decoded yet */
     vfloat scale = splat(1);
-    for (int64_t c = first; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8) {
+    for (int64_t c = first, left = 0; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8, to += 16 * ROWS) {
         if (!left) {
             const Block block = block_at(f, group, c / f->block_size);
             left = f->block_size - c % f->block_size;
             codes = block.record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
-            if (is_folded) read_stored_scales(block, f, &scale);
+            read_scales(block, f, &scale);
         }
-        vint *pairs = (vint *)(to + (c - first) / STEP * TILE);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            vint w = (vint)(decode(codes, bits, kind, i, 0, &table, f->values) * scale);
-            pairs[i] = (c - first) % STEP ? pairs[i] | w : w >> 16 & 0xffff;
-        }
+        fetch(codes, 16 * ROWS * bits / 8);
+        vint *pairs = (vint *)to;
+#pragma GCC unroll 8
+        for (int i = 0; i < 16; i += 2)
+            pairs[i / 2] = pairs_of(decode(codes, bits, kind, i, 0, &table, f->values) * scale,
+                                    decode(codes, bits, kind, i + 1, 0, &table, f->values) * scale);
     }
 }
 
 #define EXPAND(name, bits, kind)                                                                                                 \
     static void expand_##name(const void *weight, int64_t group, int64_t first, int64_t last, uint16_t *to) {                    \
-        expand_tiles(weight, group, first, last, bits, kind, to);                                                                \
+        expand_columns(weight, group, first, last, bits, kind, to);                                                              \
     }
 
 EXPAND(4_bits, 4, TABLE)
 EXPAND(e4m3, 8, E4M3)
 EXPAND(e5m2, 8, E5M2)
+EXPAND(table, 8, TABLE)
 
-static void block_scale(const void *weight, int64_t group, int64_t block, vfloat *to) {
-    const LinearCodes *a = weight;
+static TileProduct tiles_of(const LinearCodes *a) {
     const CodeFormat *f = &a->format;
-    read_scales(block_at(f, a->weight + group * group_bytes(f, a->columns), block), f, to);
-}
-
-static void only_factor(const void *weight, int64_t group, int64_t block, vfloat *to) {
-    (void)group, (void)block;
-    *to = splat(*((const LinearCodes *)weight)->format.factor);
-}
-
-/* Compute the results with tiles. Returns 0 if this format does not allow it. */
-static int multiply_tiles(const LinearCodes *a, const LinearFloat *floats, int64_t start, int64_t end, int64_t group, int64_t stop) {
-    const CodeFormat *f = &a->format;
-    const int way = way_of(f);
-    const Source from = {
+    return (TileProduct){
+        .x = a->x_words,
+        .out = a->out,
+        .out_stride = a->out_stride,
+        .bias = a->bias,
+        .rows = a->rows,
+        .columns = a->columns,
         .weight = a,
-        .expand = f->bits == 4 ? expand_4_bits : f->kind == E4M3 ? expand_e4m3 : expand_e5m2,
-        .scale = way == PLAIN ? block_scale : only_factor,
-        .block_size = way == PLAIN ? f->block_size : a->columns,
+        .expand = f->bits == 4 ? expand_4_bits : f->kind == E4M3 ? expand_e4m3 : f->kind == E5M2 ? expand_e5m2 : expand_table,
     };
-    if (way != NO_TILES) bfloat_groups(floats, &from, start, end, group, stop);
-    return way != NO_TILES;
 }
+
+/* Return whether tiles are faster for so many tokens. */
+INLINE int has_tiles(const LinearCodes *a, int64_t tokens) { return tokens >= LEAST_TILES && a->x_words; }
 #endif
 
 /* Compute the results of the tokens [start, end) for the groups [group, stop). */
@@ -318,10 +294,7 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
         return;
     }
 #endif
-    const LinearFloat floats = {a->x, a->x_stride, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns, FLOAT_WEIGHTS};
-#if defined(__AMX_BF16__)
-    if (multiply_tiles(a, &floats, start, end, group, stop)) return;
-#endif
+    const LinearFloat floats = {a->x, a->x_stride, NULL, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns, FLOAT_WEIGHTS};
     float expanded[GROUPS][COLUMNS * ROWS] ALIGNED, panel[PANEL] ALIGNED;
     const void *weights[GROUPS];
     for (int i = 0; i < GROUPS; i++) weights[i] = expanded[i];
@@ -347,17 +320,22 @@ static void code_task(const LinearCodes *a, int64_t start, int64_t end, int64_t 
 EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments) {
     const LinearCodes *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+#if defined(__AMX_BF16__)
+    if (has_tiles(a, tokens)) {
+        const TileProduct product = tiles_of(a);
+        tile_product(&product, tokens, worker);
+        return;
+    }
+#endif
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8);
     int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
-    configure_tiles(64);
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
         code_task(a, start, end, group, stop);
     }
-    release_tiles();
 }
 
 /* The product of experts, whose matrices have the same shape and format, except for its factor. */
@@ -373,14 +351,19 @@ EXPORT void experts_codes(const Step *step, Worker *worker, const void *argument
     const ExpertsCodes *e = arguments;
     LinearCodes a = e->common;
     SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, 8, TOKEN_BLOCK, worker->num_threads);
-    configure_tiles(64);
     while (next_rows(&rows, worker)) {
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
         a.format = e->experts[rows.expert].format;
+#if defined(__AMX_BF16__)
+        if (has_tiles(&a, rows.end - rows.start)) {
+            const TileProduct product = tiles_of(&a);
+            tile_task(&product, rows.start, rows.end, rows.group, rows.stop);
+            continue;
+        }
+#endif
         code_task(&a, rows.start, rows.end, rows.group, rows.stop);
     }
-    release_tiles();
 }
 
 /* Pack rows [start, start + count) of the matrix from codes [count][columns], one per byte, and scales [count][blocks]. outer:

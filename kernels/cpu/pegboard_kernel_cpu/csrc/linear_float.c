@@ -1,6 +1,7 @@
 /* y = x Wᵀ + b in float32, with W of floats, bfloat16 numbers or halves. See float_tiles.h for the layouts and for how the products are
  * computed. The last group is padded with zeros.
  */
+#include "amx.h"
 #include "float_tiles.h"
 #include "sorted_rows.h"
 
@@ -71,6 +72,20 @@ INLINE void groups_of(const LinearFloat *a, int type, int64_t start, int64_t end
     }
 }
 
+#if defined(__AMX_BF16__)
+INLINE TileProduct tiles_of(const LinearFloat *a) {
+    return (TileProduct){
+        .x = a->x_words,
+        .out = a->out,
+        .out_stride = a->out_stride,
+        .bias = a->bias,
+        .rows = a->rows,
+        .columns = a->columns,
+        .weight = a->weight,
+    };
+}
+#endif
+
 static void float_task(const LinearFloat *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
     if (a->type == BFLOAT16_WEIGHTS) groups_of(a, BFLOAT16_WEIGHTS, start, end, group, stop);
     else if (a->type == HALF_WEIGHTS) groups_of(a, HALF_WEIGHTS, start, end, group, stop);
@@ -80,6 +95,13 @@ static void float_task(const LinearFloat *a, int64_t start, int64_t end, int64_t
 EXPORT void linear_float(const Step *step, Worker *worker, const void *arguments) {
     const LinearFloat *a = arguments;
     int64_t tokens = step->num_tokens, groups = (a->rows + ROWS - 1) / ROWS;
+#if defined(__AMX_BF16__)
+    if (a->x_words) {
+        const TileProduct product = tiles_of(a);
+        tile_product(&product, tokens, worker);
+        return;
+    }
+#endif
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8) / GROUPS * GROUPS;
     int64_t per_task = share < GROUPS ? GROUPS : share > MOST_GROUPS ? MOST_GROUPS : share;
@@ -107,6 +129,13 @@ EXPORT void experts_float(const Step *step, Worker *worker, const void *argument
     while (next_rows(&rows, worker)) {
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
+#if defined(__AMX_BF16__)
+        if (a.x_words) {
+            const TileProduct product = tiles_of(&a);
+            tile_task(&product, rows.start, rows.end, rows.group, rows.stop);
+            continue;
+        }
+#endif
         float_task(&a, rows.start, rows.end, rows.group, rows.stop);
     }
 }

@@ -1,4 +1,6 @@
-/* Quantize activations to int8: code = round(x / scale) with scale = max |x| / 127, per token and 32 columns. */
+/* Quantize activations to int8: code = round(x / scale) with scale = max |x| / 127, per token and 32 columns. Matrix tiles read them
+ * as bfloat16 numbers instead.
+ */
 #ifndef PEGBOARD_QUANTIZE_H
 #define PEGBOARD_QUANTIZE_H
 
@@ -6,11 +8,13 @@
 
 #define X_BLOCK 32
 #define X_HALF 16
+#define WORDS_GAP 32 /* so that two tokens are not a power of two apart */
 
 typedef struct {
-    int8_t *codes; /* [tokens][columns]; NULL = do not quantize */
+    int8_t *codes; /* [tokens][columns]; NULL = not these */
     float *scales; /* [tokens][columns / 32] */
     float *sums; /* [tokens][columns / 32][2]: scale times the sum of the block's codes, and the same for its first half */
+    uint16_t *words; /* [tokens][columns + WORDS_GAP]: the activations as bfloat16 numbers; NULL = not these */
 } Quantized;
 
 typedef struct {
@@ -20,6 +24,8 @@ typedef struct {
     int64_t columns; /* a multiple of 32 */
     const int64_t *order; /* the columns of x, in the order of the codes; NULL = in their order */
 } Quantize;
+
+INLINE int is_wanted(const Quantized *to) { return to->codes || to->words; }
 
 /* Compute the codes of a block of columns and the sums of its two halves. */
 #if LANES == 8
@@ -61,6 +67,14 @@ INLINE void put_codes(const float *x, vfloat inverse, int8_t *codes, int32_t sum
 /* Quantize the columns [first, first + count) of a token's row of `columns` columns. x: these columns. first and count are
  * multiples of 32. */
 INLINE void quantize_part(const float *x, const Quantized *to, int64_t columns, int64_t token, int64_t first, int64_t count) {
+#if defined(__AMX_BF16__)
+    if (to->words) {
+        uint16_t *words = to->words + token * (columns + WORDS_GAP) + first;
+        for (int64_t c = 0; c < count; c += X_BLOCK)
+            _mm512_storeu_si512(words + c, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + c + LANES), (__m512)load(x + c)));
+        if (!to->codes) return;
+    }
+#endif
     int64_t start = token * columns + first;
     int8_t *codes = to->codes + start;
     float *scales = to->scales + start / X_BLOCK, *sums = to->sums + start / X_HALF;

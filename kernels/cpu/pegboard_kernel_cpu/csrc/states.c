@@ -328,6 +328,6 @@ EXPORT void gated_norm(const Step *step, Worker *worker, const void *arguments) 
             norm_part(a->gates_first ? out + first : x, weight, out + first, a->size, a->epsilon);
             if (!a->gates_first) gate_part(out + first, gate, out + first, a->size);
         }
-        if (a->to.codes) quantize_row(out, &a->to, a->columns, t);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns, t);
     }
 }

@@ -13,6 +13,14 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#if defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Ask the system for permission to use the tile registers (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16). Without it, a process
+ * cannot use them. */
+EXPORT int32_t allow_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+#endif
 
 #define PATIENCE 4000
 #ifndef LINGER

@@ -21,7 +21,6 @@
 #endif
 #if EMULATE >= 4
 #define __AMX_TILE__ 1
-#define __AMX_INT8__ 1
 #define __AMX_BF16__ 1
 #endif
 
@@ -150,6 +149,14 @@ EMULATED __m256i emulated_to_bfloat(__m512 a) { /* round to nearest even */
     memcpy(&r, words, 32);
     return r;
 }
+EMULATED __m512i emulated_to_bfloats(__m512 high, __m512 low) {
+    __m256i halves[2] = {emulated_to_bfloat(low), emulated_to_bfloat(high)};
+    __m512i r;
+    memcpy(&r, halves, 64);
+    return r;
+}
+EMULATED __m512i emulated_permute_words(__m512i order, __m512i a) { Wide x = {a}, at = {order}; WORDS(x.w[at.uw[n] & 31]); }
+EMULATED void emulated_storeu(void *p, __m512i a) { memcpy(p, &a, 64); }
 EMULATED __m512 emulated_set_float(float x) { FLOATS(x); }
 EMULATED __m128i emulated_narrow(__m512i a) {
     Wide x = {a};
@@ -161,6 +168,7 @@ EMULATED __m128i emulated_narrow(__m512i a) {
 }
 
 #define _mm512_loadu_si512 emulated_loadu
+#define _mm512_storeu_si512 emulated_storeu
 #define _mm512_setzero_si512 emulated_zero
 #define _mm512_set1_epi8 emulated_set8
 #define _mm512_set1_epi16 emulated_set16
@@ -193,6 +201,8 @@ EMULATED __m128i emulated_narrow(__m512i a) {
 #define __m512bh __m512i
 #define _mm512_dpbf16_ps emulated_dpbf16
 #define _mm512_cvtneps_pbh emulated_to_bfloat
+#define _mm512_cvtne2ps_pbh emulated_to_bfloats
+#define _mm512_permutexvar_epi16 emulated_permute_words
 #define _mm512_set1_ps emulated_set_float
 
 /* Tiles. As on hardware, each thread has its own tiles, has none before it configures them, and cannot use rows or columns
@@ -229,24 +239,6 @@ EMULATED void emulated_tile_store(int tile, void *to, int64_t stride) {
     for (int row = 0; row < tiles_of_thread.shape[tile].rows; row++)
         memcpy((char *)to + row * stride, tiles_of_thread.data[tile][row], tiles_of_thread.shape[tile].bytes);
 }
-EMULATED void emulated_tile_products(int to, int a, int b) { /* signed bytes: four neighbors in a row of a, four in a column of b
-*/
-    in_use(to), in_use(a), in_use(b);
-    if (tiles_of_thread.shape[a].bytes != 4 * tiles_of_thread.shape[b].rows) __builtin_trap();
-    if (tiles_of_thread.shape[a].rows != tiles_of_thread.shape[to].rows) __builtin_trap();
-    if (tiles_of_thread.shape[b].bytes != tiles_of_thread.shape[to].bytes) __builtin_trap();
-    for (int row = 0; row < tiles_of_thread.shape[to].rows; row++)
-        for (int k = 0; k < tiles_of_thread.shape[b].rows; k++)
-            for (int column = 0; column < tiles_of_thread.shape[to].bytes / 4; column++) {
-                const int8_t *x = (const int8_t *)tiles_of_thread.data[a][row] + 4 * k;
-                const int8_t *y = (const int8_t *)tiles_of_thread.data[b][k] + 4 * column;
-                int32_t sum;
-                memcpy(&sum, tiles_of_thread.data[to][row] + 4 * column, 4);
-                for (int i = 0; i < 4; i++) sum += x[i] * y[i];
-                memcpy(tiles_of_thread.data[to][row] + 4 * column, &sum, 4);
-            }
-}
-
 EMULATED void emulated_bfloat_products(int to, int a, int b) { /* two neighbors in a row of a, two in a column of b */
     in_use(to), in_use(a), in_use(b);
     if (tiles_of_thread.shape[a].bytes != 4 * tiles_of_thread.shape[b].rows) __builtin_trap();
@@ -269,12 +261,10 @@ EMULATED void emulated_bfloat_products(int to, int a, int b) { /* two neighbors 
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbssd
 #undef _tile_dpbf16ps
 #define _tile_zero emulated_tile_zero
 #define _tile_loadd emulated_tile_load
 #define _tile_stored emulated_tile_store
-#define _tile_dpbssd emulated_tile_products
 #define _tile_dpbf16ps emulated_bfloat_products
 #define syscall(...) 0L /* the request for permission to use tiles */
 
