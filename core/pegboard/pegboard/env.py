@@ -124,12 +124,13 @@ def num_cpus() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def compute_threads() -> int:
+def compute_threads(default: int | None = None) -> int:
     """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops,
-    the first counts. Default: one per CPU that this process may use."""
+    the first counts. Default: one per CPU that this process may use, or as many as its platform
+    says (`default`)."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not value:
-        return num_cpus()
+        return default or num_cpus()
     if not value.isdecimal() or not int(value):
         raise ConfigError(f"OMP_NUM_THREADS={value!r}: expected a number of threads, at least 1")
     return int(value)

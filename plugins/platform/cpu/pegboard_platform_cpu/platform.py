@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.env import compute_threads
+from pegboard.env import compute_threads, num_cpus
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard.log import get_logger
+from pegboard_platform_cpu.quota import cpu_quota, within_quota
 from pegboard_platform_cpu.release import release
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class CPUPlatform:
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        self.num_threads = setup.num_threads or compute_threads()
+        default = within_quota(num_cpus(), cpu_quota())
+        self.num_threads = setup.num_threads or compute_threads(default)
         self.profiler: Any = None
         self.profile_path: Path | None = None
 

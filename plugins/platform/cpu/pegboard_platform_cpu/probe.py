@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
+from pegboard_platform_cpu.quota import cpu_quota
 
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
 
@@ -14,7 +15,14 @@ def probe(facts: ProbeFacts) -> Verdict:
     if find_spec("torch") is None:
         return Absent("torch is not installed: pip install torch")
     level = next((flag for flag in LEVELS if flag in facts.cpu_flags), facts.machine)
-    return Ok({"level": level, "cores": facts.num_cpus, "bfloat16": has_bfloat16(facts)})
+    return Ok(
+        {
+            "level": level,
+            "cores": facts.num_cpus,
+            "quota of cores": cpu_quota() or "none",
+            "bfloat16": has_bfloat16(facts),
+        }
+    )
 
 
 def has_bfloat16(facts: ProbeFacts) -> bool:

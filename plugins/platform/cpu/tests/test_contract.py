@@ -82,9 +82,11 @@ def test_more_memory_than_there_can_be_is_an_error_that_names_the_setting() -> N
 
 
 def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegboard_platform_cpu.probe.cpu_quota", lambda: 2.5)
     facts = ProbeFacts("x86_64", frozenset({"avx2", "avx512_bf16"}), 4)
     found = probe(facts)
-    assert isinstance(found, Ok) and found.facts == {"level": "avx2", "cores": 4, "bfloat16": True}
+    assert isinstance(found, Ok)
+    assert found.facts == {"level": "avx2", "cores": 4, "quota of cores": 2.5, "bfloat16": True}
     monkeypatch.setattr("pegboard_platform_cpu.probe.find_spec", lambda name: None)
     missing = probe(facts)
     assert isinstance(missing, Absent) and "pip install torch" in missing.reason
