@@ -27,7 +27,7 @@ class _Calls(threading.local):
                 library,
                 library.instructions([("sample_tokens", self.arguments)]),
             )
-        needed = -(-(vocabulary + vocabulary // 64 + 64) // 16) * 16
+        needed = -(-(2 * vocabulary + vocabulary // 64 + 64) // 16) * 16
         if self.scratch.shape[0] < library.num_threads or self.scratch.shape[1] < needed:
             self.scratch = torch.empty(library.num_threads, needed)
             self.arguments.scratch, self.arguments.scratch_stride = (

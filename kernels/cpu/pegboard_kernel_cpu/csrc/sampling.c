@@ -2,13 +2,15 @@
  *
  * Each of the three drops all tokens below some value, so a row has one floor, and no sort is needed. The row is read once to
  * find the maxima of its groups of 64 tokens. A group whose maximum is below the floor is never read again. The k-th largest
- * maximum is a lower bound of the k-th largest value. For top_p, only tokens with at least (1 - p) / V of the total weight
- * matter, because all lighter tokens together weigh less than the part that may be dropped. Both thresholds are then found by
- * selection among the few values that remain.
+ * maximum is a lower bound of the k-th largest value, which is then selected among the values that remain. For top_p, bisection
+ * narrows the range of the least weight to few values. Only tokens with at least (1 - p) / V of the total weight matter, because all
+ * lighter tokens together weigh less than the part that may be dropped.
  */
 #include "common.h"
 
 #define GROUP 64
+#define FEW_WEIGHTS 64 /* so few are selected from one by one */
+#define SUMMED (64 * LANES) /* weights that are added in float32 */
 
 typedef struct {
     const float *logits; /* [rows][vocabulary] */
@@ -18,7 +20,7 @@ typedef struct {
     const int64_t *top_k; /* [rows], the size of the vocabulary = off */
     const double *uniforms; /* [rows] in [0, 1) */
     int64_t *ids; /* [rows] */
-    float *scratch; /* [threads][scratch_stride], at least vocabulary + vocabulary / 64 + 64 floats each */
+    float *scratch; /* [threads][scratch_stride], at least 2 * vocabulary + vocabulary / 64 + 64 floats each */
     int64_t scratch_stride;
 } SampleTokens;
 
@@ -27,7 +29,7 @@ typedef struct {
     const float *x;
     int64_t size, num_groups;
     float *maxima; /* [num_groups] */
-    float *values; /* [size] and more: the values to select from */
+    float *values; /* [2][size and up to 15 more]: the values to select from, and weights */
     float peak, rate, floor; /* rate: log2(e) / temperature */
 } Row;
 
@@ -149,12 +151,55 @@ static double total_weight(const Row *row) {
     return total;
 }
 
-/* Return the value of the least likely token that top_p keeps. */
+/* Return the sum of those of n weights that are at least `least`, and their number. n: a multiple of LANES. */
+static double weight_above(const float *weights, int64_t n, float least, int64_t *count) {
+    double total = 0;
+    vint number = {0};
+    for (int64_t start = 0; start < n; start += SUMMED) {
+        vfloat sum = splat(0);
+        for (int64_t i = start; i < n && i < start + SUMMED; i += LANES) {
+            vfloat weight = load(weights + i);
+            vint is_counted = weight >= least;
+            sum += (vfloat)(is_counted & (vint)weight);
+            number -= is_counted;
+        }
+        total += (double)sum_of(sum);
+    }
+    *count = 0;
+    for (int lane = 0; lane < LANES; lane++) *count += number[lane];
+    return total;
+}
+
+typedef union {
+    float weight;
+    int32_t bits; /* in the order of the weights, which are positive */
+} Threshold;
+
+/* Return the value of the least likely token that top_p keeps. Lighter tokens than `low` together weigh less than the part that may be
+ * dropped. Bisection in the bits of the weights then finds a range that has few of them. */
 static float nucleus(const Row *row, float top_p) {
-    double total = total_weight(row), spare = (1.0 - top_p) * total / (double)row->size;
-    float least = row->peak + (float)(log(spare) - 0.01) * LOG2E / row->rate; /* slightly lower, because weights are rounded */
-    int64_t n = gather(row, fmaxf(row->floor, least));
-    return select_value(row, row->values, n, top_p * total, 1);
+    const double total = total_weight(row), wanted = top_p * total, spare = (1.0 - top_p) * total / (double)row->size;
+    const float least = row->peak + (float)(log(spare) - 0.01) * LOG2E / row->rate; /* slightly lower, because weights are rounded */
+    const int64_t n = gather(row, fmaxf(row->floor, least)), filled = (n + LANES - 1) / LANES * LANES;
+    float *weights = row->values + (row->size + 15) / 16 * 16;
+    Threshold low = {0x1p-126f}, high = {1.5f};
+    int64_t below = n, above = 0, left = 0; /* numbers of weights of at least `low` and `high` */
+    double heavier = 0;
+    for (int64_t i = n; i < filled; i++) row->values[i] = -INFINITY;
+    for (int64_t i = 0; i < filled; i += LANES) store(weights + i, power_of_two((load(row->values + i) - row->peak) * row->rate));
+    while (below - above > FEW_WEIGHTS && high.bits - low.bits > 1) {
+        Threshold middle = {.bits = low.bits + (high.bits - low.bits) / 2};
+        int64_t count;
+        double weight = weight_above(weights, filled, middle.weight, &count);
+        if (weight >= wanted) low = middle, below = count;
+        else high = middle, above = count, heavier = weight;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        Threshold weight = {weights[i]};
+        row->values[left] = row->values[i];
+        left += (uint32_t)(weight.bits - low.bits) < (uint32_t)(high.bits - low.bits); /* without a branch */
+    }
+    return left ? select_value(row, row->values, left, wanted - heavier, 1) : row->floor;
 }
 
 /* Return the token whose share of the cumulative weight contains `uniform`. */
@@ -187,7 +232,7 @@ static int64_t sample_row(const SampleTokens *a, int64_t index, float *scratch) 
     Row row = {.x = a->logits + index * a->stride, .size = a->vocabulary, .floor = -INFINITY};
     row.num_groups = (row.size + GROUP - 1) / GROUP;
     row.values = scratch; /* also holds doubles, so it is aligned */
-    row.maxima = scratch + (row.size + 15) / 16 * 16;
+    row.maxima = scratch + 2 * ((row.size + 15) / 16 * 16);
     int64_t strange = read_row(&row);
     float temperature = a->temperature ? a->temperature[index] : 0;
     if (strange >= 0) return strange;
