@@ -119,6 +119,8 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
     /* What is fetched ahead goes on with the next groups when the piece ends. */
     const int64_t turn = count - AHEAD / (ROWS * size), next = (groups * packed_columns(p->a->columns, type) - count) * ROWS * size;
     for (int t = 0; t < tokens; t++)
+        for (int g = 0; g < groups; g++) __builtin_prefetch(p->a->out + (token + t) * p->a->out_stride + row + g * ROWS, 1);
+    for (int t = 0; t < tokens; t++)
         for (int g = 0; g < groups; g++) load_sums(p->a, token + t, row + g * ROWS, p->first == 0, sums[t][g]);
     if (type == BFLOAT16_WEIGHTS) {
         for (int64_t pair = 0; pair < (count + 1) / 2; pair++) {
