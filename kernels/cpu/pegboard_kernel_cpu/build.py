@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from pegboard.env import cache_dir
@@ -257,6 +257,8 @@ def _compile(command: str, level: str, folder: Path) -> Path:
 def _make(command: str, level: str, library: Path) -> None:
     """Compile the sources side by side, the largest first, and link them. Files are written next to
     `library` only."""
+    from tqdm import tqdm  # imported here, because most processes compile nothing
+
     compiling = [command, *SWITCHES, *LEVELS[level], "-fPIC", "-fvisibility=hidden", "-c"]
     sources = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
     objects = [library.with_name(f"{source.stem}.o") for source in sources]
@@ -268,7 +270,17 @@ def _make(command: str, level: str, library: Path) -> None:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     with ThreadPoolExecutor(min(num_cpus, MAX_COMPILERS)) as pool:
-        list(pool.map(lambda step: _compiler_step(step, level, library.parent), steps))
+        waiting = {pool.submit(_compiler_step, step, level, library.parent) for step in steps}
+        is_hidden = not sys.stderr.isatty()
+        with tqdm(
+            desc="Compiling CPU kernels", total=len(steps), leave=False, disable=is_hidden
+        ) as bar:
+            while waiting:
+                # not for longer: a call that does not return for seconds is reported as hanging
+                done, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
+                bar.update(len(done))
+                for step in done:
+                    step.result()
     _compiler_step(
         [command, "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-lm"],
         level,
