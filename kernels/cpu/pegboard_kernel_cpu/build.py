@@ -44,6 +44,7 @@ from pegboard_kernel_cpu.cache_files import (
 log = get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
+CPU_INFO = Path("/proc/cpuinfo")
 
 TRIAL = ("trial.py", "structures.py")
 """The modules that decide whether a library works."""
@@ -68,11 +69,15 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512_vnni": _VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    "neon_dotprod": ("-march=armv8.2-a+dotprod",),
+    "neon": (),
     "plain": (),
 }
-"""Level → compiler switches, best first."""
+"""Level → compiler switches, best first. Every 64-bit Arm CPU has what neon needs."""
 
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
+_DOTPROD_FLAGS = {"asimd", "asimddp", "asimdrdm", "atomics"}
 FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 WRONG = 3
 """A trial proves that a library is unusable in two ways: one of the signals FAULTS kills it, or it
@@ -98,6 +103,9 @@ _FLAGS = {
     "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
     "avx512": _AVX512_FLAGS,
     "avx2": {"avx2", "fma", "f16c"},
+    "neon_i8mm": {*_DOTPROD_FLAGS, "i8mm"},
+    "neon_dotprod": _DOTPROD_FLAGS,
+    "neon": {"asimd"},
 }
 """Level → flags that /proc/cpuinfo must list."""
 
@@ -116,12 +124,11 @@ def cpu_flags() -> frozenset[str]:
     """Return the CPU flags that the operating system lists. On a system that lists none, the set is
     empty."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(
-        next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    )
+    listed = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(listed, "").partition(":")[2].split())
 
 
 def compiler() -> str | None:

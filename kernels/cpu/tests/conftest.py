@@ -1,6 +1,6 @@
 """Every test in this folder runs on every level that this CPU supports, compiled as on a CPU that
-supports no higher level. It also runs on the levels above AVX2 that this CPU lacks, with their
-instructions emulated (see emulated/immintrin.h). Only the best level is compiled with full
+supports no higher level. It also runs on the levels above AVX2 that this CPU lacks, and on those of
+Arm, with their instructions emulated (see emulated/). Only the best level is compiled with full
 optimization, as it is for users: the others are compiled with -O1, in a quarter of the time."""
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from pegboard_kernel_cpu.library import Library, using
 
 LEVELS = build.levels_of(build.cpu_flags())
 EMULATION = Path(__file__).parent / "emulated"
-EMULATED = {
-    level: number
+X86_EMULATED = {
+    level: (f"-DEMULATE={number}", *build.LEVELS["avx2"])
     for number, level in enumerate(("avx512", "avx512_vnni", "avx512_bf16", "amx"), 1)
-    if level not in LEVELS
+    if "avx2" in LEVELS and level not in LEVELS
 }
-"""Level → its number in emulated/immintrin.h."""
+ARM_EMULATED = {
+    "neon": ("-D__ARM_NEON",),
+    "neon_dotprod": ("-D__ARM_NEON", "-D__ARM_FEATURE_DOTPROD"),
+    "neon_i8mm": ("-D__ARM_NEON", "-D__ARM_FEATURE_DOTPROD", "-D__ARM_FEATURE_MATMUL_INT8"),
+}
+EMULATED = X86_EMULATED if "neon" in LEVELS else {**X86_EMULATED, **ARM_EMULATED}
+"""Level → switches that emulate it."""
 
 if build.compiler() is None:
     collect_ignore_glob = ["test_*.py"]
 
 
 TEAMS = [(level, 2) for level in LEVELS] + [(LEVELS[0], 1), (LEVELS[0], 3)]
-if "avx2" in LEVELS:
-    TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
+TEAMS += [(f"emulated_{level}", 2) for level in EMULATED]
 SLOW = (
-    *(f"emulated_{level}" for level in EMULATED if level != "amx"),
+    *(f"emulated_{level}" for level in EMULATED if level not in ("amx", "neon_i8mm")),
     *({"avx512", "avx512_vnni"} - {LEVELS[0]}),
 )
 """`make nightly` runs them. Higher levels share their code, but for products of bytes without VNNI,
@@ -48,18 +53,13 @@ def parameter(team: tuple[str, int]) -> Any:
 def native(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Replaces the process's library by the library of one level, with its own team of threads."""
     # so that a change compiles again
-    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes()).hexdigest()[:16]
+    headers = b"".join(path.read_bytes() for path in sorted(EMULATION.iterdir()))
+    digest = hashlib.sha256(headers).hexdigest()[:16]
     with pytest.MonkeyPatch.context() as patch:
         for level in LEVELS[1:]:
             patch.setitem(build.LEVELS, level, (*build.LEVELS[level], "-O1"))
-        for level, number in EMULATED.items():
-            switches = (
-                f"-I{EMULATION}",
-                f"-DEMULATE={number}",
-                f"-DEMULATION=0x{digest}",
-                *build.LEVELS["avx2"],
-                "-O1",
-            )
-            patch.setitem(build.LEVELS, f"emulated_{level}", switches)
+        for level, switches in EMULATED.items():
+            emulating = (f"-I{EMULATION}", f"-DEMULATION=0x{digest}", *switches, "-O1")
+            patch.setitem(build.LEVELS, f"emulated_{level}", emulating)
         with using(*request.param) as library:
             yield library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pegboard_kernel_cpu.probe import probe
 from pegboard.errors import ConfigError
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 
+ARM = {"fp", "asimd", "atomics", "asimdrdm", "asimddp"}
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c", "avx2"}
 
 
@@ -51,6 +53,10 @@ def empty_library(quick_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (AVX512 | {"avx512_vnni", "amx_tile", "amx_bf16"}, "avx512_vnni"),
         (AVX512 | {"avx512_vnni", "avx512_bf16"}, "avx512_bf16"),
         (AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"}, "amx"),
+        ({"fp", "asimd"}, "neon"),
+        ({"fp", "asimd", "asimddp"}, "neon"),
+        (ARM, "neon_dotprod"),
+        (ARM | {"i8mm"}, "neon_i8mm"),
     ],
 )
 def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
@@ -58,8 +64,30 @@ def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "level",
-    [level for level in build.LEVELS if level not in build.levels_of(build.cpu_flags())][:1],
+    "text",
+    [
+        "processor\t: 0\nflags\t\t: asimd atomics\n\nprocessor\t: 1\nflags\t\t: other\n",
+        "processor\t: 0\nFeatures\t: asimd atomics\nCPU implementer\t: 0x41\n",
+    ],
+)
+def test_cpu_flags_are_read_as_x86_and_arm_list_them(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(build, "CPU_INFO", tmp_path / "cpuinfo")
+    assert build.cpu_flags() == {"asimd", "atomics"}
+    monkeypatch.setattr(build, "CPU_INFO", tmp_path / "absent")
+    assert build.cpu_flags() == set()
+
+
+X86_LEVELS = [level for level in build.LEVELS if not level.startswith("neon")]
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the compiler knows x86 levels only there"
+)
+@pytest.mark.parametrize(
+    "level", [level for level in X86_LEVELS if level not in build.levels_of(build.cpu_flags())][:1]
 )
 def test_a_level_that_this_cpu_lacks_compiles_and_fails_its_trial(
     level: str, quick_cache: Path

@@ -12,6 +12,9 @@
 #if LANES == 16 /* 32 registers: 16 sums, 2 keys, 1 query */
 #define VECTORS 2
 #define ROWS 8
+#elif REGISTERS == 32 /* 24 sums, 1 key at a time, 6 queries */
+#define VECTORS 4
+#define ROWS 6
 #else /* 16 registers: 12 sums, 1 key at a time, 3 queries */
 #define VECTORS 4
 #define ROWS 3
@@ -127,7 +130,12 @@ INLINE void value_product(const int type, const int rows, const int vectors, con
 #define VALUES(type, rows) VALUE(type, rows, 1) VALUE(type, rows, 2)
 #define VALUE_NAMES(type, rows) {value_##type##_##rows##_1, value_##type##_##rows##_2},
 #else
+#if ROWS == 6
+#define EACH_ROWS(DO, ...) DO(__VA_ARGS__, 1) DO(__VA_ARGS__, 2) DO(__VA_ARGS__, 3) DO(__VA_ARGS__, 4) DO(__VA_ARGS__, 5) \
+    DO(__VA_ARGS__, 6)
+#else
 #define EACH_ROWS(DO, ...) DO(__VA_ARGS__, 1) DO(__VA_ARGS__, 2) DO(__VA_ARGS__, 3)
+#endif
 #define VALUES(type, rows) VALUE(type, rows, 1) VALUE(type, rows, 2) VALUE(type, rows, 4)
 #define VALUE_NAMES(type, rows) {value_##type##_##rows##_1, value_##type##_##rows##_2, value_##type##_##rows##_4},
 #endif

@@ -13,7 +13,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -23,6 +25,19 @@
 #define LANES 8
 #else
 #define LANES 4
+#endif
+
+/* REGISTERS: number of vectors that a CPU holds. CONVERTS_HALVES: whether it has instructions for halves. */
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+#define REGISTERS 32
+#define CONVERTS_HALVES 1
+#else
+#define REGISTERS 16
+#if defined(__F16C__)
+#define CONVERTS_HALVES 1
+#else
+#define CONVERTS_HALVES 0
+#endif
 #endif
 
 typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -132,6 +147,8 @@ INLINE float max_of(vfloat x) {
 INLINE float half_to_float(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
+#elif defined(__ARM_NEON)
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0);
 #else
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
     union { uint32_t bits; float value; } u;
@@ -145,6 +162,8 @@ INLINE float half_to_float(uint16_t h) {
 INLINE uint16_t to_half(float x) { /* round to nearest even; overflow gives infinity, a NaN stays a NaN */
 #if defined(__F16C__)
     return (uint16_t)_cvtss_sh(x, 0);
+#elif defined(__ARM_NEON)
+    return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0);
 #else
     union { float value; uint32_t bits; } u = {x};
     uint16_t sign = (uint16_t)(u.bits >> 16 & 0x8000);
@@ -160,6 +179,7 @@ INLINE uint16_t to_half(float x) { /* round to nearest even; overflow gives infi
 #endif
 }
 
+#if !CONVERTS_HALVES
 /* The same for a vector of halves in 32-bit integers. */
 INLINE vfloat halves_to_floats(vint halves) {
     vint sign = (halves & 0x8000) << 16, magnitude = (halves & 0x7fff) << 13;
@@ -167,12 +187,15 @@ INLINE vfloat halves_to_floats(vint halves) {
     vfloat denormal = (vfloat)(magnitude + (113 << 23)) - 0x1p-14f;
     return (vfloat)((vint)choose(magnitude < 1 << 23, denormal, (vfloat)normal) | sign);
 }
+#endif
 
 INLINE vfloat load_half(const uint16_t *p) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__) && LANES == 8
     return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__ARM_NEON)
+    return (vfloat)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     return halves_to_floats(__builtin_convertvector(*(const vhalf *)p, vint));
 #endif
@@ -184,6 +207,8 @@ INLINE vfloat load_bfloat16(const uint16_t *p) {
     return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif LANES == 8
     return (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(__ARM_NEON)
+    return (vfloat)vshll_n_u16(vld1_u16(p), 16);
 #else
     return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vint) << 16);
 #endif
@@ -200,12 +225,22 @@ INLINE uint16_t to_bfloat16(float x) { /* round to nearest even; a NaN stays a N
     return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
 }
 
+#if defined(__ARM_NEON)
+INLINE int16x8_t load_words(const void *p) { /* four signed bytes, twice */
+    int32_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
+}
+#endif
+
 INLINE vint load_bytes(const void *p) { /* signed */
 #if LANES == 16
     return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif LANES == 8
     return (vint)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
-#elif LANES == 4 && defined(__SSE2__)
+#elif defined(__ARM_NEON)
+    return (vint)vmovl_s16(vget_low_s16(load_words(p)));
+#elif defined(__SSE2__)
     int32_t bytes;
     memcpy(&bytes, p, sizeof bytes);
     __m128i pairs = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_cvtsi32_si128(bytes));
@@ -232,6 +267,9 @@ INLINE vfloat load_e4m3(const uint8_t *p) { /* divided by E4M3_UNIT */
 #elif defined(__F16C__) && LANES == 8
     __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
     return (vfloat)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xbf80)));
+#elif defined(__ARM_NEON)
+    uint16x4_t wide = vreinterpret_u16_s16(vget_low_s16(load_words(p)));
+    return (vfloat)vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(vshl_n_u16(wide, 7), vdup_n_u16(0xbf80))));
 #else
     return halves_to_floats(load_bytes(p) << 7 & 0xbf80);
 #endif
@@ -242,6 +280,9 @@ INLINE vfloat load_e5m2(const uint8_t *p) {
     return (vfloat)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
 #elif defined(__F16C__) && LANES == 8
     return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
+#elif defined(__ARM_NEON)
+    uint16x4_t wide = vreinterpret_u16_s16(vget_low_s16(load_words(p)));
+    return (vfloat)vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(wide, 8)));
 #else
     return halves_to_floats(load_bytes(p) << 8 & 0xff00);
 #endif

@@ -16,7 +16,7 @@
 #if LANES == 16
 #define TOKENS 12
 #define GROUPS 2 /* groups of rows of a tile */
-#elif LANES == 8
+#elif LANES == 8 || REGISTERS == 32
 #define TOKENS 6
 #define GROUPS 1
 #else

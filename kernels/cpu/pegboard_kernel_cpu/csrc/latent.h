@@ -12,7 +12,7 @@
 
 /* Sums in registers: ROWS * KEYS scores, or ROWS * VECTORS vectors of values. A single row needs more vectors, because each sum has
  * to wait for its previous addition. */
-#if LANES == 16
+#if REGISTERS == 32
 #define ROWS 8
 #else
 #define ROWS 4

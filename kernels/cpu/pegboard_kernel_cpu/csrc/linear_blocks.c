@@ -65,10 +65,11 @@ INLINE vfloat scale_vector(const uint8_t *p, int scale_type, int v) {
 
 /* Read a set of scales and return what follows it. The products use codes that are too high by the zero point and, for 8 bits, by
  * `offset`. The minimum corrects this. outer: of the second level, for types that have one. */
-INLINE const uint8_t *read_scales(const uint8_t *record, int scale_type, int shift, int zero, int offset, const Scales *outer,
-                                  Scales *to) {
+INLINE const uint8_t *read_scales(const uint8_t *record, int scale_type, int shift, int zero, int offset, int vector,
+                                  const Scales *outer, Scales *to) {
     int bytes = scale_bytes(scale_type);
-    for (int v = 0; v < VECTORS; v++) {
+    for (int i = 0; i < WIDTH; i++) {
+        const int v = vector + i;
         vfloat scale, minimum = {0};
         if (scale_type == PAIRS) {
             vint both = load_bytes(record + v * LANES);
@@ -77,21 +78,21 @@ INLINE const uint8_t *read_scales(const uint8_t *record, int scale_type, int shi
             scale = scale_vector(record, scale_type, v);
             if (shift == MINIMUMS) minimum = scale_vector(record + bytes, scale_type, v);
         }
-        if (scale_type >= BYTES) scale *= outer->scale[v], minimum *= outer->minimum[v];
-        to->scale[v] = scale;
-        if (shift == NO_SHIFT) to->minimum[v] = scale * -(float)(zero + offset);
-        else if (shift == MINIMUMS) to->minimum[v] = minimum;
-        else to->minimum[v] = scale * -(load_int8((const int8_t *)record + bytes + v * LANES) + (float)offset);
-        if (shift == MINIMUMS && zero + offset) to->minimum[v] -= scale * (float)(zero + offset);
+        if (scale_type >= BYTES) scale *= outer->scale[i], minimum *= outer->minimum[i];
+        to->scale[i] = scale;
+        if (shift == NO_SHIFT) to->minimum[i] = scale * -(float)(zero + offset);
+        else if (shift == MINIMUMS) to->minimum[i] = minimum;
+        else to->minimum[i] = scale * -(load_int8((const int8_t *)record + bytes + v * LANES) + (float)offset);
+        if (shift == MINIMUMS && zero + offset) to->minimum[i] -= scale * (float)(zero + offset);
     }
     return record + bytes + shift_bytes(scale_type, shift);
 }
 
 /* Read scales of the second level and return what follows them. */
-INLINE const uint8_t *read_outer(const uint8_t *at, int shift, Scales *to) {
-    for (int v = 0; v < VECTORS; v++) {
-        to->scale[v] = scale_vector(at, HALVES, v);
-        to->minimum[v] = shift == MINIMUMS ? scale_vector(at + 32, HALVES, v) : splat(0);
+INLINE const uint8_t *read_outer(const uint8_t *at, int shift, int vector, Scales *to) {
+    for (int i = 0; i < WIDTH; i++) {
+        to->scale[i] = scale_vector(at, HALVES, vector + i);
+        to->minimum[i] = shift == MINIMUMS ? scale_vector(at + 32, HALVES, vector + i) : splat(0);
     }
     return at + 32 * (1 + (shift == MINIMUMS));
 }
@@ -121,25 +122,27 @@ INLINE float x_sum_of(const float *x_sums, int sets, int s) {
 
 /* Add the dot products of a part to the sums of a token. has_offset: the minimums are not zero. */
 INLINE void add_dots(vfloat *sums, const vint *dots, const Scales *scales, float x_scale, float x_sum, int has_offset) {
-    for (int v = 0; v < VECTORS; v++)
+    for (int v = 0; v < WIDTH; v++)
         sums[v] += __builtin_convertvector(dots[v], vfloat) * (scales->scale[v] * splat(x_scale));
     if (!has_offset) return;
-    for (int v = 0; v < VECTORS; v++) sums[v] += scales->minimum[v] * splat(x_sum);
+    for (int v = 0; v < WIDTH; v++) sums[v] += scales->minimum[v] * splat(x_sum);
 }
 
+/* Store results of a token, of WIDTH vectors of rows from `row` on. */
 INLINE void put_results(const LinearBlocks *a, int64_t token, int64_t row, const vfloat *sums) {
-    int64_t width = a->rows - row < ROWS ? a->rows - row : ROWS;
-    float *out = a->out + token * a->out_stride + row, edge[ROWS] ALIGNED;
-    float *target = width == ROWS ? out : edge;
-    for (int v = 0; v < VECTORS; v++) store(target + v * LANES, sums[v]);
-    if (width < ROWS) memcpy(out, edge, width * sizeof(float));
+    const int64_t most = WIDTH * LANES, left = a->rows - row, width = left < most ? left : most;
+    float *out = a->out + token * a->out_stride + row, edge[WIDTH * LANES] ALIGNED;
+    float *target = width == most ? out : edge;
+    if (width <= 0) return;
+    for (int v = 0; v < WIDTH; v++) store(target + v * LANES, sums[v]);
+    if (width < most) memcpy(out, edge, width * sizeof(float));
     if (a->bias)
         for (int64_t r = 0; r < width; r++) out[r] += a->bias[row + r];
 }
 
-/* Compute `tokens` x 16 results. The properties of the format are separate arguments, so that the compiler specializes every
- * combination. sets: scales per row of a record. parts: parts of a record. */
-INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, const uint8_t *record, int form, int sets,
+/* Compute the results of `tokens` tokens and of WIDTH vectors of rows, the first of which is `vector`. The properties of the format are
+ * separate arguments, so that the compiler specializes every combination. sets: scales per row of a record. parts: parts of a record. */
+INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, int vector, const uint8_t *record, int form, int sets,
                  int64_t parts, int scale_type, int shift) {
     const int64_t columns = a->columns, num_parts = columns / PART, outer_parts = a->format.outer / PART;
     const int8_t *x = a->x + token * columns;
@@ -148,31 +151,31 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
     const int has_offset = form != SIGNED || shift != NO_SHIFT || offset || a->format.zero;
     const int part_bytes = BYTES_PER_BIT * (is_stored ? form : a->format.bits);
     ALIGNED uint8_t bytes[QUADS * 64];
-    vfloat sums[TOKENS][VECTORS];
+    vfloat sums[TOKENS][WIDTH];
     for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) sums[t][v] = splat(0);
+        for (int v = 0; v < WIDTH; v++) sums[t][v] = splat(0);
     Scales outer;
     for (int64_t first = 0, next = 0; first < num_parts; first += parts) {
         Scales scales[2];
-        if (scale_type >= BYTES && first == next) record = read_outer(record, shift, &outer), next += outer_parts;
+        if (scale_type >= BYTES && first == next) record = read_outer(record, shift, vector, &outer), next += outer_parts;
         for (int s = 0; s < sets; s++)
-            record = read_scales(record, scale_type, shift, a->format.zero, offset, &outer, &scales[s]);
+            record = read_scales(record, scale_type, shift, a->format.zero, offset, vector, &outer, &scales[s]);
 #pragma GCC unroll 4
         for (int64_t part = first; part < first + parts; part++, record += part_bytes) {
             const uint8_t *codes = is_stored ? record : bytes;
-            if (!is_stored) spread_codes(record, a->format.bits, bytes);
-            fetch(record, part_bytes);
+            if (!is_stored) spread_codes(record, a->format.bits, vector, bytes);
+            if (!vector) fetch(record, part_bytes);
 #pragma GCC unroll 2
             for (int s = 0; s < sets; s++) {
-                vint dots[TOKENS][VECTORS];
-                dots_of(codes, form, s * QUADS / 2, QUADS / sets, x + part * PART, columns, tokens, dots);
+                vint dots[TOKENS][WIDTH];
+                dots_of(codes, form, s * QUADS / 2, QUADS / sets, vector, x + part * PART, columns, tokens, dots);
                 for (int t = 0; t < tokens; t++)
                     add_dots(sums[t], dots[t], &scales[s], x_scales[t * num_parts + part],
                              x_sum_of(x_sums + (t * num_parts + part) * 2, sets, s), has_offset);
             }
         }
     }
-    for (int t = 0; t < tokens; t++) put_results(a, token + t, row, sums[t]);
+    for (int t = 0; t < tokens; t++) put_results(a, token + t, row + vector * LANES, sums[t]);
 }
 
 #if defined(__AMX_BF16__)
@@ -215,14 +218,14 @@ INLINE void expand_columns(const LinearBlocks *a, int64_t number, int64_t first,
             left = per_record - part % per_record;
             if (f->outer) {
                 const int64_t start = n - n % (f->outer / width_of(f)); /* the first record of this second level */
-                const uint8_t *after = read_outer(group + bytes_of_records(f, start), f->shift, &outer);
+                const uint8_t *after = read_outer(group + bytes_of_records(f, start), f->shift, 0, &outer);
                 if (start == n) record = after;
             }
             codes = record + set_bytes + part % per_record * part_bytes;
-            for (int s = 0; s < sets; s++) record = read_scales(record, f->scale_type, f->shift, f->zero, 0, &outer, &scales[s]);
+            for (int s = 0; s < sets; s++) record = read_scales(record, f->scale_type, f->shift, f->zero, 0, 0, &outer, &scales[s]);
         }
         fetch(codes, part_bytes);
-        if (bits % 4) spread_codes(codes, f->bits, bytes);
+        if (bits % 4) spread_codes(codes, f->bits, 0, bytes);
         expand_part(bits % 4 ? bytes : codes, bits, sets, scales, to);
     }
 }
@@ -255,19 +258,23 @@ static TileProduct tiles_of(const LinearBlocks *a) {
 }
 #endif
 
+/* Compute the results of the tokens [token, end) and of a group of rows. */
 INLINE void tiles(const LinearBlocks *a, int64_t token, int64_t end, int64_t row, const uint8_t *record, int form, int sets,
                   int64_t parts, int scale_type, int shift) {
-    for (; token + TOKENS <= end; token += TOKENS) tile(a, TOKENS, token, row, record, form, sets, parts, scale_type, shift);
+#define TILES(count)                                                                                                             \
+    for (; token + count <= end; token += count)                                                                                 \
+        for (int v = 0; v < VECTORS; v += WIDTH) tile(a, count, token, row, v, record, form, sets, parts, scale_type, shift);
+    TILES(TOKENS)
 #if TOKENS > 8
-    for (; token + 8 <= end; token += 8) tile(a, 8, token, row, record, form, sets, parts, scale_type, shift);
+    TILES(8)
 #endif
 #if TOKENS > 4
-    for (; token + 4 <= end; token += 4) tile(a, 4, token, row, record, form, sets, parts, scale_type, shift);
+    TILES(4)
 #endif
 #if TOKENS > 2
-    for (; token + 2 <= end; token += 2) tile(a, 2, token, row, record, form, sets, parts, scale_type, shift);
+    TILES(2)
 #endif
-    for (; token < end; token++) tile(a, 1, token, row, record, form, sets, parts, scale_type, shift);
+    TILES(1)
 }
 
 /* Return one code of a packed part: of a quad and one of its columns. */

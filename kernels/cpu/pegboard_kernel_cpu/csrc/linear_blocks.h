@@ -16,16 +16,21 @@
 #define QUADS 8
 #define BYTES_PER_BIT (PART * ROWS / 8) /* of a part */
 #define VECTORS (ROWS / LANES)
+#define WIDTH (LANES == 4 ? 1 : VECTORS) /* vectors of rows that are computed at a time, so that all numbers stay in registers */
 #if LANES == 16
 #define TOKENS 12
 #elif LANES == 8
 #define TOKENS 5
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define TOKENS 6
+#elif defined(__ARM_NEON)
+#define TOKENS 3
 #else
 #define TOKENS 2
 #endif
 
 typedef struct {
-    vfloat scale[VECTORS], minimum[VECTORS]; /* for the 16 rows of a block */
+    vfloat scale[WIDTH], minimum[WIDTH]; /* of the rows that are computed at a time */
 } Scales;
 
 INLINE int32_t quad(const int8_t *x) {
@@ -58,23 +63,23 @@ enum { LOW = 1, NIBBLES = 4, HIGH = 7, SIGNED = 8 };
 
 INLINE vint bytes_of(const uint8_t *part, int form, int q, int v) { return quad_of(part, form == NIBBLES ? 4 : 8, q, v); }
 
-INLINE void spread(const uint8_t *part, int bits, uint8_t *to) {
+INLINE void spread(const uint8_t *part, int bits, int vector, uint8_t *to) {
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; q++)
-        for (int v = 0; v < VECTORS; v++) *(vint *)(to + 64 * q + 4 * LANES * v) = quad_of(part, bits, q, v);
+        for (int v = vector; v < vector + WIDTH; v++) *(vint *)(to + 64 * q + 4 * LANES * v) = quad_of(part, bits, q, v);
 }
 
-/* Unpack the codes of a part to one byte each, [quads][64]. */
-static void spread_codes(const uint8_t *part, int bits, uint8_t *to) {
+/* Unpack the codes of a part to one byte each, [quads][64]: those of WIDTH vectors of rows. */
+static void spread_codes(const uint8_t *part, int bits, int vector, uint8_t *to) {
     switch (bits) {
-    case 1: spread(part, 1, to); break;
-    case 2: spread(part, 2, to); break;
-    case 3: spread(part, 3, to); break;
-    case 4: spread(part, 4, to); break;
-    case 5: spread(part, 5, to); break;
-    case 6: spread(part, 6, to); break;
-    case 7: spread(part, 7, to); break;
-    default: memcpy(to, part, QUADS * 64);
+    case 1: spread(part, 1, vector, to); break;
+    case 2: spread(part, 2, vector, to); break;
+    case 3: spread(part, 3, vector, to); break;
+    case 4: spread(part, 4, vector, to); break;
+    case 5: spread(part, 5, vector, to); break;
+    case 6: spread(part, 6, vector, to); break;
+    case 7: spread(part, 7, vector, to); break;
+    default: spread(part, 8, vector, to);
     }
 }
 
@@ -85,15 +90,16 @@ INLINE int nth_quad(int i, int first, int quads) { return quads == QUADS ? i % 2
 
 #define SIGNED_OFFSET 128 /* 8-bit codes are multiplied as code + 128; the minimum corrects this */
 
-/* dots: for `quads` quads of the part, the first of which is `first`. x: the tokens' codes for the part. stride: from token to token. */
-INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
-                    vint dots[TOKENS][VECTORS]) {
+/* dots: for `quads` quads of the part, the first of which is `first`, and WIDTH vectors of rows, the first of which is `vector`. x: the
+ * tokens' codes for the part. stride: from token to token. */
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][WIDTH]) {
     __m512i sums[TOKENS], flip = _mm512_set1_epi8((char)128);
     for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int i = 0; i < quads; i++) {
         int q = nth_quad(i, first, quads);
-        __m512i w = (__m512i)bytes_of(part, form, q, 0);
+        __m512i w = (__m512i)bytes_of(part, form, q, vector);
         if (form == SIGNED) w = _mm512_xor_si512(w, flip);
         for (int t = 0; t < tokens; t++)
             sums[t] = _mm512_dpbusd_epi32(sums[t], w, _mm512_set1_epi32(quad(x + t * stride + 4 * q)));
@@ -135,21 +141,21 @@ typedef __m256i wide;
 #define KEEP(x) __asm__("" : "+v"(x))
 #endif
 
-INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
-                    vint dots[TOKENS][VECTORS]) {
-    wide sums[TOKENS][VECTORS];
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][WIDTH]) {
+    wide sums[TOKENS][WIDTH];
     const int is_narrow = form <= NIBBLES; /* all quads are added in 16 bits */
 #pragma GCC unroll 8
     for (int i = 0; i < quads; i++) {
         const int q = nth_quad(i, first, quads);
-        wide w[VECTORS], size[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            w[v] = (wide)bytes_of(part, form, q, v);
+        wide w[WIDTH], size[WIDTH];
+        for (int v = 0; v < WIDTH; v++) {
+            w[v] = (wide)bytes_of(part, form, q, vector + v);
             size[v] = form == SIGNED ? MAGNITUDE(w[v]) : w[v];
         }
         for (int t = 0; t < tokens; t++) {
             wide b = SPLAT32(quad(x + t * stride + 4 * q));
-            for (int v = 0; v < VECTORS; v++) {
+            for (int v = 0; v < WIDTH; v++) {
                 wide product = MULTIPLY(size[v], form == SIGNED ? WITH_SIGN(b, w[v]) : b);
                 if (!is_narrow) product = WIDEN(product);
                 sums[t][v] = !i ? product : is_narrow ? ADD16(sums[t][v], product) : ADD32(sums[t][v], product);
@@ -158,20 +164,132 @@ INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const i
         }
     }
     for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) dots[t][v] = (vint)(is_narrow ? WIDEN(sums[t][v]) : sums[t][v]);
+        for (int v = 0; v < WIDTH; v++) dots[t][v] = (vint)(is_narrow ? WIDEN(sums[t][v]) : sums[t][v]);
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+#define SIGNED_OFFSET 0
+
+/* The compiler must keep this order. Otherwise it unpacks codes before it needs them and runs out of registers. */
+#ifndef KEEP
+#define KEEP(x) __asm__("" : "+w"(x))
+#endif
+
+/* Return the low or the high halves of bytes. */
+INLINE int8x16_t half_of(int8x16_t bytes, int is_high) {
+    uint8x16_t codes = vreinterpretq_u8_s8(bytes);
+    return vreinterpretq_s8_u8(is_high ? vshrq_n_u8(codes, 4) : vandq_u8(codes, vdupq_n_u8(15)));
+}
+
+INLINE int8x16_t codes_of(const uint8_t *part, int form, int q, int v) {
+    return form == NIBBLES ? half_of((int8x16_t)bytes_of(part, SIGNED, q % 4, v), q > 3) : (int8x16_t)bytes_of(part, form, q, v);
+}
+
+INLINE void dots_of_each(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                         vint dots[TOKENS][WIDTH]) {
+    int8x16_t words[2][TOKENS]; /* of each token, four quads at a time */
+    int32x4_t sums[TOKENS];
+    for (int half = first / 4; half < (first + quads) / 4; half++)
+        for (int t = 0; t < tokens; t++) words[half][t] = vld1q_s8(x + t * stride + 16 * half);
+    for (int t = 0; t < tokens; t++) sums[t] = vdupq_n_s32(0);
+#define ADD_QUAD(lane)                                                                                                           \
+    for (int half = first / 4; half < (first + quads) / 4; half++) {                                                             \
+        int8x16_t w = codes_of(part, form, 4 * half + lane, vector);                                                             \
+        for (int t = 0; t < tokens; t++) {                                                                                       \
+            sums[t] = vdotq_laneq_s32(sums[t], w, words[half][t], lane);                                                         \
+            KEEP(sums[t]);                                                                                                       \
+        }                                                                                                                        \
+    }
+    ADD_QUAD(0)
+    ADD_QUAD(1)
+    ADD_QUAD(2)
+    ADD_QUAD(3)
+    for (int t = 0; t < tokens; t++) dots[t][0] = (vint)sums[t];
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+/* An instruction multiplies two rows with two tokens, over the eight columns of two quads. */
+INLINE void dots_of_pairs(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                          vint dots[TOKENS][WIDTH]) {
+    int32x4_t sums[TOKENS / 2][2]; /* of the first two rows, and of the last two */
+    for (int t = 0; t < tokens / 2; t++) sums[t][0] = sums[t][1] = vdupq_n_s32(0);
+#pragma GCC unroll 4
+    for (int n = 0; n < quads / 2; n++) {
+        /* In a whole part, quads that share bytes follow each other. */
+        const int i = quads == QUADS ? n % 2 * 2 + n / 2 : first / 2 + n, q = form == NIBBLES ? 2 * i % 4 : 2 * i;
+        int32x4_t even = (int32x4_t)bytes_of(part, SIGNED, q, vector), odd = (int32x4_t)bytes_of(part, SIGNED, q + 1, vector);
+        int8x16_t rows[2] = {vreinterpretq_s8_s32(vzip1q_s32(even, odd)), vreinterpretq_s8_s32(vzip2q_s32(even, odd))};
+        for (int two = 0; two < 2 && form == NIBBLES; two++) rows[two] = half_of(rows[two], i > 1);
+        for (int t = 0; t < tokens / 2; t++) {
+            const int8_t *from = x + 2 * t * stride + 8 * i;
+            int8x16_t words = vcombine_s8(vld1_s8(from), vld1_s8(from + stride));
+            for (int two = 0; two < 2; two++) {
+                sums[t][two] = vmmlaq_s32(sums[t][two], rows[two], words);
+                KEEP(sums[t][two]);
+            }
+        }
+    }
+    for (int t = 0; t < tokens / 2; t++) {
+        dots[2 * t][0] = (vint)vuzp1q_s32(sums[t][0], sums[t][1]);
+        dots[2 * t + 1][0] = (vint)vuzp2q_s32(sums[t][0], sums[t][1]);
+    }
+}
+#endif
+
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][WIDTH]) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if (tokens % 2 == 0) {
+        dots_of_pairs(part, form, first, quads, vector, x, stride, tokens, dots);
+        return;
+    }
+#endif
+    dots_of_each(part, form, first, quads, vector, x, stride, tokens, dots);
+}
+
+#elif defined(__ARM_NEON)
+
+#define SIGNED_OFFSET 0
+
+/* Products of bytes are added in 16 bits: of all quads for codes of up to 4 bits, because eight of at most 15 · 127 stay below 2^15,
+ * and of two quads for more bits, because two of at most 128 · 127 do. */
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][WIDTH]) {
+    const int run = form <= NIBBLES ? quads : 2;
+    int32x4_t sums[TOKENS][2]; /* of the first two rows and of the last two, each in two halves */
+    for (int t = 0; t < tokens; t++) sums[t][0] = sums[t][1] = vdupq_n_s32(0);
+#pragma GCC unroll 4
+    for (int start = 0; start < quads; start += run) {
+        int16x8_t words[TOKENS][2];
+#pragma GCC unroll 8
+        for (int i = start; i < start + run; i++) {
+            const int q = nth_quad(i, first, quads);
+            int8x16_t w = (int8x16_t)bytes_of(part, form, q, vector);
+            for (int t = 0; t < tokens; t++) {
+                int8x16_t b = vreinterpretq_s8_s32(vdupq_n_s32(quad(x + t * stride + 4 * q)));
+                int8x8_t w_low = vget_low_s8(w), low = vget_low_s8(b);
+                words[t][0] = i == start ? vmull_s8(w_low, low) : vmlal_s8(words[t][0], w_low, low);
+                words[t][1] = i == start ? vmull_high_s8(w, b) : vmlal_high_s8(words[t][1], w, b);
+            }
+        }
+        for (int t = 0; t < tokens; t++)
+            for (int two = 0; two < 2; two++) sums[t][two] = vpadalq_s16(sums[t][two], words[t][two]);
+    }
+    for (int t = 0; t < tokens; t++) dots[t][0] = (vint)vpaddq_s32(sums[t][0], sums[t][1]);
 }
 
 #else
 
 #define SIGNED_OFFSET 0
 
-INLINE void dots_of(const uint8_t *part, int form, int first, int quads, const int8_t *x, int64_t stride, int tokens,
-                    vint dots[TOKENS][VECTORS]) {
+INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
+                    vint dots[TOKENS][WIDTH]) {
     for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < WIDTH; v++) {
             vint sum = {0};
             for (int q = first; q < first + quads; q++) {
-                vint w = bytes_of(part, form, q, v);
+                vint w = bytes_of(part, form, q, vector + v);
                 for (int i = 0; i < 4; i++) sum += (w << (24 - 8 * i) >> 24) * x[t * stride + 4 * q + i];
             }
             dots[t][v] = sum;

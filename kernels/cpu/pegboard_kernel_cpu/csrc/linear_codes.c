@@ -21,7 +21,7 @@
 #define MOST 8
 #define FEW(bits) ((bits) == 8 ? TOKEN_BLOCK : 64)
 #define LEAST_TILES 16 /* tokens from which on tiles of AMX are faster */
-#elif LANES == 8
+#elif LANES == 8 || REGISTERS == 32
 #define MOST 4
 #define FEW(bits) 4
 #endif
@@ -104,6 +104,9 @@ INLINE vfloat look_up(vint words, int shift, const Table *table) {
     __m256 low = _mm256_permutevar8x32_ps((__m256)table->part[0], at);
     __m256 high = _mm256_permutevar8x32_ps((__m256)table->part[1], at);
     return (vfloat)_mm256_blendv_ps(low, high, (__m256)(words << (28 - shift)));
+#elif defined(__ARM_NEON)
+    vint at = (words >> shift & 15) * 0x04040404 + 0x03020100; /* of the four bytes of a float */
+    return (vfloat)vqtbl4q_u8(*(const uint8x16x4_t *)table, (uint8x16_t)at);
 #else
     vfloat x;
     for (int i = 0; i < LANES; i++) {
@@ -121,8 +124,8 @@ INLINE vfloat decode(const uint8_t *codes, int bits, int kind, int64_t column, i
         return look_up(*(const vint *)words, (int)(column % 8 * 4), table);
     }
     const uint8_t *p = codes + column * ROWS + v * LANES;
-    if (LANES > 4 && kind == E4M3) return load_e4m3(p);
-    if (LANES > 4 && kind == E5M2) return load_e5m2(p);
+    if (CONVERTS_HALVES && kind == E4M3) return load_e4m3(p);
+    if (CONVERTS_HALVES && kind == E5M2) return load_e5m2(p);
     vfloat x;
     for (int i = 0; i < LANES; i++) x[i] = values[p[i]];
     return x;
@@ -312,8 +315,8 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
 
 static void code_task(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
     if (a->format.bits == 4) groups_of(a, start, end, group, stop, 4, TABLE);
-    else if (LANES > 4 && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
-    else if (LANES > 4 && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
+    else if (CONVERTS_HALVES && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
+    else if (CONVERTS_HALVES && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
     else groups_of(a, start, end, group, stop, 8, TABLE);
 }
 

@@ -54,7 +54,9 @@ typedef struct {
 
 INLINE void relax(void) {
 #if defined(__x86_64__)
-    _mm_pause();
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
