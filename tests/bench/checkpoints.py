@@ -1,12 +1,17 @@
-"""How fast plain checkpoints are at the type that they name, beside vLLM's default and float32.
+"""How fast models are in the types in which checkpoints store them, beside llama.cpp and vLLM.
 
-    python tests/bench/checkpoints.py [NAME …] [--vllm PYTHON] [--rounds 3] [--folder DIRECTORY]
+    python tests/bench/checkpoints.py [MODEL …] [--llama PYTHON] [--vllm PYTHON] [--rounds 3]
+    [--folder DIRECTORY] [--write]
 
-Makes checkpoints of random bfloat16 numbers in the shape of each family. All sides stay loaded and
-take turns: Pegboard at its default type and in float32, and vLLM's the same if its interpreter is
-named. Prints the median output tokens per second with 1, 8 and 32 requests (prompts of 64 tokens,
-outputs of 64), the prompt tokens per second of 4 prompts of 512 tokens, and the seconds from the
-start of the process to its first token. No prompt is computed from a prefix cache.
+A MODEL is `default` (the default model's file, and the same model in other block types), the name
+of a shape (random numbers in each type of random_checkpoints.py, and bfloat16 computed in float32),
+or the path of a GGUF file. Pegboard and the peer that reads the type take turns: llama.cpp for
+GGUF, vLLM for all others. A peer that fails is left out.
+
+Prints the median output tokens per second with 1, 8 and 32 requests (prompts of 64 tokens, outputs
+of 64), the prompt tokens per second of 4 prompts of 512 tokens, and the seconds from the start of
+the process to its first token. No prompt is computed from a prefix cache. --write puts the table on
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,70 +21,94 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from machine import cpu, read_gb_per_s
+from machine import bytes_per_token, cpu, read_gb_per_s
+from page import PAGE, put
 from peers import start_vllm
-from side import Side
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from random_checkpoints import SHAPES, TYPES, write
+from side import Side, SideFailed
+from tqdm import tqdm
 from transformers.utils import logging
 from workload import FIRST_ID, LAST_ID
+from write_gguf import write_as
 
 from pegboard.config.schema import EngineConfig, Settings
 from pegboard.plan.engine_plan import resolve
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 512,
-        "vocab_size": 262144,
-    },
-}
-"""Those of Qwen3-0.6B, with 12 of its 28 layers and a smaller vocabulary, and of Gemma 3 270M."""
+BEGIN = "<!-- checkpoints: written by tests/bench/checkpoints.py --write -->"
+END = "<!-- end of checkpoints -->"
 
-COMMON = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+BLOCKS = ("Q4_0", "Q8_0")
 DECODED = (1, 8, 32)
 PROMPT, OUTPUT = 64, 64
 PREFILLED, PREFILL = 4, 512
+HEAD = ("model", "type", "MB a token", "side", *map(str, DECODED), "prompts", "start, s")
 
 
-def write(name: str, directory: Path) -> int:
-    """Write a checkpoint, with the default model's tokenizer. Returns the bytes of the weights that
-    a token reads."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **COMMON, **SHAPES[name])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    source = resolve(Settings(engine=EngineConfig()))[0].checkpoint.path
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.save_pretrained(directory)
-    return sum(parameter.nbytes for parameter in model.parameters())
+@dataclass(frozen=True)
+class Subject:
+    """A model in a type. dtype: that it is computed in. num_bytes: of the weights that a token
+    reads."""
+
+    model: str
+    type: str
+    path: Path
+    dtype: str
+    num_bytes: int
 
 
-def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Peers:
+    """The Python of each peer; None = it is not measured."""
+
+    llama: str | None
+    vllm: str | None
+
+    def starters(self, subject: Subject) -> Iterator[Callable[[], Side]]:
+        """Yield what starts each side, Pegboard first."""
+        path = str(subject.path)
+        settings = [f'dtype="{subject.dtype}"', "enable_prefix_caching=false"]
+        yield lambda: Side("Pegboard", sys.executable, "side_pegboard.py", [path, *settings])
+        llama, vllm = self.llama, self.vllm
+        if subject.path.is_file():
+            if llama is not None:
+                yield lambda: Side("llama.cpp", llama, "side_llama.py", [path])
+        elif vllm is not None:
+            yield lambda: start_vllm("vLLM", vllm, subject.path, dtype=subject.dtype)
+
+
+def subjects(names: list[str], folder: Path) -> Iterator[Subject]:
+    """Write the checkpoints into the folder, one after the other."""
+    default = resolve(Settings(engine=EngineConfig()))[0].checkpoint.path
+    for name in names:
+        if name == "default":
+            yield _file(default.name.split(".")[0], "Q4_1", default)
+            for kind in BLOCKS:
+                write_as(default, folder / f"{kind}.gguf", kind)
+                yield _file(default.name.split(".")[0], kind, folder / f"{kind}.gguf")
+        elif name in SHAPES:
+            for kind in TYPES:
+                path = folder / f"{name}-{kind}"
+                size = write(name, kind, path)
+                yield Subject(f"shape of {name}", kind, path, "auto", size)
+                if kind == "bfloat16":
+                    yield Subject(f"shape of {name}", "float32", path, "float32", 2 * size)
+        else:
+            yield _file(Path(name).stem, "its own", Path(name))
+
+
+def _file(model: str, kind: str, path: Path) -> Subject:
+    return Subject(model, kind, path, "auto", bytes_per_token(path)["stored"])
+
+
+def _prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
     return [[rng.randrange(FIRST_ID, LAST_ID) for _ in range(length)] for _ in range(count)]
 
 
-def measure(side: Side, rng: random.Random) -> list[float]:
+def _round(side: Side, rng: random.Random) -> list[float]:
     """Return one round's rates."""
     jobs = [(count, PROMPT, OUTPUT) for count in DECODED] + [(PREFILLED, PREFILL, 1)]
     rates = []
@@ -87,7 +116,7 @@ def measure(side: Side, rng: random.Random) -> list[float]:
         answer = side.ask(
             {
                 "job": "generate",
-                "prompts": prompts(rng, count, length),
+                "prompts": _prompts(rng, count, length),
                 "max_tokens": [outputs] * count,
             }
         )
@@ -96,40 +125,76 @@ def measure(side: Side, rng: random.Random) -> list[float]:
     return rates
 
 
-def start(folder: Path, vllm: str | None) -> Iterator[Side]:
-    for dtype in ("auto", "float32"):
-        arguments = [str(folder), f'dtype="{dtype}"', "enable_prefix_caching=false"]
-        yield Side(f"pegboard {dtype}", sys.executable, "side_pegboard.py", arguments)
-        if vllm:
-            yield start_vllm(f"vllm {dtype}", vllm, folder, dtype=dtype)
+def measure(subject: Subject, peers: Peers, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Return for each side its name, its median rates, and its seconds to the first token."""
+    sides = []
+    for start in peers.starters(subject):
+        try:
+            sides.append(start())
+        except SideFailed as error:
+            tqdm.write(f"{subject.model} {subject.type}: {error}", sys.stderr)
+    rates: dict[str, list[list[float]]] = {side.name: [] for side in sides}
+    for number in range(rounds + 1):
+        for side in sides:
+            rates[side.name].append(_round(side, random.Random(number)))
+    medians = []
+    for side in sides:
+        columns = zip(*rates[side.name][1:], strict=True)  # the first round warms up
+        medians.append((side.name, [statistics.median(column) for column in columns], side.start_s))
+        side.stop()
+    return medians
+
+
+def lines(
+    subject: Subject, measured: list[tuple[str, list[float], float]], gb_per_s: float
+) -> list[str]:
+    """Return the lines of a table: one per side, and the ratio of the first to the second. The
+    first number of Pegboard has its share of what the memory allows."""
+    own = (subject.model, subject.type, f"{subject.num_bytes / 1e6:,.0f}")
+    rows = []
+    for name, rates, start_s in measured:
+        cells = [f"{rate:,.0f}" for rate in rates]
+        if name == "Pegboard":
+            cells[0] += f" ({rates[0] * subject.num_bytes / gb_per_s / 1e7:.0f} %)"
+        rows.append([*(own if not rows else ("", "", "")), name, *cells, f"{start_s:.1f}"])
+    if len(measured) == 2:
+        (_, ours, start_s), (_, theirs, their_start_s) = measured
+        ratios = [f"{a / b:.2f} ×" for a, b in zip(ours, theirs, strict=True)]
+        rows.append(["", "", "", "ratio", *ratios, f"{start_s / their_start_s:.2f} ×"])
+    return ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("models", nargs="*", default=["default", *SHAPES])
+    parser.add_argument("--llama")
     parser.add_argument("--vllm")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"to the page {PAGE.name}")
     chosen = parser.parse_args()
-    if unknown := set(chosen.names) - SHAPES.keys():
-        parser.error(f"unknown shape {min(unknown)!r}; there are {', '.join(SHAPES)}")
+    for name in set(chosen.models) - {"default", *SHAPES}:
+        if not Path(name).is_file():
+            parser.error(f"{name!r} is no file; there are default, {', '.join(SHAPES)}")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    print(f"{cpu()['cpu']}, memory read at {read_gb_per_s(5):.1f} GB/s")
-    for name in chosen.names or SHAPES:
-        with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-            size = write(name, Path(folder))
-            sides = list(start(Path(folder), chosen.vllm))
-            rates: dict[str, list[list[float]]] = {side.name: [] for side in sides}
-            for number in range(chosen.rounds + 1):
-                for side in sides:
-                    rates[side.name].append(measure(side, random.Random(number)))
-            print(f"{name}: {size / 1e6:.0f} MB in bfloat16")
-            for side in sides:
-                columns = zip(*rates[side.name][1:], strict=True)  # the first round warms up
-                medians = [f"{statistics.median(column):8.1f}" for column in columns]
-                print(f"{side.name:18}", *medians, f"  start {side.start_s:.1f} s", flush=True)
-                side.stop()
+    gb_per_s = read_gb_per_s(5)
+    peers = Peers(chosen.llama, chosen.vllm)
+    text = [
+        f"{cpu()['cpu']}, {cpu()['cores']} cores ({cpu()['flags']}), memory read at "
+        f"{gb_per_s:.1f} GB/s; medians of {chosen.rounds} rounds.\n",
+        "| " + " | ".join(HEAD) + " |",
+        "|---|---|---:|---|" + "---:|" * (len(HEAD) - 4),
+    ]
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        for subject in tqdm(subjects(chosen.models, Path(folder)), desc="Measuring models"):
+            rows = lines(subject, measure(subject, peers, chosen.rounds), gb_per_s)
+            tqdm.write("\n".join(rows), sys.stderr)
+            text += rows
+    if chosen.write:
+        PAGE.write_text(put(PAGE.read_text("utf-8"), "\n".join(text), BEGIN, END), "utf-8")
+    else:
+        print("\n".join(text))
 
 
 if __name__ == "__main__":
