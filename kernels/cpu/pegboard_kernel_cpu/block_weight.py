@@ -112,7 +112,7 @@ class NativeBlockWeight(PackedWeight):
 
     LAYOUT = "cpu blocks 4"
     RUN = Run
-    LEAST_TILES = 40
+    ROUNDED_FROM = "blocks_rounded_from"
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ class NativeCodeWeight(PackedWeight):
 
     LAYOUT = "cpu codes 2"
     RUN = Run
-    LEAST_TILES = 16
+    ROUNDED_FROM = "codes_rounded_from"
 
     def write(self, start: int, rows: FloatCodes) -> None:
         prepared = _prepare(start, rows, self.shape[1])

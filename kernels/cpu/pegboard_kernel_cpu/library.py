@@ -73,6 +73,10 @@ class Library:
             raise MemoryError("not enough memory for the kernel threads")
         self.num_threads: int = functions.team_size(self._team)
 
+    def constant(self, name: str) -> int:
+        """Return a 64-bit integer, given its C name."""
+        return c_int64.in_dll(self._functions, name).value
+
     def address(self, kernel: str) -> int:
         """Return the address of a kernel, given its C name."""
         if kernel not in self._addresses:

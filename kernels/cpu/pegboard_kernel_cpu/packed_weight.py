@@ -54,14 +54,14 @@ class PackedWeight:
     layout."""
     RUN: ClassVar[Any]
     """The named tuple that describes a run."""
-    LEAST_TILES: ClassVar[int]
-    """Tokens from which on matrix tiles multiply, as in the C code."""
+    ROUNDED_FROM: ClassVar[str]
+    """The C constant of the number of tokens from which on products are rounded."""
 
     @classmethod
-    def uses_tiles(cls, num_tokens: int) -> bool:
-        """Return whether this many tokens are multiplied by matrix tiles, which round activations
-        and weights to bfloat16."""
-        return library().has_tiles and num_tokens >= cls.LEAST_TILES
+    def rounds(cls, num_tokens: int) -> bool:
+        """Return whether the product with this many tokens rounds activations and weights to
+        bfloat16."""
+        return num_tokens >= library().constant(cls.ROUNDED_FROM)
 
     def __init__(
         self,

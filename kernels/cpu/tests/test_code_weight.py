@@ -46,7 +46,7 @@ SCALES = [
     CODED,
 ]
 BLOCKS = [(1, 16), (1, 32), (1, 64), (128, 128), (5, 48), (1, 10_000), (10_000, 10_000)]
-TOKENS = [1, 2, 3, 4, 5, 11, 12, 13, 97]
+TOKENS = [1, 2, 3, 4, 5, 11, 13, 16, 17, 97]
 
 
 def codes_of(
@@ -92,7 +92,7 @@ def filled(
 
 def rounded(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return both as they are multiplied."""
-    if not NativeCodeWeight.uses_tiles(len(x)):
+    if not NativeCodeWeight.rounds(len(x)):
         return x, matrix
     return x.bfloat16().float(), matrix.bfloat16().float()
 
@@ -100,7 +100,7 @@ def rounded(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 def check(found: Tensor, x: Tensor, matrix: Tensor) -> None:
     """Additions are in another order. A weight in the middle between two bfloat16 numbers may be
     rounded to either."""
-    error = 1e-3 if NativeCodeWeight.uses_tiles(len(x)) else 1e-5
+    error = 1e-3 if NativeCodeWeight.rounds(len(x)) else 1e-5
     bound = error * float((x.abs() @ matrix.abs().T).max())
     of_x, of_matrix = rounded(x, matrix)
     torch.testing.assert_close(found, of_x @ of_matrix.T, rtol=0, atol=bound)
@@ -184,7 +184,7 @@ def test_a_token_with_one_activation_gives_a_column_of_the_matrix(
         x = torch.zeros_like(x).scatter_(1, at.unsqueeze(1), x)
         of_x, of_matrix = rounded(x, matrix)
         expected = of_x.double().sum(1, keepdim=True) * of_matrix.T[at]
-        error = 2**-7 if NativeCodeWeight.uses_tiles(count) else 5e-7
+        error = 2**-7 if NativeCodeWeight.rounds(count) else 5e-7
         torch.testing.assert_close(weight.bind()(x).double(), expected, rtol=error, atol=0)
 
 

@@ -121,7 +121,7 @@ def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> 
         rounding = float(
             x.abs().max() / 127 * dense.norm(dim=-1).max()
         )  # activations become bytes; twice that is seven deviations
-        is_exact = kind == "float" or not any(map(NativeCodeWeight.uses_tiles, counts))
+        is_exact = kind == "float" or not any(map(NativeCodeWeight.rounds, counts))
         allowed = 1e-3 if is_exact and not isinstance(weight, NativeBlockWeight) else 2 * rounding
         torch.testing.assert_close(call(x, starts), expected, atol=allowed, rtol=1e-4)
 

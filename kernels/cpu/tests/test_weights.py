@@ -130,7 +130,7 @@ def product_of(x: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, flo
     """Return x Wᵀ as the kernels compute it, and the error that they may have, as a part of the
     largest result. Tiles round both factors to bfloat16: a number may be rounded up here and down
     there."""
-    if NativeBlockWeight.uses_tiles(len(x)):
+    if NativeBlockWeight.rounds(len(x)):
         return x.bfloat16().float() @ matrix.bfloat16().float().T, 1e-3
     return quantized(x) @ matrix.T, 1e-4
 

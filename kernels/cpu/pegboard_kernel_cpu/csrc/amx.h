@@ -49,14 +49,6 @@ INLINE void configure_tiles(int first, int second) {
     _tile_loadconfig(&shapes);
 }
 
-/* Join two vectors of floats, of neighboring columns, to pairs of bfloat16 numbers. */
-INLINE vint pairs_of(vfloat even, vfloat odd) {
-    static const ALIGNED uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                               8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    return (vint)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), both);
-}
-
 /* Load what the sums of a tile begin with. stride: bytes from token to token; 0 = the same for all. */
 #define LOAD_SUMS(tile, from, stride) \
     if (from) _tile_loadd(tile, from, stride); \

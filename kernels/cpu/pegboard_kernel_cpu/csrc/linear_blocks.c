@@ -16,6 +16,14 @@
 
 #define TOKEN_BLOCK 96
 #define GROUPS 16 /* most groups of rows of a task */
+#define LEAST_TILES 40 /* tokens from which on tiles of AMX are faster */
+
+/* Tokens of a step from which on activations and weights are rounded to bfloat16. */
+#if defined(__AMX_BF16__)
+EXPORT const int64_t blocks_rounded_from = LEAST_TILES;
+#else
+EXPORT const int64_t blocks_rounded_from = INT64_MAX;
+#endif
 
 enum { NO_SHIFT, MINIMUMS, ZEROS };
 enum { HALVES, FLOATS, BYTES, PAIRS }; /* BYTES and PAIRS have a second level */
@@ -179,7 +187,6 @@ INLINE void tile(const LinearBlocks *a, int tokens, int64_t token, int64_t row, 
 }
 
 #if defined(__AMX_BF16__)
-#define LEAST_TILES 40 /* tokens from which on tiles are faster */
 
 /* Write a part as bfloat16 numbers, [16 pairs of columns][16 rows][2]. bits: 4, or bytes that are signed (8) or not (7). sets: of scales. */
 INLINE void expand_part(const uint8_t *part, int bits, int sets, const Scales *scales, uint16_t *to) {

@@ -1,8 +1,8 @@
-/* y = x Wᵀ + b in float32, where W consists of codes of 8 or 4 bits that stand for floats, with a scale per row and block of columns.
+/* y = x Wᵀ + b, where W consists of codes of 8 or 4 bits that stand for floats, with a scale per row and block of columns.
  *
  * Codes are decoded in registers: float8 by shifting it into a half, 4 bits by a lookup in a table of 16 floats. For a few tokens the
- * decoded weights are used at once. For more tokens a piece of 16 rows is decoded to the first-level cache and multiplied like any
- * float matrix or, where AMX is at hand, with its tiles.
+ * decoded weights are used at once, as floats. For more tokens a piece of 16 rows is decoded to the first-level cache and multiplied
+ * like any float matrix. A level with products of bfloat16 multiplies it as such a matrix, with AMX in tiles.
  *
  * Packed W consists of groups of 16 rows. A group has one record per block of columns: 16 scales, and then the codes. With 8 bits
  * these are [column][16 rows]. With 4 bits they are [column / 8][16 rows] words of 32 bits, whose lowest bits are the first column.
@@ -15,17 +15,31 @@
 #include "float_tiles.h"
 #include "sorted_rows.h"
 
-/* MOST: tokens that are computed at once from decoded weights. FEW: number of tokens of a block up to which that is faster than
- * decoding to memory. */
+/* MOST: tokens that are computed at once from decoded weights. FEW: number of tokens of a step up to which that is faster than decoding
+ * to memory. */
 #if LANES == 16
 #define MOST 8
-#define FEW(bits) ((bits) == 8 ? TOKEN_BLOCK : 64)
-#define LEAST_TILES 16 /* tokens from which on tiles of AMX are faster */
+#if defined(__AVX512BF16__)
+#define FEW(bits) 16
+#else
+#define FEW(bits) ((bits) == 8 ? INT64_MAX : 64)
+#endif
 #elif LANES == 8 || REGISTERS == 32
 #define MOST 4
 #define FEW(bits) 4
 #endif
+#define LEAST_TILES 16 /* tokens from which on tiles of AMX are faster */
 #define CHAINS 4
+#define MOST_GROUPS 16 /* of rows, of a task */
+
+/* Tokens of a step from which on activations and weights are rounded to bfloat16. */
+#if defined(__AMX_BF16__)
+EXPORT const int64_t codes_rounded_from = LEAST_TILES;
+#elif defined(__AVX512BF16__)
+EXPORT const int64_t codes_rounded_from = FEW(8) + 1;
+#else
+EXPORT const int64_t codes_rounded_from = INT64_MAX;
+#endif
 
 enum { TABLE, E4M3, E5M2 };
 enum { FLOAT_SCALES, HALF_SCALES, STEP_SCALES, TABLE_SCALES, E4M3_SCALES, E8M0_SCALES };
@@ -205,9 +219,39 @@ INLINE void few(const LinearCodes *a, int tokens, int64_t token, int64_t row, co
 }
 #endif
 
-/* Decode the columns [first, last) of a group to [last - first][16]. Both are multiples of 16. */
-INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, int64_t last, int bits, int kind, float *to) {
+#if defined(__AVX512BF16__)
+#define EXPANDED BFLOAT16_WEIGHTS
+
+/* Decode the columns [first, last) of a group to bfloat16 numbers, [pairs of columns][16][2]. Both are multiples of 16. */
+INLINE void expand(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, void *to) {
     const CodeFormat *f = &a->format;
+    const Table table = bits == 4 ? load_table(f->values) : (Table){0};
+    const uint8_t *group = a->weight + number * group_bytes(f, a->columns), *codes = NULL;
+    vfloat scale = splat(1);
+    vint *pairs = to;
+    for (int64_t c = first, left = 0; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8) {
+        if (!left) {
+            const Block block = block_at(f, group, c / f->block_size);
+            left = f->block_size - c % f->block_size;
+            codes = block.record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
+            read_scales(block, f, &scale);
+        }
+        fetch(codes, 16 * ROWS * bits / 8);
+#pragma GCC unroll 8
+        for (int i = 0; i < 16; i += 2, pairs++)
+            *pairs = pairs_of(decode(codes, bits, kind, i, 0, &table, f->values) * scale,
+                              decode(codes, bits, kind, i + 1, 0, &table, f->values) * scale);
+    }
+}
+
+#else
+#define EXPANDED FLOAT_WEIGHTS
+
+/* Decode the columns [first, last) of a group to [last - first][16]. Both are multiples of 16. */
+INLINE void expand(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, void *to) {
+    const CodeFormat *f = &a->format;
+    const uint8_t *group = a->weight + number * group_bytes(f, a->columns);
+    float *floats = to;
     const Table table = bits == 4 ? load_table(f->values) : (Table){0};
     while (first < last) {
         int64_t offset = first % f->block_size, count = f->block_size - offset < last - first ? f->block_size - offset : last - first;
@@ -218,42 +262,21 @@ INLINE void expand(const LinearCodes *a, const uint8_t *group, int64_t first, in
         for (int64_t c = 0; c < count; c += 8) {
             fetch(codes + c * ROWS * bits / 8, ROWS * bits);
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++, to += ROWS)
+            for (int j = 0; j < 8; j++, floats += ROWS)
                 for (int v = 0; v < VECTORS; v++) {
                     vfloat w = decode(codes + c * ROWS * bits / 8, bits, kind, j, v, &table, f->values);
-                    store(to + v * LANES, w * scale[v]);
+                    store(floats + v * LANES, w * scale[v]);
                 }
         }
         first += count;
     }
 }
+#endif
 
 #if defined(__AMX_BF16__)
-/* Write the columns [first, last) of a group as bfloat16 numbers. */
-INLINE void expand_columns(const LinearCodes *a, int64_t number, int64_t first, int64_t last, int bits, int kind, uint16_t *to) {
-    const CodeFormat *f = &a->format;
-    const Table table = bits == 4 ? load_table(f->values) : (Table){0};
-    const uint8_t *group = a->weight + number * group_bytes(f, a->columns), *codes = NULL;
-    vfloat scale = splat(1);
-    for (int64_t c = first, left = 0; c < last; c += 16, left -= 16, codes += 16 * ROWS * bits / 8, to += 16 * ROWS) {
-        if (!left) {
-            const Block block = block_at(f, group, c / f->block_size);
-            left = f->block_size - c % f->block_size;
-            codes = block.record + scale_bytes(f) + c % f->block_size * ROWS * bits / 8;
-            read_scales(block, f, &scale);
-        }
-        fetch(codes, 16 * ROWS * bits / 8);
-        vint *pairs = (vint *)to;
-#pragma GCC unroll 8
-        for (int i = 0; i < 16; i += 2)
-            pairs[i / 2] = pairs_of(decode(codes, bits, kind, i, 0, &table, f->values) * scale,
-                                    decode(codes, bits, kind, i + 1, 0, &table, f->values) * scale);
-    }
-}
-
 #define EXPAND(name, bits, kind)                                                                                                 \
     static void expand_##name(const void *weight, int64_t group, int64_t first, int64_t last, uint16_t *to) {                    \
-        expand_columns(weight, group, first, last, bits, kind, to);                                                              \
+        expand(weight, group, first, last, bits, kind, to);                                                                      \
     }
 
 EXPAND(4_bits, 4, TABLE)
@@ -279,11 +302,13 @@ static TileProduct tiles_of(const LinearCodes *a) {
 INLINE int has_tiles(const LinearCodes *a, int64_t tokens) { return tokens >= LEAST_TILES && a->x_words; }
 #endif
 
-/* Compute the results of the tokens [start, end) for the groups [group, stop). */
-INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop, int bits, int kind) {
-    const int64_t bytes = group_bytes(&a->format, a->columns);
+/* Compute the results of the tokens [start, end) of `tokens` for the groups [group, stop). */
+INLINE void groups_of(const LinearCodes *a, int64_t tokens, int64_t start, int64_t end, int64_t group, int64_t stop, int bits,
+                      int kind) {
+    (void)tokens;
 #if defined(FEW)
-    if (end - start <= FEW(bits)) {
+    if (tokens <= FEW(bits)) {
+        const int64_t bytes = group_bytes(&a->format, a->columns);
         for (int64_t g = group; g < stop; g++) {
             const uint8_t *packed = a->weight + g * bytes;
             int64_t t = start;
@@ -297,27 +322,27 @@ INLINE void groups_of(const LinearCodes *a, int64_t start, int64_t end, int64_t 
         return;
     }
 #endif
-    const LinearFloat floats = {a->x, a->x_stride, NULL, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns, FLOAT_WEIGHTS};
+    const LinearFloat floats = {a->x, a->x_stride, NULL, a->out, a->out_stride, NULL, a->bias, a->rows, a->columns, EXPANDED};
     float expanded[GROUPS][COLUMNS * ROWS] ALIGNED, panel[PANEL] ALIGNED;
     const void *weights[GROUPS];
     for (int i = 0; i < GROUPS; i++) weights[i] = expanded[i];
     for (int64_t first = 0; first < a->columns; first += COLUMNS) {
         int64_t last = first + COLUMNS < a->columns ? first + COLUMNS : a->columns;
-        const Activations piece = copy_activations(&floats, FLOAT_WEIGHTS, start, end, first, last, panel);
+        const Activations piece = copy_activations(&floats, EXPANDED, start, end, first, last, panel);
         for (int64_t g = group; g < stop; g += GROUPS) {
             int groups = stop - g < GROUPS ? (int)(stop - g) : GROUPS;
-            for (int i = 0; i < groups; i++) expand(a, a->weight + (g + i) * bytes, first, last, bits, kind, expanded[i]);
-            if (groups == GROUPS) tiles(&piece, FLOAT_WEIGHTS, GROUPS, g * ROWS, weights, 0);
-            else tiles(&piece, FLOAT_WEIGHTS, 1, g * ROWS, weights, 0);
+            for (int i = 0; i < groups; i++) expand(a, g + i, first, last, bits, kind, expanded[i]);
+            if (groups == GROUPS) tiles(&piece, EXPANDED, GROUPS, g * ROWS, weights, 0);
+            else tiles(&piece, EXPANDED, 1, g * ROWS, weights, 0);
         }
     }
 }
 
-static void code_task(const LinearCodes *a, int64_t start, int64_t end, int64_t group, int64_t stop) {
-    if (a->format.bits == 4) groups_of(a, start, end, group, stop, 4, TABLE);
-    else if (CONVERTS_HALVES && a->format.kind == E4M3) groups_of(a, start, end, group, stop, 8, E4M3);
-    else if (CONVERTS_HALVES && a->format.kind == E5M2) groups_of(a, start, end, group, stop, 8, E5M2);
-    else groups_of(a, start, end, group, stop, 8, TABLE);
+static void code_task(const LinearCodes *a, int64_t tokens, int64_t start, int64_t end, int64_t group, int64_t stop) {
+    if (a->format.bits == 4) groups_of(a, tokens, start, end, group, stop, 4, TABLE);
+    else if (CONVERTS_HALVES && a->format.kind == E4M3) groups_of(a, tokens, start, end, group, stop, 8, E4M3);
+    else if (CONVERTS_HALVES && a->format.kind == E5M2) groups_of(a, tokens, start, end, group, stop, 8, E5M2);
+    else groups_of(a, tokens, start, end, group, stop, 8, TABLE);
 }
 
 EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments) {
@@ -332,12 +357,12 @@ EXPORT void linear_codes(const Step *step, Worker *worker, const void *arguments
 #endif
     int64_t blocks = (tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     int64_t share = groups * blocks / (worker->num_threads * 8);
-    int64_t per_task = share < 1 ? 1 : share > 8 ? 8 : share;
+    int64_t per_task = share < 1 ? 1 : share > MOST_GROUPS ? MOST_GROUPS : share;
     int64_t pieces = (groups + per_task - 1) / per_task;
     for (int64_t task; (task = next_task(worker, pieces * blocks)) < pieces * blocks;) {
         int64_t start = task / pieces * TOKEN_BLOCK, end = start + TOKEN_BLOCK < tokens ? start + TOKEN_BLOCK : tokens;
         int64_t group = task % pieces * per_task, stop = group + per_task < groups ? group + per_task : groups;
-        code_task(a, start, end, group, stop);
+        code_task(a, tokens, start, end, group, stop);
     }
 }
 
@@ -353,19 +378,20 @@ EXPORT void experts_codes(const Step *step, Worker *worker, const void *argument
     (void)step;
     const ExpertsCodes *e = arguments;
     LinearCodes a = e->common;
-    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, 8, TOKEN_BLOCK, worker->num_threads);
+    SortedRows rows = sorted_rows(e->starts, e->num_experts, (a.rows + ROWS - 1) / ROWS, MOST_GROUPS, TOKEN_BLOCK, worker->num_threads);
     while (next_rows(&rows, worker)) {
         a.weight = e->experts[rows.expert].weight;
         a.bias = e->experts[rows.expert].bias;
         a.format = e->experts[rows.expert].format;
+        const int64_t tokens = e->starts[rows.expert + 1] - e->starts[rows.expert];
 #if defined(__AMX_BF16__)
-        if (has_tiles(&a, rows.end - rows.start)) {
+        if (has_tiles(&a, tokens)) {
             const TileProduct product = tiles_of(&a);
             tile_task(&product, rows.start, rows.end, rows.group, rows.stop);
             continue;
         }
 #endif
-        code_task(&a, rows.start, rows.end, rows.group, rows.stop);
+        code_task(&a, tokens, rows.start, rows.end, rows.group, rows.stop);
     }
 }
 
