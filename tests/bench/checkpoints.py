@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -41,6 +42,8 @@ from pegboard.plan.engine_plan import resolve
 BEGIN = "<!-- checkpoints: written by tests/bench/checkpoints.py --write -->"
 END = "<!-- end of checkpoints -->"
 
+STEM = re.compile(r"(.*?)(?:[-.](I?Q\d\w*|B?F\d+))?")
+"""Name and type of a model, in the name of its GGUF file."""
 BLOCKS = ("Q4_0", "Q8_0")
 DECODED = (1, 8, 32)
 PROMPT, OUTPUT = 64, 64
@@ -85,10 +88,11 @@ def subjects(names: list[str], folder: Path) -> Iterator[Subject]:
     default = resolve(Settings(engine=EngineConfig()))[0].checkpoint.path
     for name in names:
         if name == "default":
-            yield _file(default.name.split(".")[0], "Q4_1", default)
+            yield _file(default)
             for kind in BLOCKS:
-                write_as(default, folder / f"{kind}.gguf", kind)
-                yield _file(default.name.split(".")[0], kind, folder / f"{kind}.gguf")
+                path = folder / f"{_parts(default)[0]}.{kind}.gguf"
+                write_as(default, path, kind)
+                yield _file(path)
         elif name in SHAPES:
             for kind in TYPES:
                 path = folder / f"{name}-{kind}"
@@ -97,11 +101,18 @@ def subjects(names: list[str], folder: Path) -> Iterator[Subject]:
                 if kind == "bfloat16":
                     yield Subject(f"shape of {name}", "float32", path, "float32", 2 * size)
         else:
-            yield _file(Path(name).stem, "its own", Path(name))
+            yield _file(Path(name))
 
 
-def _file(model: str, kind: str, path: Path) -> Subject:
-    return Subject(model, kind, path, "auto", bytes_per_token(path)["stored"])
+def _file(path: Path) -> Subject:
+    return Subject(*_parts(path), path, "auto", bytes_per_token(path)["stored"])
+
+
+def _parts(path: Path) -> tuple[str, str]:
+    """Return name and type of the model in a GGUF file, by the file's name."""
+    parts = STEM.fullmatch(path.stem)
+    assert parts is not None
+    return parts[1], parts[2] or "mixed"
 
 
 def _prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:

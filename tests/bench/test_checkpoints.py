@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import random_checkpoints
-from checkpoints import Subject, lines
+from checkpoints import Subject, _parts, lines
 from random_checkpoints import TYPES, write
 
 from pegboard import LLM, SamplingParams
@@ -51,3 +51,17 @@ def test_the_lines_of_a_model() -> None:
         "|  |  |  | ratio | 2.00 × | 3.00 × | 2.50 × | 4.00 × | 0.50 × |",
     ]
     assert len(lines(subject, measured[:1], gb_per_s=40)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", ("SmolLM2-135M-Instruct", "Q4_1")),
+        ("gemma-3-270m-Q4_K_M.gguf", ("gemma-3-270m", "Q4_K_M")),
+        ("a-BF16.gguf", ("a", "BF16")),
+        ("a-IQ4_XS.gguf", ("a", "IQ4_XS")),
+        ("Qwen2.gguf", ("Qwen2", "mixed")),
+    ],
+)
+def test_the_type_of_a_file(name: str, parts: tuple[str, str]) -> None:
+    assert _parts(Path(name)) == parts
