@@ -16,7 +16,12 @@
 #define QUADS 8
 #define BYTES_PER_BIT (PART * ROWS / 8) /* of a part */
 #define VECTORS (ROWS / LANES)
-#define WIDTH (LANES == 4 ? 1 : VECTORS) /* vectors of rows that are computed at a time, so that all numbers stay in registers */
+/* WIDTH: vectors of rows that are computed at a time. One lets all numbers of a tile stay in NEON's registers. */
+#if defined(__ARM_NEON)
+#define WIDTH 1
+#else
+#define WIDTH VECTORS
+#endif
 #if LANES == 16
 #define TOKENS 12
 #elif LANES == 8
