@@ -90,7 +90,7 @@ def subjects(names: list[str], folder: Path) -> Iterator[Subject]:
         if name == "default":
             yield _file(default)
             for kind in BLOCKS:
-                path = folder / f"{_parts(default)[0]}.{kind}.gguf"
+                path = folder / f"{name_and_type(default)[0]}.{kind}.gguf"
                 write_as(default, path, kind)
                 yield _file(path)
         elif name in SHAPES:
@@ -105,10 +105,10 @@ def subjects(names: list[str], folder: Path) -> Iterator[Subject]:
 
 
 def _file(path: Path) -> Subject:
-    return Subject(*_parts(path), path, "auto", bytes_per_token(path)["stored"])
+    return Subject(*name_and_type(path), path, "auto", bytes_per_token(path)["stored"])
 
 
-def _parts(path: Path) -> tuple[str, str]:
+def name_and_type(path: Path) -> tuple[str, str]:
     """Return name and type of the model in a GGUF file, by the file's name."""
     parts = STEM.fullmatch(path.stem)
     assert parts is not None
@@ -186,7 +186,8 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in set(chosen.models) - {"default", *SHAPES}:
         if not Path(name).is_file():
-            parser.error(f"{name!r} is no file; there are default, {', '.join(SHAPES)}")
+            known = ", ".join(("default", *SHAPES))
+            parser.error(f"expected the path of a GGUF file, or {known}, not {name!r}")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     gb_per_s = read_gb_per_s(5)

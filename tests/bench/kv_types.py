@@ -19,6 +19,7 @@ from pegboard_kernel_cpu.attention import NativeAttention
 from pegboard_kernel_cpu.attention_structs import CACHE_TYPES
 from pegboard_kernel_cpu.library import using
 
+from pegboard.env import cpu_flags
 from pegboard.interfaces.attention import AttentionLayer, AttentionSetup, KVCacheSpec
 from pegboard_testing.contract_attention import AttentionContract, Piece, Trial, with_scales
 
@@ -73,7 +74,7 @@ def measure(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, float
 
 
 def main() -> None:
-    levels = sys.argv[1:] or build.levels_of(build.cpu_flags())[:1]
+    levels = sys.argv[1:] or build.levels_of(cpu_flags())[:1]
     print(f"| level | layer | {' | '.join(CACHE_TYPES)} |\n|---|---|{'---|' * len(CACHE_TYPES)}")
     for level in levels:
         with using(level, 1):

@@ -28,13 +28,14 @@ import torch
 from machine import cpu, read_gb_per_s
 from page import PAGE, put
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
-from pegboard_kernel_cpu.build import LEVELS, SWITCHES, compiler, cpu_flags, usable_levels
+from pegboard_kernel_cpu.build import LEVELS, SWITCHES, compiler, usable_levels
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
 from pegboard_kernel_cpu.library import using
 from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
 
+from pegboard.env import cpu_flags
 from pegboard.ops.blocks import Blocks
 from pegboard.ops.float_codes import FloatCodes, float8_values
 

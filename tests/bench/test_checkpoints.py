@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import random_checkpoints
-from checkpoints import Subject, _parts, lines
+from checkpoints import Subject, lines, name_and_type
 from random_checkpoints import TYPES, write
 
 from pegboard import LLM, SamplingParams
@@ -64,4 +64,4 @@ def test_the_lines_of_a_model() -> None:
     ],
 )
 def test_the_type_of_a_file(name: str, parts: tuple[str, str]) -> None:
-    assert _parts(Path(name)) == parts
+    assert name_and_type(Path(name)) == parts

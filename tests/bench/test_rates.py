@@ -5,8 +5,10 @@ import pytest
 pytest.importorskip("pegboard_kernel_cpu")
 import rates
 import torch
-from pegboard_kernel_cpu.build import compiler, cpu_flags, usable_levels
+from pegboard_kernel_cpu.build import compiler, usable_levels
 from pegboard_kernel_cpu.library import using
+
+from pegboard.env import cpu_flags
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 

@@ -124,6 +124,19 @@ def num_cpus() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def cpu_flags(listing: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the features that the system lists of the first CPU (x86 "flags", Arm "Features"). If
+    there is no such file, or it cannot be read, the set is empty."""
+    lines = (
+        listing.read_text("utf-8", "replace").splitlines() if os.access(listing, os.R_OK) else ()
+    )
+    return frozenset(
+        next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        .partition(":")[2]
+        .split()
+    )
+
+
 def compute_threads(default: int | None = None) -> int:
     """OMP_NUM_THREADS: the number of compute threads, as for torch. Of a list, for nested loops,
     the first counts. Default: one per CPU that this process may use, or as many as its platform

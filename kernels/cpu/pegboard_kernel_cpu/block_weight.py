@@ -112,7 +112,6 @@ class NativeBlockWeight(PackedWeight):
 
     LAYOUT = "cpu blocks 4"
     RUN = Run
-    ROUNDED_FROM = "blocks_rounded_from"
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from pegboard.env import cache_dir
+from pegboard.env import cache_dir, cpu_flags
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_kernel_cpu.cache_files import (
@@ -44,7 +44,6 @@ from pegboard_kernel_cpu.cache_files import (
 log = get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
-CPU_INFO = Path("/proc/cpuinfo")
 
 TRIAL = ("trial.py", "structures.py")
 """The modules that decide whether a library works."""
@@ -110,25 +109,14 @@ _FLAGS = {
 """Level → flags that /proc/cpuinfo must list."""
 
 
-def levels_of(cpu_flags: Collection[str]) -> list[str]:
+def levels_of(flags: Collection[str]) -> list[str]:
     """Return the levels that a CPU with these flags can run, best first."""
-    return [level for level in LEVELS if _FLAGS.get(level, set()) <= set(cpu_flags)]
+    return [level for level in LEVELS if _FLAGS.get(level, set()) <= set(flags)]
 
 
-def usable_levels(cpu_flags: Collection[str]) -> list[str]:
+def usable_levels(flags: Collection[str]) -> list[str]:
     """Return the supported levels, without those whose library failed its trial on this machine."""
-    return [level for level in levels_of(cpu_flags) if failure(level) is None]
-
-
-def cpu_flags() -> frozenset[str]:
-    """Return the CPU flags that the operating system lists. On a system that lists none, the set is
-    empty."""
-    try:
-        lines = CPU_INFO.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    listed = (line for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(listed, "").partition(":")[2].split())
+    return [level for level in levels_of(flags) if failure(level) is None]
 
 
 def compiler() -> str | None:

@@ -133,7 +133,6 @@ class NativeCodeWeight(PackedWeight):
 
     LAYOUT = "cpu codes 2"
     RUN = Run
-    ROUNDED_FROM = "codes_rounded_from"
 
     def write(self, start: int, rows: FloatCodes) -> None:
         prepared = _prepare(start, rows, self.shape[1])

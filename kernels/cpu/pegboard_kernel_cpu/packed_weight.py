@@ -14,7 +14,6 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackEntry
 from pegboard.ops.experts import one_by_one
-from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.repack import open_packed, store_packed
 
 GROUP = 16
@@ -54,14 +53,6 @@ class PackedWeight:
     layout."""
     RUN: ClassVar[Any]
     """The named tuple that describes a run."""
-    ROUNDED_FROM: ClassVar[str]
-    """The C constant of the number of tokens from which on products are rounded."""
-
-    @classmethod
-    def rounds(cls, num_tokens: int) -> bool:
-        """Return whether the product with this many tokens rounds activations and weights to
-        bfloat16."""
-        return num_tokens >= library().constant(cls.ROUNDED_FROM)
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import pytest
 from pegboard_kernel_cpu import build, library
 from pegboard_kernel_cpu.probe import probe
 
+from pegboard.env import cpu_flags
 from pegboard.errors import ConfigError
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts
 
@@ -63,23 +64,6 @@ def test_the_level_of_a_cpu(flags: set[str], level: str) -> None:
     assert build.levels_of(flags)[0] == level
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "processor\t: 0\nflags\t\t: asimd atomics\n\nprocessor\t: 1\nflags\t\t: other\n",
-        "processor\t: 0\nFeatures\t: asimd atomics\nCPU implementer\t: 0x41\n",
-    ],
-)
-def test_cpu_flags_are_read_as_x86_and_arm_list_them(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(build, "CPU_INFO", tmp_path / "cpuinfo")
-    assert build.cpu_flags() == {"asimd", "atomics"}
-    monkeypatch.setattr(build, "CPU_INFO", tmp_path / "absent")
-    assert build.cpu_flags() == set()
-
-
 X86_LEVELS = [level for level in build.LEVELS if not level.startswith("neon")]
 
 
@@ -87,7 +71,7 @@ X86_LEVELS = [level for level in build.LEVELS if not level.startswith("neon")]
     platform.machine() != "x86_64", reason="the compiler knows x86 levels only there"
 )
 @pytest.mark.parametrize(
-    "level", [level for level in X86_LEVELS if level not in build.levels_of(build.cpu_flags())][:1]
+    "level", [level for level in X86_LEVELS if level not in build.levels_of(cpu_flags())][:1]
 )
 def test_a_level_that_this_cpu_lacks_compiles_and_fails_its_trial(
     level: str, quick_cache: Path
@@ -124,7 +108,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_level_that_does_not_work_is_passed_over(
     empty_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = build.cpu_flags()
+    flags = cpu_flags()
     best, *others = build.levels_of(flags)
     if not others:
         pytest.skip("this CPU runs only the plain level")
@@ -161,7 +145,7 @@ def test_a_trial_that_ends_for_another_reason_is_no_verdict(
 def test_a_level_that_this_process_may_not_use_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    best, *others = build.levels_of(build.cpu_flags())
+    best, *others = build.levels_of(cpu_flags())
     if not others:
         pytest.skip("this CPU runs only the plain level")
 

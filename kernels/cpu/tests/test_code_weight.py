@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
+from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.repack import store_packed
 from pegboard_kernel_cpu.replay import NativeReplay
 from torch import Tensor
@@ -90,9 +91,13 @@ def filled(
     return weight
 
 
+def rounds(num_tokens: int) -> bool:
+    return num_tokens >= library().constant("codes_rounded_from")
+
+
 def rounded(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return both as they are multiplied."""
-    if not NativeCodeWeight.rounds(len(x)):
+    if not rounds(len(x)):
         return x, matrix
     return x.bfloat16().float(), matrix.bfloat16().float()
 
@@ -100,7 +105,7 @@ def rounded(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 def check(found: Tensor, x: Tensor, matrix: Tensor) -> None:
     """Additions are in another order. A weight in the middle between two bfloat16 numbers may be
     rounded to either."""
-    error = 1e-3 if NativeCodeWeight.rounds(len(x)) else 1e-5
+    error = 1e-3 if rounds(len(x)) else 1e-5
     bound = error * float((x.abs() @ matrix.abs().T).max())
     of_x, of_matrix = rounded(x, matrix)
     torch.testing.assert_close(found, of_x @ of_matrix.T, rtol=0, atol=bound)
@@ -184,7 +189,7 @@ def test_a_token_with_one_activation_gives_a_column_of_the_matrix(
         x = torch.zeros_like(x).scatter_(1, at.unsqueeze(1), x)
         of_x, of_matrix = rounded(x, matrix)
         expected = of_x.double().sum(1, keepdim=True) * of_matrix.T[at]
-        error = 2**-7 if NativeCodeWeight.rounds(count) else 5e-7
+        error = 2**-7 if rounds(count) else 5e-7
         torch.testing.assert_close(weight.bind()(x).double(), expected, rtol=error, atol=0)
 
 

@@ -14,6 +14,7 @@ from pegboard_kernel_cpu.block_weight import NativeBlockWeight
 from pegboard_kernel_cpu.code_weight import NativeCodeWeight
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.float_weight import NativeFloatWeight
+from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.replay import NativeReplay
 
 from pegboard import ops
@@ -121,7 +122,7 @@ def test_each_expert_multiplies_its_rows(kind: str, counts: tuple[int, ...]) -> 
         rounding = float(
             x.abs().max() / 127 * dense.norm(dim=-1).max()
         )  # activations become bytes; twice that is seven deviations
-        is_exact = kind == "float" or not any(map(NativeCodeWeight.rounds, counts))
+        is_exact = kind == "float" or max(counts) < library().constant("codes_rounded_from")
         allowed = 1e-3 if is_exact and not isinstance(weight, NativeBlockWeight) else 2 * rounding
         torch.testing.assert_close(call(x, starts), expected, atol=allowed, rtol=1e-4)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pegboard_kernel_cpu.block_weight import NativeBlockWeight
 from pegboard_kernel_cpu.float_weight import TYPES, NativeFloatWeight
+from pegboard_kernel_cpu.library import library
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import RepackCache, RepackEntry
@@ -130,7 +131,7 @@ def product_of(x: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, flo
     """Return x Wᵀ as the kernels compute it, and the error that they may have, as a part of the
     largest result. Tiles round both factors to bfloat16: a number may be rounded up here and down
     there."""
-    if NativeBlockWeight.rounds(len(x)):
+    if len(x) >= library().constant("blocks_rounded_from"):
         return x.bfloat16().float() @ matrix.bfloat16().float().T, 1e-3
     return quantized(x) @ matrix.T, 1e-4
 

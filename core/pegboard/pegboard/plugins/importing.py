@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from pegboard.env import num_cpus
+from pegboard.env import cpu_flags, num_cpus
 from pegboard.errors import PluginBroken, blame, did_you_mean
 from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
@@ -155,22 +155,8 @@ def incompatibility(entry: Entry, spec: Spec) -> str | None:
 
 @cache
 def probe_facts() -> ProbeFacts:
-    """Return the facts of this machine. cpu_flags: as /proc/cpuinfo lists them (x86 "flags", Arm
-    "Features"); empty if there is no /proc. num_cpus: the number of CPUs that this process may
-    use."""
-    return ProbeFacts(machine=platform.machine(), cpu_flags=_cpu_flags(), num_cpus=num_cpus())
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    """Return the facts of this machine."""
+    return ProbeFacts(machine=platform.machine(), cpu_flags=cpu_flags(), num_cpus=num_cpus())
 
 
 def run_probe(probe: Callable[[ProbeFacts], Verdict]) -> Verdict:
