@@ -172,11 +172,24 @@ def as_mxfp4(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor],
     return {"weight_blocks": packed.view(*exponents.shape, 16), "weight_scales": exponents}, values
 
 
-def as_fp_quant(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """MXFP4, for inputs that are multiplied by a Hadamard matrix."""
+def hadamard() -> Tensor:
+    """Return Sylvester's matrix of 32 columns, divided by √32."""
     matrix = torch.ones(1, 1)
     for _ in range(5):
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5, matrix)
+    return matrix
+
+
+def as_turned_w8a8(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """For inputs that are multiplied by a Hadamard matrix, which the config names."""
+    matrix = hadamard()
+    tensors, values = as_w8a8((weight.view(-1, 32) @ matrix).view(weight.shape), bits, order)
+    return tensors, (values.view(-1, 32) @ matrix.T).view(weight.shape)
+
+
+def as_fp_quant(weight: Tensor, bits: int, order: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """MXFP4, for inputs that are multiplied by a Hadamard matrix."""
+    matrix = hadamard()
     turned = (weight.view(-1, 32) @ matrix).view(weight.shape)
     exponents = (turned.view(weight.shape[0], -1, 32).abs().amax(2).log2().floor() - 1 + 127).to(
         torch.uint8
@@ -305,6 +318,25 @@ CASES: dict[str, tuple[dict[str, Any], Store, int, bool]] = {
         True,
     ),
     "int-quantized": (of_groups("int-quantized", "channel", num_bits=8), as_w8a8, 8, False),
+    "int-quantized, turned": (
+        {
+            **of_groups("int-quantized", "channel", num_bits=8),
+            "transform_config": {
+                "config_groups": {
+                    "u": {
+                        "type": "hadamard",
+                        "block_size": 32,
+                        "apply": [
+                            {"targets": ["Linear"], "location": "input", "ignore": ["lm_head"]}
+                        ],
+                    }
+                }
+            },
+        },
+        as_turned_w8a8,
+        8,
+        False,
+    ),
     "float-quantized": (
         of_groups("float-quantized", "channel", num_bits=8, type="float"),
         as_float8,

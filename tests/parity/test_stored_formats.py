@@ -46,18 +46,23 @@ def check_logits(llm: LLM, reference: Any, limit: float) -> None:
 def test_the_logits_of_the_dequantized_model(
     write: Callable[..., Any],
     open_llm: Callable[..., LLM],
+    caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
     architecture: str,
     case: str,
 ) -> None:
+    """The forward is recorded, if this machine compiles kernels."""
+    caplog.set_level("INFO", "pegboard")
     reference = write(architecture, **SIZES)
     quantize(reference, case)
     with open_llm(
         reference.directory,
         download_dir=str(tmp_path / "cache"),
         quantization=OTHER_NAMES.get(case),
+        block_size=16,
     ) as llm:
         check_logits(llm, reference, 1e-4 if case in FLOATS else 0.05)
+    assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
 
 
 def test_a_plain_checkpoint_is_rounded_to_nf4(

@@ -41,7 +41,7 @@ from pegboard.interfaces.quantization import (
 )
 from pegboard.interfaces.spec import unmet
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
-from pegboard.ops import REFERENCES
+from pegboard_testing.fake_build import references
 from pegboard_testing.held_memory import held_bytes, unnamed_bytes
 
 TOLERANCES = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
@@ -166,7 +166,7 @@ class QuantizationContract:
     # --- setting up -------------------------------------------------------------------------------
 
     def make(self, dtype: str = "float32") -> QuantizationMethod:
-        return self.method(QuantizationSetup(self.config, dtype, self.device, REFERENCES))
+        return self.method(QuantizationSetup(self.config, dtype, self.device, references()))
 
     def values(self, seed: int, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
@@ -227,7 +227,7 @@ class QuantizationContract:
         layer = self.layer(rows, self.block * 3)
         weight = self.linear(layer, dtype)
         matrix = self.fill(weight, layer, 1, dtype)
-        call = weight.bind(REFERENCES)
+        call = weight.bind(references())
         for count in (1, 2, 33):
             x = self.activations(count, layer.in_features, dtype)
             self.check(call(x), x, matrix)
@@ -242,7 +242,7 @@ class QuantizationContract:
         matrices = self.fill(weight, layer, 9, dtype).view(3, -1, layer.in_features)
         bind_experts = getattr(weight, "bind_experts", None)
         assert bind_experts is not None, "a weight of experts needs bind_experts"
-        call = bind_experts(REFERENCES, 3, None)
+        call = bind_experts(references(), 3, None)
         x = self.activations(7, layer.in_features, dtype)
         products = call(x, torch.tensor([0, 3, 3, 7], dtype=torch.int32))
         self.check(products[:3], x[:3], matrices[0])
@@ -262,7 +262,7 @@ class QuantizationContract:
         self.fill(weight, layer, 3)
         x = self.activations(5, self.block)
         before = x.clone()
-        weight.bind(REFERENCES)(x)
+        weight.bind(references())(x)
         assert torch.equal(x, before)
 
     def test_a_reload_reaches_calls_that_are_bound(self) -> None:
@@ -271,7 +271,7 @@ class QuantizationContract:
         layer = self.layer((4, 4), self.block * 2)
         weight = self.linear(layer)
         old = self.fill(weight, layer, 4)
-        call = weight.bind(REFERENCES)
+        call = weight.bind(references())
         x = self.activations(3, layer.in_features)
         self.check(call(x), x, old)
         new = self.fill(weight, layer, 40)
@@ -290,7 +290,7 @@ class QuantizationContract:
         as_linear = LinearLayer(layer.path, width, num_rows, (part,))
         table = self.fill(weight, as_linear, 6)
         ids = torch.tensor([0, 10, 3, 3], device=self.device)
-        rows = weight.bind(REFERENCES)(ids)
+        rows = weight.bind(references())(ids)
         torch.testing.assert_close(rows.float().cpu(), table[ids.cpu()], atol=1e-6, rtol=1e-6)
         if is_head:
             bind_head = getattr(weight, "bind_head", None)
@@ -298,7 +298,7 @@ class QuantizationContract:
                 "an embedding with is_head must also multiply: bind_head is missing"
             )
             x = self.activations(3, width)
-            self.check(bind_head(REFERENCES)(x), x, table)
+            self.check(bind_head(references())(x), x, table)
 
     def test_the_memory_is_at_most_twice_the_float32_weight(self) -> None:
         layer = self.layer((8,), self.block * 2)
@@ -315,7 +315,7 @@ class QuantizationContract:
             layer = self.layer((rows,), self.block * 2)
             weight = self.linear(layer)
             self.fill(weight, layer, 7)
-            weight.bind(REFERENCES)
+            weight.bind(references())
             unnamed.append(unnamed_bytes(weight))
         assert unnamed[0] == unnamed[1], f"{unnamed[1]} bytes of a weight are not in its tensors()"
 
@@ -324,7 +324,7 @@ class QuantizationContract:
         layer = self.layer((4, 4), self.block * 2)
         weight = self.linear(layer)
         self.fill(weight, layer, 4)
-        call = weight.bind(REFERENCES)
+        call = weight.bind(references())
         x = self.activations(3, layer.in_features)
         before = call(x)
         for tensor in weight.tensors():
@@ -388,7 +388,7 @@ class QuantizationContract:
         but a PegboardError fail."""
         try:
             weight = make(
-                self.method(QuantizationSetup(config, "float32", self.device, REFERENCES))
+                self.method(QuantizationSetup(config, "float32", self.device, references()))
             )
             if weight is not None and not isinstance(weight, str):
                 load_pieces(weight, pieces)

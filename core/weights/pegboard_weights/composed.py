@@ -4,12 +4,16 @@ before them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ModelError
+from pegboard.interfaces.quantization import QuantizationSetup
+from pegboard.ops.linear import FloatWeight
+from pegboard_weights.hadamard import hadamard
 
 Bound = Callable[[Tensor], Tensor]
 BoundExperts = Callable[[Tensor, Tensor], Tensor]
@@ -49,18 +53,24 @@ class Transform(Protocol):
     """What is done to activations before they are multiplied with a weight that was quantized for
     the result. It is computed in the type of the activations."""
 
-    def of(self, x: Tensor) -> Tensor:
-        """Return x [T, columns], transformed."""
+    def bind(self) -> Bound:
+        """Return the callable [T, columns] → [T, columns]."""
 
     def undone(self, dense: Tensor) -> Tensor:
         """Return the matrix [out, in] whose product with x is that of `dense` with the transformed
         x."""
 
     def values(self) -> Tensor:
-        """Return the numbers that determine the transform. A reload writes to them."""
+        """Return the numbers that determine the transform."""
 
-    def to(self, dtype: torch.dtype, device: str) -> Transform:
-        """Return the transform for activations of this type."""
+    def write(self, values: Tensor) -> None:
+        """Replace the numbers, for a reload. Bound callables see the new ones."""
+
+    def to(self, setup: QuantizationSetup) -> Transform:
+        """Return the transform with the kernels, device and type of activations of a setup."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return the memory that is held."""
 
 
 class ColumnScales:
@@ -69,8 +79,8 @@ class ColumnScales:
     def __init__(self, scales: Tensor) -> None:
         self.scales = scales
 
-    def of(self, x: Tensor) -> Tensor:
-        return x * self.scales
+    def bind(self) -> Bound:
+        return lambda x: x * self.scales
 
     def undone(self, dense: Tensor) -> Tensor:
         return dense * self.scales.float()
@@ -78,58 +88,80 @@ class ColumnScales:
     def values(self) -> Tensor:
         return self.scales
 
-    def to(self, dtype: torch.dtype, device: str) -> ColumnScales:
-        return ColumnScales(self.scales.to(device, dtype, copy=True))
+    def write(self, values: Tensor) -> None:
+        self.scales.copy_(values)
+
+    def to(self, setup: QuantizationSetup) -> ColumnScales:
+        return ColumnScales(self.scales.to(setup.device, getattr(torch, setup.dtype), copy=True))
+
+    def tensors(self) -> list[Tensor]:
+        return [self.scales]
 
 
 class MatrixTransform:
-    """x · M for every n consecutive columns. matrix: M [n, n]."""
+    """x · M for every n consecutive columns. matrix: M [n, n]. kind: the weight format
+    `float_weight`, which holds it."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
+    def __init__(
+        self,
+        matrix: Tensor,
+        kind: Callable[..., Any] = FloatWeight,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.size = len(matrix)
+        self.weight = kind((self.size, self.size), dtype, device)
+        self.write(matrix)
 
-    def of(self, x: Tensor) -> Tensor:
-        return (x.reshape(len(x), -1, len(self.matrix)) @ self.matrix).view(x.shape)
+    def bind(self) -> Bound:
+        multiply = self.weight.bind()
+        return lambda x: multiply(x.reshape(-1, self.size)).view(x.shape)
 
     def undone(self, dense: Tensor) -> Tensor:
-        return (dense.reshape(len(dense), -1, len(self.matrix)) @ self.matrix.float().T).view(
-            dense.shape
-        )
+        parts = dense.reshape(len(dense), -1, self.size)
+        return (parts @ self.values().float().T).view(dense.shape)
 
     def values(self) -> Tensor:
-        return self.matrix
+        matrix: Tensor = self.weight.dense().T
+        return matrix
 
-    def to(self, dtype: torch.dtype, device: str) -> MatrixTransform:
-        return MatrixTransform(self.matrix.to(device, dtype, copy=True))
+    def write(self, values: Tensor) -> None:
+        self.weight.plain().copy_(values.T)
+        self.weight.finish()
+
+    def to(self, setup: QuantizationSetup) -> MatrixTransform:
+        kind = setup.kernels["float_weight"]
+        return MatrixTransform(self.values(), kind, getattr(torch, setup.dtype), setup.device)
+
+    def tensors(self) -> list[Tensor]:
+        held: list[Tensor] = self.weight.tensors()
+        return held
 
 
 class Hadamard:
-    """x · H / √n for every n consecutive columns, n a power of two, where H is Sylvester's: H₁ = 1,
-    H₂ₙ = (Hₙ Hₙ; Hₙ −Hₙ). It is its own inverse. It takes n · log₂ n additions, and no memory for a
-    matrix."""
+    """See `pegboard_weights.hadamard`, for every `size` consecutive columns. transform: the op."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, transform: Callable[..., Tensor] = hadamard) -> None:
         self.size = size
+        self.transform = transform
 
-    def of(self, x: Tensor) -> Tensor:
-        out = x
-        width = 1
-        while width < self.size:
-            pairs = out.reshape(len(x), -1, 2, width)
-            low = pairs[:, :, 0]
-            high = pairs[:, :, 1]
-            out = torch.stack((low + high, low - high), 2)
-            width = 2 * width
-        return out.reshape(x.shape) * self.size**-0.5
+    def bind(self) -> Bound:
+        return partial(self.transform, size=self.size)
 
     def undone(self, dense: Tensor) -> Tensor:
-        return self.of(dense)
+        return hadamard(dense, self.size)
 
     def values(self) -> Tensor:
         return torch.tensor([self.size])
 
-    def to(self, dtype: torch.dtype, device: str) -> Hadamard:
-        return self
+    def write(self, values: Tensor) -> None:
+        """The size is all there is, and `replace` has compared it."""
+
+    def to(self, setup: QuantizationSetup) -> Hadamard:
+        return Hadamard(self.size, setup.kernels["hadamard"])
+
+    def tensors(self) -> list[Tensor]:
+        return []
 
 
 def are_equal(one: Transform | None, other: Transform | None) -> bool:
@@ -150,7 +182,7 @@ def replace(transform: Transform, other: Transform | None, path: str) -> None:
             f"{path} comes with another transform than it was first loaded with; load it in a new "
             "engine"
         )
-    transform.values().copy_(other.values())
+    transform.write(other.values())
 
 
 class Transformed:
@@ -161,12 +193,12 @@ class Transformed:
         self.transform = transform
 
     def bind(self) -> Bound:
-        transformed = self.transform.of
+        transformed = self.transform.bind()
         call = self.weight.bind()
         return lambda x: call(transformed(x))
 
     def bind_experts(self, num_experts: int, bias: Tensor | None) -> BoundExperts:
-        transformed = self.transform.of
+        transformed = self.transform.bind()
         call = self.weight.bind_experts(num_experts, bias)
         return lambda x, starts: call(transformed(x), starts)
 
@@ -174,4 +206,4 @@ class Transformed:
         return self.transform.undone(self.weight.dense().float())
 
     def tensors(self) -> list[Tensor]:
-        return [*self.weight.tensors(), self.transform.values()]
+        return [*self.weight.tensors(), *self.transform.tensors()]

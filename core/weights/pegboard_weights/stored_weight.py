@@ -334,11 +334,7 @@ class StoredWeight:
             if isinstance(reader, TransformReader)
             else None
         )
-        return (
-            None
-            if transform is None
-            else transform.to(getattr(torch, self.setup.dtype), self.setup.device)
-        )
+        return None if transform is None else transform.to(self.setup)
 
     def _make(self, span: Span, pieces: Pieces) -> Any:
         setup = self.setup

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetup
-from pegboard.ops import REFERENCES
 from pegboard.ops.blocks import Blocks, BlockWeight
 from pegboard.ops.linear import FloatWeight
 from pegboard_testing.contract_quantization import load_pieces, stored_pieces
+from pegboard_testing.fake_build import references
 from pegboard_testing.held_memory import held_bytes
 from pegboard_weights.composed import ColumnScales, Hadamard, MatrixTransform, SideBySide, Transform
 from pegboard_weights.stored_weight import FormatMethod, PlainReader, Reader
@@ -41,7 +41,7 @@ class Turned(EightBits):
 
 class Method(FormatMethod):
     def __init__(self, readers: list[Reader | None]) -> None:
-        super().__init__(QuantizationSetup({}, "float32", "cpu", REFERENCES))
+        super().__init__(QuantizationSetup({}, "float32", "cpu", references()))
         self.by_module = {f"m.{index}": reader for index, reader in enumerate(readers)}
 
     def reader(self, module: str, layer: Any) -> Reader | None:

@@ -1,11 +1,11 @@
-"""Norms, gated activations and the rotary embedding."""
+"""Norms, gated activations, the Hadamard transform and the rotary embedding."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from pegboard import ops
-from pegboard_kernel_cpu.structures import GatedActivation, LayerNorm, RMSNorm
+from pegboard_kernel_cpu.structures import GatedActivation, Hadamard, LayerNorm, RMSNorm
 from pegboard_kernel_cpu.values import Call, Value, new, rows_of, submit
 
 
@@ -95,6 +95,16 @@ def _gated(x: Tensor, is_gelu: bool) -> Tensor:
             {"out": out},
         ),
     )
+    return out
+
+
+def hadamard(x: Tensor, size: int) -> Tensor:
+    """[T, n] → [T, n]."""
+    rows = rows_of(x)
+    columns = rows.shape[1]
+    out = new(x, columns)
+    arguments = Hadamard(columns=columns, size=size)
+    submit(x, Call("hadamard", arguments, {"x": rows}, {"out": out}))
     return out
 
 

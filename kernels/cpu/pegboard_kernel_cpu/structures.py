@@ -206,6 +206,18 @@ class GatedActivation(Structure):
     )
 
 
+class Hadamard(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("to", Quantized),
+        ("columns", c_int64),
+        ("size", c_int64),
+    )
+
+
 class Pointwise(Structure):
     _fields_ = (
         ("x", c_void_p),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pegboard_kernel_cpu import elementwise
 
 from pegboard import ops
+from pegboard_weights.hadamard import hadamard
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -71,3 +72,14 @@ def test_gated_activations(count: int, width: int, size: float) -> None:
     assert torch.allclose(
         elementwise.gelu_tanh_mul(x), ops.gelu_tanh_mul(x), rtol=1e-4, atol=1e-5 * size**2
     )
+
+
+@SOME
+@given(st.integers(1, 40), st.integers(0, 11), st.integers(1, 5))
+def test_hadamard(count: int, doublings: int, groups: int) -> None:
+    x = torch.randn(count, groups * 2**doublings + 3)[:, : groups * 2**doublings]
+    before = x.clone()
+    found = elementwise.hadamard(x, 2**doublings)
+    torch.testing.assert_close(found, hadamard(x, 2**doublings), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(elementwise.hadamard(found, 2**doublings), x, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, before)

@@ -1,4 +1,4 @@
-/* Kernels that treat each token separately: norms, gated activations, table rows.
+/* Kernels that treat each token separately: norms, gated activations, transforms, table rows.
  *
  * Norms and activations can also quantize their result for the next linear layer, while it is still in the cache.
  */
@@ -142,6 +142,58 @@ EXPORT void gated_activation(const Step *step, Worker *worker, const void *argum
             out[c] = (a->is_gelu ? gelu_tanh(g) : silu(g))[0] * up[c];
         }
         if (is_wanted(&a->to)) quantize_row(out, &a->to, columns, t);
+    }
+}
+
+typedef struct {
+    const float *x; /* [tokens][columns] */
+    int64_t x_stride;
+    float *out; /* [tokens][columns]; NULL = only the quantized result is wanted */
+    int64_t out_stride;
+    Quantized to;
+    int64_t columns; /* a multiple of size */
+    int64_t size; /* a power of two */
+} Hadamard;
+
+/* Return the entry of Sylvester's matrix, which is ± 1, or 0 between columns of different groups. */
+INLINE float sign_of(int64_t row, int64_t column, int64_t size) {
+    return row / size != column / size ? 0.0f : __builtin_parityll(row & column & (size - 1)) ? -1.0f : 1.0f;
+}
+
+/* out = x · H / sqrt(size) for every `size` columns (the fast Walsh-Hadamard transform). H of `size` is the Kronecker product of those
+ * of size / LANES and of LANES: the columns of a vector are multiplied with the small one, which adds no more than the lanes, and then
+ * whole vectors are added and subtracted. */
+static void transform(const Hadamard *a, const float *x, float *restrict out, const vfloat small[LANES]) {
+    int64_t whole = a->columns / LANES * LANES;
+    for (int64_t c = 0; c < whole; c += LANES) {
+        vfloat sum = splat(0);
+        for (int i = 0; i < LANES; i++) sum += splat(x[c + i]) * small[i];
+        store(out + c, sum);
+    }
+    for (int64_t c = whole; c < a->columns; c++) {
+        float sum = 0;
+        for (int64_t i = whole; i < a->columns; i++) sum += x[i] * small[i - whole][c - whole];
+        out[c] = sum;
+    }
+    for (int64_t width = LANES; width < a->size; width *= 2)
+        for (int64_t first = 0; first < whole; first += 2 * width)
+            for (int64_t c = first; c < first + width; c += LANES) {
+                vfloat low = load(out + c), high = load(out + c + width);
+                store(out + c, low + high);
+                store(out + c + width, low - high);
+            }
+}
+
+EXPORT void hadamard(const Step *step, Worker *worker, const void *arguments) {
+    const Hadamard *a = arguments;
+    float row[a->out ? 1 : a->columns];
+    vfloat small[LANES];
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) small[i][j] = sign_of(i, j, a->size) / sqrtf((float)a->size);
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
+        float *out = a->out ? a->out + t * a->out_stride : row;
+        transform(a, a->x + t * a->x_stride, out, small);
+        if (is_wanted(&a->to)) quantize_row(out, &a->to, a->columns, t);
     }
 }
 

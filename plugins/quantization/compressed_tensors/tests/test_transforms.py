@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import LinearLayer, Part, QuantizationSetup
-from pegboard.ops import REFERENCES
 from pegboard_testing.contract_quantization import load_pieces, stored_pieces
+from pegboard_testing.fake_build import references
 
 EIGHT = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}}
 COLUMNS = 64
@@ -40,7 +40,7 @@ def method(**schemes: Any) -> CompressedTensors:
         "ignore": ["re:.*plain"],
     }
     config["transform_config"] = {"config_groups": schemes}
-    return CompressedTensors(None, QuantizationSetup(config, "float32", "cpu", REFERENCES))
+    return CompressedTensors(None, QuantizationSetup(config, "float32", "cpu", references()))
 
 
 def product(
@@ -54,7 +54,7 @@ def product(
     if module.endswith("plain"):
         stored = {"weight": codes.float()}
     load_pieces(weight, stored_pieces(module, {**stored, **tensors}))
-    return weight.bind(REFERENCES)(x), codes.float()
+    return weight.bind(references())(x), codes.float()
 
 
 def hadamard(size: int) -> Tensor:

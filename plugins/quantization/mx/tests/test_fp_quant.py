@@ -14,10 +14,10 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part, QuantizationSetup
 from pegboard.interfaces.weight_loader import WeightPiece
-from pegboard.ops import REFERENCES
 from pegboard.ops.float_codes import CodeWeight
 from pegboard_testing.contract_generic import check_entry, installed_entry
 from pegboard_testing.contract_quantization import QuantizationContract, load_pieces, stored_pieces
+from pegboard_testing.fake_build import references
 from pegboard_testing.layouts import FP4, nibble_pairs
 
 GROUP = 16
@@ -113,7 +113,7 @@ def linear(
 ) -> Any:
     method = FPQuant(
         None,
-        QuantizationSetup({**TestFPQuantMXFP4().config, **changes}, "float32", "cpu", REFERENCES),
+        QuantizationSetup({**TestFPQuantMXFP4().config, **changes}, "float32", "cpu", references()),
     )
     return method.linear(
         LinearLayer(module, columns, 4, (Part(f"{module}.weight", (0, 4)),), is_head)
@@ -126,7 +126,7 @@ def test_what_is_plain() -> None:
     assert linear("model.gate", modules_to_not_convert=["gate"]) is None
     assert linear(store_master_weights=True) is None
     method = FPQuant(
-        None, QuantizationSetup(TestFPQuantMXFP4().config, "float32", "cpu", REFERENCES)
+        None, QuantizationSetup(TestFPQuantMXFP4().config, "float32", "cpu", references())
     )
     assert method.embedding(EmbeddingLayer("embed", 8, 64, Part("embed.weight", (0, 8)))) is None
 
