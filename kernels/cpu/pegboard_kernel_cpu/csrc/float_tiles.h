@@ -124,21 +124,21 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
         for (int g = 0; g < groups; g++) load_sums(p->a, token + t, row + g * ROWS, p->first == 0, sums[t][g]);
     if (type == BFLOAT16_WEIGHTS) {
         for (int64_t pair = 0; pair < (count + 1) / 2; pair++) {
-            vint words[GROUPS][VECTORS];
+            const vint *words[GROUPS];
             for (int g = 0; g < groups; g++) {
-                const uint32_t *w = (const uint32_t *)weights[g] + pair * ROWS;
-                if (fetches) fetch((const uint8_t *)w + (2 * pair < turn ? 0 : next), LINE);
-                for (int v = 0; v < VECTORS; v++) words[g][v] = ((const vint *)w)[v];
+                words[g] = (const vint *)((const uint32_t *)weights[g] + pair * ROWS);
+                if (fetches) fetch((const uint8_t *)words[g] + (2 * pair < turn ? 0 : next), LINE);
             }
 #if defined(__AVX512BF16__)
             for (int t = 0; t < tokens; t++) {
                 __m512bh both = (__m512bh)_mm512_set1_ps(x[t * p->stride + pair]);
                 for (int g = 0; g < groups; g++)
-                    sums[t][g][0] = (vfloat)_mm512_dpbf16_ps((__m512)sums[t][g][0], (__m512bh)words[g][0], both);
+                    sums[t][g][0] = (vfloat)_mm512_dpbf16_ps((__m512)sums[t][g][0], (__m512bh)*words[g], both);
             }
 #else
             for (int half = 0; half < (2 * pair + 1 < count ? 2 : 1); half++) {
                 vfloat w[GROUPS][VECTORS];
+                if (REGISTERS == 16) __asm__ volatile("" ::: "memory"); /* load the words again: there is no register to keep them */
                 for (int g = 0; g < groups; g++)
                     for (int v = 0; v < VECTORS; v++)
                         w[g][v] = half ? (vfloat)(words[g][v] & (int32_t)0xffff0000) : (vfloat)(words[g][v] << 16);
