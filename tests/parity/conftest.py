@@ -54,14 +54,14 @@ def check_cached_fixture() -> Callable[..., None]:
 
 
 @pytest.fixture
-def check_recorded(caplog: pytest.LogCaptureFixture) -> Callable[[Reference], None]:
+def check_recorded(caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
     """With blocks that the native attention supports, the forward is recorded, with the same
     results. No stage runs eagerly."""
 
-    def check(reference: Reference) -> None:
+    def check(reference: Reference, **settings: Any) -> None:
         caplog.clear()
         caplog.set_level("INFO", "pegboard")
-        check_parity(reference, lengths=(17, 33), block_size=16)
+        check_parity(reference, lengths=(17, 33), block_size=16, **settings)
         assert "eagerly" not in caplog.text and "not replayed" not in caplog.text
 
     return check

@@ -10,7 +10,7 @@ every step that fits its buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import Structure, addressof
 from itertools import pairwise
 from typing import Any
@@ -18,15 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pegboard_kernel_cpu.functions import FUNCTIONS, record
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.structures import (
     Beside,
     Instruction,
-    LookupFloat,
-    Pointwise,
     Repeated,
     Rotate,
-    TakeColumns,
 )
 from pegboard_kernel_cpu.values import (
     Buffer,
@@ -34,7 +32,6 @@ from pegboard_kernel_cpu.values import (
     Turn,
     Value,
     fields_of,
-    new,
     new_quantized,
     new_words,
     quantize_call,
@@ -44,16 +41,6 @@ from pegboard_kernel_cpu.values import (
 )
 
 ALIGNMENT = 64
-POINTWISE = ("mul", "add", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "elu", "clamp")
-"""Functions of torch that the kernel `pointwise` computes, in the order of its kinds."""
-
-PRODUCTS: dict[str, Callable[..., Any]] = {
-    "clone": lambda x: 1.0,
-    "div": lambda x, y: 1 / y,
-    "square": lambda x: x,
-}
-"""Functions of torch that are recorded as a product of their first argument and this."""
-
 LINEAR = ("linear_float", "linear_blocks", "linear_codes")
 """Kernels that can add a bias."""
 
@@ -132,89 +119,14 @@ class Recorder:
                 del self._quantized[key]
             self._words.pop(value.buffer, None)
 
-    def compute(self, name: str, args: tuple[Any, ...]) -> Value:
-        """Record a function of torch on stand-ins, if a kernel computes the same. Raises
-        CannotRecord for all others."""
-        if name in ("__getitem__", "embedding"):
-            table, index = args[:2] if name == "__getitem__" else (args[1], args[0])
-            is_plain = (
-                type(table) is not Value
-                and (table.dtype, table.dim()) in ((torch.float32, 2), (torch.int64, 1))
-                and table.is_contiguous()
-            )
-            if is_plain and type(index) is Value and index.dim() == 1:
-                return self._rows_of_table(table, index)
-        if name == "index_select" and (taken := self._columns_of(*args)) is not None:
-            return taken
-        if name in ("add_", "__iadd__") and self._add_bias(*args[:2]):
-            return args[0]  # type: ignore[no-any-return]
-        if name == "clamp":
-            args = _limited(*args)
-        if name in PRODUCTS:
-            name, args = "mul", (args[0], PRODUCTS[name](*args))
-        if name in POINTWISE and (result := self._pointwise(name, *args)) is not None:
-            return result
-        if name == "cat" and args[1:] in ((1,), (-1,)):
-            joined = self._joined(args[0])
-            if joined is not None or (joined := self._copied(args[0])) is not None:
-                return joined
-        raise refusal(f"computes {name}")
+    def computes(self, name: str) -> bool:
+        """Return whether a function of torch makes a new result, rather than a view."""
+        return name in FUNCTIONS
 
-    def _rows_of_table(self, table: Tensor, index: Value) -> Value:
-        """Record table[index]: rows of floats, or single integers, which are copied as two
-        floats."""
-        out = self.value(table[:1].nbytes // 4)
-        arguments = LookupFloat(table=table.data_ptr(), columns=out.shape[1])
-        self.emit(Call("lookup_float", arguments, {"ids": index}, {"out": out}, table))
-        if table.dim() == 2:
-            return out
-        return Value(self, out.buffer, torch.empty(self.rows, dtype=table.dtype, device="meta"))
-
-    def _columns_of(self, x: Any, dim: Any, order: Any) -> Value | None:
-        """Record the choice of some columns [n] of a stand-in [T, m]. Returns None if it is
-        something else."""
-        if (
-            type(x) is not Value
-            or x.dim() != 2
-            or x.stride(1) != 1
-            or x.dtype != torch.float32
-            or dim not in (1, -1)
-        ):
-            return None
-        if type(order) is Value or order.dtype != torch.int64 or not order.is_contiguous():
-            return None
-        out = self.value(len(order))
-        arguments = TakeColumns(order=order.data_ptr(), columns=len(order))
-        self.emit(Call("take_columns", arguments, {"x": x}, {"out": out}, order))
-        return out
-
-    def _pointwise(self, name: str, x: Any, y: Any = None) -> Value | None:
-        """Record x + y or x · y of stand-ins [T, n], x · y for a stand-in [T, 1], a number or a
-        tensor [n] y, x limited to ±y for a number y, or an activation of x. Returns None for all
-        others."""
-        if type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32:
-            return None
-        arguments = Pointwise(columns=x.shape[1], kind=POINTWISE.index(name))
-        reads = {"x": x}
-        holds = None
-        if type(y) is Value:
-            arguments.y_is_column = name == "mul" and y.shape == (x.shape[0], 1)
-            is_whole = y.shape == x.shape and y.stride(1) == 1
-            if y.dtype != x.dtype or not (is_whole or arguments.y_is_column):
-                return None
-            reads["y"] = y
-        elif name == "mul" and isinstance(y, Tensor):
-            if y.shape != x.shape[1:] or y.dtype != x.dtype or not y.is_contiguous():
-                return None
-            arguments.factors = y.data_ptr()
-            holds = y
-        elif name in ("mul", "clamp"):
-            arguments.factor = y
-        elif name == "add":
-            return None
-        out: Any = new(x, x.shape[1])
-        submit(x, Call("pointwise", arguments, reads, {"out": out}, holds))
-        return out  # type: ignore[no-any-return]
+    def compute(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
+        """Record a function of torch on stand-ins. Raises CannotRecord if no kernel computes the
+        same."""
+        return record(self, name, args, kwargs)
 
     def _makers(self, y: Any) -> list[Call]:
         """Return the linear kernels that wrote y, [] if others wrote it too or if it was read
@@ -230,7 +142,7 @@ class Recorder:
         ]
         return [] if any(call.kernel not in LINEAR for call in makers) else makers
 
-    def _joined(self, parts: Sequence[Any]) -> Value | None:
+    def joined(self, parts: Sequence[Any]) -> Value | None:
         """Let the linear kernels that wrote the parts [T, width] write them next to each other.
         Returns None if a part was not written by such kernels alone."""
         makers = [self._makers(part) for part in parts]
@@ -250,26 +162,7 @@ class Recorder:
             start += part.shape[1]
         return joined
 
-    def _copied(self, parts: Sequence[Any]) -> Value | None:
-        """Record copies of the parts [T, width] next to each other. Returns None if they are not
-        such stand-ins of floats."""
-        if any(
-            type(x) is not Value or x.dim() != 2 or x.stride(1) != 1 or x.dtype != torch.float32
-            for x in parts
-        ):
-            return None
-        joined: Value = self.value(sum(part.shape[1] for part in parts))
-        start = 0
-        for part in parts:
-            width = part.shape[1]
-            call = Pointwise(columns=width, kind=POINTWISE.index("mul"), factor=1.0)
-            self.emit(
-                Call("pointwise", call, {"x": part}, {"out": joined[:, start : start + width]})
-            )
-            start += width
-        return joined
-
-    def _add_bias(self, y: Any, bias: Any) -> bool:
+    def add_bias(self, y: Any, bias: Any) -> bool:
         """Let the linear kernels that wrote y add the bias. Returns False if y was not written by
         such kernels alone."""
         makers = self._makers(y)
@@ -379,13 +272,6 @@ class Recorder:
                 if written.buffer is value.buffer:
                     return call if name == "out" and written.place == value.place else None
         return None
-
-
-def _limited(x: Any, low: Any = None, high: Any = None) -> tuple[Any, float]:
-    """Return x and the limit of clamp(x, -limit, limit). Raises CannotRecord for all others."""
-    if not isinstance(high, int | float) or low != -high or high < 0:
-        raise refusal(f"computes clamp from {low!r} to {high!r}")
-    return x, float(high)
 
 
 def _overlap(one: Value, other: Value) -> bool:

@@ -222,15 +222,32 @@ class Pointwise(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("x_outer", c_int64),
+        ("x_step", c_int64),
         ("y", c_void_p),
         ("y_stride", c_int64),
+        ("y_outer", c_int64),
+        ("y_step", c_int64),
         ("out", c_void_p),
         ("out_stride", c_int64),
-        ("factors", c_void_p),
+        ("out_outer", c_int64),
+        ("out_step", c_int64),
+        ("outer", c_int64),
         ("columns", c_int64),
         ("kind", c_int64),
         ("factor", c_float),
-        ("y_is_column", c_int32),
+    )
+
+
+class RowMeans(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("x_outer", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("outer", c_int64),
+        ("columns", c_int64),
     )
 
 

@@ -162,29 +162,7 @@ HOST_READS = frozenset(
     )
 )
 UNKNOWN = ("alpha", "inplace", "out", "rounding_mode")
-"""Arguments that change what a function of COMPUTED does."""
-
-COMPUTED = frozenset(
-    (
-        "add_",
-        "__iadd__",
-        "embedding",
-        "add",
-        "mul",
-        "relu",
-        "sigmoid",
-        "tanh",
-        "silu",
-        "gelu",
-        "gelu_tanh",
-        "elu",
-        "square",
-        "div",
-        "clone",
-        "index_select",
-        "clamp",
-    )
-)
+"""Arguments that change what a function computes."""
 
 
 class Value(torch.Tensor):
@@ -226,13 +204,12 @@ class Value(torch.Tensor):
             )
         ):
             raise refusal(f"computes {name} with {given}={kwargs[given]!r}")
-        if name == "gelu" and (kwargs or {}).get("approximate") == "tanh":
-            name = "gelu_tanh"
         values = [value for value in _leaves(args) if type(value) is cls]
         if not values:
             raise refusal(f"computes {name}")
-        if name in COMPUTED or type(args[0]) is not cls:
-            return values[0].recorder.compute(name, args)
+        recorder = values[0].recorder
+        if type(args[0]) is not cls or recorder.computes(name):
+            return recorder.compute(name, args, kwargs or {})
         x = values[0]
         result = function(
             *(arg.meta if type(arg) is cls else arg for arg in args), **(kwargs or {})
@@ -247,6 +224,9 @@ class Value(torch.Tensor):
         """Return the same buffer seen as `view`. Raises CannotRecord if that is not a view but a
         computed result."""
         if view.untyped_storage()._cdata != self.meta.untyped_storage()._cdata:
+            if name in ("contiguous", "reshape"):
+                copy: Value = self.recorder.compute("contiguous", (self,), {})
+                return copy.view(view.shape)  # type: ignore[return-value]
             raise refusal(f"computes {name}")
         return self if view is self.meta else Value(self.recorder, self.buffer, view)
 

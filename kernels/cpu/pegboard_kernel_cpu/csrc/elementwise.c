@@ -211,21 +211,21 @@ EXPORT void lookup_float(const Step *step, Worker *worker, const void *arguments
         memcpy(a->out + t * a->out_stride, a->table + a->ids[t] * a->columns, a->columns * sizeof(float));
 }
 
+/* Operands are [tokens][outer][columns]. `stride`, `outer` and `step` are the numbers of elements from one token, outer index and
+ * column to the next; 0 = all have the same. */
 typedef struct {
-    const float *x; /* [tokens][columns] */
-    int64_t x_stride;
-    const float *y; /* [tokens][columns]; NULL = use `factors` */
-    int64_t y_stride;
-    float *out; /* [tokens][columns] */
-    int64_t out_stride;
-    const float *factors; /* [columns]; NULL = use `factor` */
-    int64_t columns;
+    const float *x;
+    int64_t x_stride, x_outer, x_step;
+    const float *y; /* NULL = use `factor` */
+    int64_t y_stride, y_outer, y_step;
+    float *out;
+    int64_t out_stride, out_outer, out_step; /* out_step is 1 for activations */
+    int64_t outer, columns;
     int64_t kind; /* a Kind */
     float factor; /* CLAMP: results are limited to ± this */
-    int32_t y_is_column; /* PRODUCT: y is [tokens][1] */
 } Pointwise;
 
-typedef enum { PRODUCT, SUM, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, ELU, CLAMP } Kind;
+typedef enum { PRODUCT, SUM, DIFFERENCE, QUOTIENT, CLAMP, RELU, SIGMOID, TANH, SILU, GELU, GELU_TANH, ELU, RSQRT } Kind;
 
 enum { CHUNK = 4096 }; /* columns of one task: rows of logits are divided among the threads */
 
@@ -237,16 +237,40 @@ INLINE float activated(Kind kind, float x) {
     case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
     case SILU: return silu(splat(x))[0];
     case ELU: return x > 0 ? x : expm1f(x);
+    case RSQRT: return 1.0f / sqrtf(x);
     default: return gelu_tanh(splat(x))[0];
     }
 }
 
 /* out = activation(x). The kinds that have vectors use them. */
-static void activate(Kind kind, const float *x, float *restrict out, int64_t columns) {
+static void activate(Kind kind, const float *x, int64_t step, float *restrict out, int64_t columns) {
     int64_t c = 0;
-    if (kind == SILU) for (; c + LANES <= columns; c += LANES) store(out + c, silu(load(x + c)));
-    if (kind == GELU_TANH) for (; c + LANES <= columns; c += LANES) store(out + c, gelu_tanh(load(x + c)));
-    for (; c < columns; c++) out[c] = activated(kind, x[c]);
+    if (kind == SILU && step == 1) for (; c + LANES <= columns; c += LANES) store(out + c, silu(load(x + c)));
+    if (kind == GELU_TANH && step == 1) for (; c + LANES <= columns; c += LANES) store(out + c, gelu_tanh(load(x + c)));
+    for (; c < columns; c++) out[c] = activated(kind, x[c * step]);
+}
+
+/* out = `result` of p from x and q from y. Compilers make vectors of the first two loops. */
+#define COMBINE(result)                                                                                                          \
+    do {                                                                                                                         \
+        if (is_plain && y_step == 1) for (int64_t c = 0; c < columns; c++) { float p = x[c], q = y[c]; out[c] = result; }        \
+        else if (is_plain && !y_step) for (int64_t c = 0; c < columns; c++) { float p = x[c], q = one; out[c] = result; }        \
+        else for (int64_t c = 0; c < columns; c++) { float p = x[c * x_step], q = y[c * y_step]; out[c * out_step] = result; }   \
+    } while (0)
+
+static void combine(const Pointwise *a, const float *x, const float *y, int64_t y_step, float *restrict out, int64_t columns) {
+    const int64_t x_step = a->x_step, out_step = a->out_step;
+    const int is_plain = x_step == 1 && out_step == 1;
+    const Kind kind = (Kind)a->kind;
+    const float one = *y;
+    switch (kind) {
+    case PRODUCT: COMBINE(p * q); break;
+    case SUM: COMBINE(p + q); break;
+    case DIFFERENCE: COMBINE(p - q); break;
+    case QUOTIENT: COMBINE(p / q); break;
+    case CLAMP: COMBINE(p < -q ? -q : p > q ? q : p); break;
+    default: activate(kind, x, x_step, out, columns);
+    }
 }
 
 EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
@@ -255,20 +279,35 @@ EXPORT void pointwise(const Step *step, Worker *worker, const void *arguments) {
     for (int64_t task; (task = next_task(worker, num_tasks)) < num_tasks;) {
         int64_t t = task / chunks, first = task % chunks * CHUNK;
         int64_t columns = a->columns - first < CHUNK ? a->columns - first : CHUNK;
-        const float *x = a->x + t * a->x_stride + first;
-        const float *y = a->y ? a->y + t * a->y_stride + (a->y_is_column ? 0 : first) : a->factors ? a->factors + first : NULL;
-        float *restrict out = a->out + t * a->out_stride + first;
-        float limit = a->factor;
-        if (a->kind == CLAMP)
-            for (int64_t c = 0; c < columns; c++) out[c] = x[c] < -limit ? -limit : x[c] > limit ? limit : x[c];
-        else if (a->kind > SUM) activate((Kind)a->kind, x, out, columns);
-        else if (!y || a->y_is_column) {
-            const float factor = y ? *y : a->factor;
-            for (int64_t c = 0; c < columns; c++) out[c] = x[c] * factor;
+        for (int64_t i = 0; i < a->outer; i++) {
+            const float *x = a->x + t * a->x_stride + i * a->x_outer + first * a->x_step;
+            const float *y = a->y ? a->y + t * a->y_stride + i * a->y_outer + first * a->y_step : &a->factor;
+            float *out = a->out + t * a->out_stride + i * a->out_outer + first * a->out_step;
+            combine(a, x, y, a->y ? a->y_step : 0, out, columns);
         }
-        else if (a->kind == SUM) for (int64_t c = 0; c < columns; c++) out[c] = x[c] + y[c];
-        else for (int64_t c = 0; c < columns; c++) out[c] = x[c] * y[c];
     }
+}
+
+typedef struct {
+    const float *x; /* [tokens][outer][columns] */
+    int64_t x_stride, x_outer; /* as in Pointwise */
+    float *out; /* [tokens][outer] */
+    int64_t out_stride;
+    int64_t outer, columns;
+} RowMeans;
+
+EXPORT void row_means(const Step *step, Worker *worker, const void *arguments) {
+    const RowMeans *a = arguments;
+    int64_t whole = a->columns / LANES * LANES;
+    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;)
+        for (int64_t i = 0; i < a->outer; i++) {
+            const float *x = a->x + t * a->x_stride + i * a->x_outer;
+            vfloat sums = splat(0);
+            float rest = 0;
+            for (int64_t c = 0; c < whole; c += LANES) sums += load(x + c);
+            for (int64_t c = whole; c < a->columns; c++) rest += x[c];
+            a->out[t * a->out_stride + i] = (sum_of(sums) + rest) / (float)a->columns;
+        }
 }
 
 typedef struct {

@@ -36,7 +36,8 @@ from pegboard_model_transformers.modules import (
     expert_activation,
 )
 from pegboard_model_transformers.names import Names
-from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, probe_attention
+from pegboard_model_transformers.probe import PAGED, PROBE, SERVE, AttentionCall, run_probe
+from pegboard_model_transformers.rotary import ModuleRotary, RotaryCall
 
 POOLING = (
     "Model",
@@ -71,11 +72,12 @@ class TransformersModel(nn.Module):
         dtype = getattr(torch, build.dtype)
         model = make_model(config, dtype)
         inner = model.base_model
-        calls = probe_attention(model, inner, dtype)
-        check_attention(model, calls)
-        part_calls = divide(build, inner, calls, lambda: probe_attention(model, inner, dtype))
+        notes = run_probe(model, inner, dtype)
+        check_attention(model, notes.calls)
+        part_calls = divide(build, inner, notes.calls, lambda: run_probe(model, inner, dtype))
         declare_attention(build, model, part_calls)
         make_buffers(model, build.device)
+        declare_rotary(build, model, notes.rotary)
         self.embedding = declare_layers(build, model)
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
@@ -220,6 +222,15 @@ def declare_attention(build: Build, model: Any, calls: Sequence[AttentionCall | 
             value_dim=call.value_dim if call.value_dim != call.head_dim else None,
         )
         setattr(call.module, PAGED, layer)
+
+
+def declare_rotary(build: Build, model: Any, calls: Sequence[RotaryCall]) -> None:
+    """Let tables take the place of the rotary modules."""
+    length = model.config.max_position_embeddings
+    paths = {id(module): path for path, module in model.named_modules()}
+    for path in dict.fromkeys(paths[id(call.module)] for call in calls):
+        its_calls = [call for call in calls if paths[id(call.module)] == path]
+        ModuleRotary(build.at(path), its_calls, length)
 
 
 def declare_layers(build: Build, model: Any) -> Embedding:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from pegboard.errors import ModelError
+from pegboard_model_transformers.rotary import RotaryCall, rotary_call
 
 PROBE = "pegboard_probe"
 SERVE = "pegboard"
@@ -65,10 +66,17 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class Notes:
-    """What the running probe has found so far."""
+    """What a probe has found so far. calls: of attention. rotary: of rotary modules."""
 
     name: str
     calls: list[AttentionCall] = field(default_factory=list)
+    rotary: list[RotaryCall] = field(default_factory=list)
+
+    def look(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Note a call of a rotary module. A forward hook of all modules."""
+        call = rotary_call(module, args, kwargs, output)
+        if call is not None:
+            self.rotary.append(call)
 
 
 _current: list[Notes] = []
@@ -89,14 +97,17 @@ class ProbedLinear(nn.Linear):
         return x.new_empty(*x.shape[:-1], self.out_features)
 
 
-def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[AttentionCall]:
-    """Return the attention calls of one forward of `inner`, in order. Raises ModelError if the
-    model cannot be run this way."""
+def run_probe(model: Any, inner: nn.Module, dtype: torch.dtype) -> Notes:
+    """Return what one forward of `inner` calls, in order. Raises ModelError if the model cannot be
+    run this way."""
     name = type(model).__name__
     notes = Notes(name)
     hidden_size = model.get_input_embeddings().embedding_dim
     experts = model.get_experts_implementation()
     linears = [module for module in inner.modules() if type(module) is nn.Linear]
+    hooks = [
+        module.register_forward_hook(notes.look, with_kwargs=True) for module in inner.modules()
+    ]
     _current.append(notes)
     try:
         for linear in linears:
@@ -123,8 +134,10 @@ def probe_attention(model: Any, inner: nn.Module, dtype: torch.dtype) -> list[At
         for linear in linears:
             linear.__class__ = nn.Linear
         _current.pop()
+        for hook in hooks:
+            hook.remove()
         model.set_experts_implementation(experts)
-    return notes.calls
+    return notes
 
 
 def _note_attention(

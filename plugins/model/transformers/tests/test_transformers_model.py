@@ -12,7 +12,7 @@ import torch
 from pegboard_model_transformers.model import TransformersModel, make_model
 from pegboard_model_transformers.modules import ModuleExperts, expert_activation
 from pegboard_model_transformers.names import Names
-from pegboard_model_transformers.probe import probe_attention
+from pegboard_model_transformers.probe import run_probe
 
 from pegboard.errors import ModelError
 from pegboard.layers import Build
@@ -38,7 +38,7 @@ def build(**values: Any) -> Build:
 
 def attention_of(model_type: str, **values: Any) -> list[Any]:
     model = make_model({**SMALL, "model_type": model_type, **values}, torch.float32)
-    return probe_attention(model, model.base_model, torch.float32)
+    return run_probe(model, model.base_model, torch.float32).calls
 
 
 def test_attention_is_read_off_a_trial_run() -> None:
