@@ -52,6 +52,8 @@ FOREIGN = {
     **dict.fromkeys(
         ("--no-input", "--only-binary", "--progress-bar", "--retries", "--force-reinstall"), "pip"
     ),
+    **dict.fromkeys(("--cpunodebind", "--membind"), "numactl"),
+    "--cpu-list": "taskset",
     "--import-mode": "pytest",
     "--param": "gcc",
     **dict.fromkeys(("--flag", "--no-flag"), "stand for any flag"),

@@ -217,11 +217,11 @@ def _mean(x: Any, dim: Any, keepdim: bool = False) -> Value | None:
     if axis not in (-1, last) or token in (None, last) or x.dtype != torch.float32:
         return None
     columns = x.shape[-1]
-    loops = _loops((*x.shape[:-1], 1), token, [x.meta[..., :1]])  # type: ignore[arg-type]
+    loops = _loops((*x.shape[:-1], 1), token, [x.meta[..., :1]])
     if x.stride(-1) != 1 or loops is None or loops[0][0] > 1:
         return None
     ((_, _), (outer, (step,))) = loops
-    out = _result(x, (*x.shape[:-1], 1), token)  # type: ignore[arg-type]
+    out = _result(x, (*x.shape[:-1], 1), token)
     call = RowMeans(outer=outer, columns=columns, x_outer=step)
     row = _by_token(out)
     submit(row, Call("row_means", call, {"x": _by_token(x)}, {"out": row}))
@@ -262,7 +262,7 @@ def _joined(tensors: Any, dim: int = 0) -> Value | None:
     first = tensors[0]
     axis = dim % first.dim()
     if first.dim() == 2 and axis == 1 and (joined := first.recorder.joined(tensors)) is not None:
-        return joined  # type: ignore[no-any-return]
+        return joined
     tokens = {token_dim(part) for part in tensors}
     token: Any = tokens.pop()
     if tokens or token in (None, axis):

@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.env import compute_threads, num_cpus
+from pegboard.env import compute_threads
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard.log import get_logger
 from pegboard_platform_cpu.quota import cpu_quota, within_quota
 from pegboard_platform_cpu.release import release
+from pegboard_platform_cpu.topology import interleave, memory_nodes, num_cores, usable_cpus
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ class CPUPlatform:
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
-        default = within_quota(num_cpus(), cpu_quota())
+        default = within_quota(num_cores(usable_cpus()), cpu_quota())
         self.num_threads = setup.num_threads or compute_threads(default)
         self.profiler: Any = None
         self.profile_path: Path | None = None
@@ -61,6 +62,8 @@ class CPUPlatform:
                 f"num_threads={self.num_threads}, but this process already computes with {used} "
                 "threads"
             )
+        if used is None:
+            spread_memory()
         CPUPlatform.threads_in_use = self.num_threads
         torch.set_num_threads(self.num_threads)
         return Device("cpu", self.num_threads, activations=ACTIVATIONS)
@@ -138,6 +141,24 @@ class CPUPlatform:
             self.profile_path.mkdir(parents=True, exist_ok=True)
             self.profiler.export_chrome_trace(str(self.profile_path / "trace.json"))
             self.profiler = None
+
+
+def spread_memory() -> None:
+    """If the threads may run on several nodes, take memory from all of them in turn. Weights would
+    otherwise lie on the node whose CPU loads them, and all threads would wait for its memory."""
+    nodes = memory_nodes(usable_cpus())
+    if len(nodes) < 2:
+        return
+    if interleave(nodes):
+        log.info("memory is taken from the nodes %s in turn", nodes)
+    else:
+        log.warning(
+            (
+                "this process may run on the nodes %s, but the system does not let it spread its "
+                "memory over them; numactl --cpunodebind and --membind keep it on one"
+            ),
+            nodes,
+        )
 
 
 def container_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
 from pegboard_platform_cpu.quota import cpu_quota
+from pegboard_platform_cpu.topology import memory_nodes, num_cores, usable_cpus
 
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
 
@@ -14,11 +15,14 @@ def probe(facts: ProbeFacts) -> Verdict:
     """Return Ok if torch is installed: every machine has a CPU."""
     if find_spec("torch") is None:
         return Absent("torch is not installed: pip install torch")
+    cpus = usable_cpus()
     level = next((flag for flag in LEVELS if flag in facts.cpu_flags), facts.machine)
     return Ok(
         {
             "level": level,
-            "cores": facts.num_cpus,
+            "cpus": facts.num_cpus,
+            "cores": num_cores(cpus),
+            "memory nodes": len(memory_nodes(cpus)) or 1,
             "quota of cores": cpu_quota() or "none",
             "bfloat16": has_bfloat16(facts),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform, container_memory
 from pegboard_platform_cpu.probe import probe
+from pegboard_platform_cpu.topology import memory_nodes, num_cores, usable_cpus
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
@@ -42,7 +42,7 @@ def test_threads_are_the_users() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("", len(os.sched_getaffinity(0))), ("3", 3), (" 5,2 ", 5)]
+    ("value", "expected"), [("", num_cores(usable_cpus())), ("3", 3), (" 5,2 ", 5)]
 )
 def test_threads_are_those_of_openmp(
     value: str, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +86,15 @@ def test_only_missing_torch_makes_a_cpu_absent(monkeypatch: pytest.MonkeyPatch) 
     facts = ProbeFacts("x86_64", frozenset({"avx2", "avx512_bf16"}), 4)
     found = probe(facts)
     assert isinstance(found, Ok)
-    assert found.facts == {"level": "avx2", "cores": 4, "quota of cores": 2.5, "bfloat16": True}
+    cores = num_cores(usable_cpus())
+    assert found.facts == {
+        "level": "avx2",
+        "cpus": 4,
+        "cores": cores,
+        "memory nodes": max(1, len(memory_nodes(usable_cpus()))),
+        "quota of cores": 2.5,
+        "bfloat16": True,
+    }
     monkeypatch.setattr("pegboard_platform_cpu.probe.find_spec", lambda name: None)
     missing = probe(facts)
     assert isinstance(missing, Absent) and "pip install torch" in missing.reason

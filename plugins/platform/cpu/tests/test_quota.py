@@ -83,7 +83,7 @@ def test_threads_that_compute_at_once(quota: float | None, usable: int, expected
 
 def test_what_the_user_says_goes_before_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "cpu_quota", lambda: 1.0)
-    monkeypatch.setattr(platform, "num_cpus", lambda: 8)
+    monkeypatch.setattr(platform, "num_cores", lambda cpus: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert CPUPlatform(None, PlatformSetup()).num_threads == 1
     assert CPUPlatform(None, PlatformSetup(num_threads=5)).num_threads == 5
