@@ -62,6 +62,9 @@ int64_t integers(int64_t count) {
 #if defined(__AVX512VNNI__)
     ROUNDS(__m512i, x = _mm512_dpbusd_epi32(x, one, one))
     return count * SUMS * 64 * 2;
+#elif defined(__AVXVNNI__)
+    ROUNDS(__m256i, x = _mm256_dpbusd_avx_epi32(x, one, one))
+    return count * SUMS * 32 * 2;
 #elif defined(__AVX512F__)
     ROUNDS(__m512i, MULTIPLY_AND_ADD(512))
     return count * SUMS * 64 * 2;

@@ -61,13 +61,15 @@ SWITCHES = (
 )
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _VNNI = (*_AVX512, "-mavx512vnni")
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "avx512_bf16": (*_VNNI, "-mavx512bf16"),
     "avx512_vnni": _VNNI,
     "avx512": _AVX512,
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx_vnni": (*_AVX2, "-mavxvnni"),
+    "avx2": _AVX2,
     "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
     "neon_dotprod": ("-march=armv8.2-a+dotprod",),
     "neon": (),
@@ -76,6 +78,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Level → compiler switches, best first. Every 64-bit Arm CPU has what neon needs."""
 
 _AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"}
+_AVX2_FLAGS = {"avx2", "fma", "f16c"}
 _DOTPROD_FLAGS = {"asimd", "asimddp", "asimdrdm", "atomics"}
 FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 WRONG = 3
@@ -101,7 +104,8 @@ _FLAGS = {
     "avx512_bf16": {*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16"},
     "avx512_vnni": {*_AVX512_FLAGS, "avx512_vnni"},
     "avx512": _AVX512_FLAGS,
-    "avx2": {"avx2", "fma", "f16c"},
+    "avx_vnni": {*_AVX2_FLAGS, "avx_vnni"},
+    "avx2": _AVX2_FLAGS,
     "neon_i8mm": {*_DOTPROD_FLAGS, "i8mm"},
     "neon_dotprod": _DOTPROD_FLAGS,
     "neon": {"asimd"},

@@ -20,7 +20,7 @@ LEVELS = build.levels_of(cpu_flags())
 EMULATION = Path(__file__).parent / "emulated"
 X86_EMULATED = {
     level: (f"-DEMULATE={number}", *build.LEVELS["avx2"])
-    for number, level in enumerate(("avx512", "avx512_vnni", "avx512_bf16", "amx"), 1)
+    for number, level in enumerate(("avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"))
     if "avx2" in LEVELS and level not in LEVELS
 }
 ARM_EMULATED = {

@@ -47,6 +47,7 @@ def empty_library(quick_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (set(), "plain"),
         ({"avx2"}, "plain"),
         ({"avx2", "fma", "f16c"}, "avx2"),
+        ({"avx2", "fma", "f16c", "avx_vnni"}, "avx_vnni"),
         (AVX512 - {"avx512bw"}, "avx2"),
         (AVX512, "avx512"),
         (AVX512 | {"avx512_vnni"}, "avx512_vnni"),

@@ -24,6 +24,8 @@
 #endif
 #if LANES == 16
 #define TOKENS 12
+#elif defined(__AVXVNNI__)
+#define TOKENS 3
 #elif LANES == 8
 #define TOKENS 5
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -91,25 +93,54 @@ static void spread_codes(const uint8_t *part, int bits, int vector, uint8_t *to)
 /* Return the i-th of `quads` quads, of which the first is `first`. If it is a whole part, quads that share bytes follow each other. */
 INLINE int nth_quad(int i, int first, int quads) { return quads == QUADS ? i % 2 * 4 + i / 2 : first + i; }
 
-#if defined(__AVX512VNNI__)
+/* The compiler must keep the order of sums. Otherwise it adds in trees, or unpacks codes before it needs them, and runs out of
+ * registers. */
+#ifndef KEEP
+#if defined(__aarch64__)
+#define KEEP(x) __asm__("" : "+w"(x))
+#else
+#define KEEP(x) __asm__("" : "+v"(x))
+#endif
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 #define SIGNED_OFFSET 128 /* 8-bit codes are multiplied as code + 128; the minimum corrects this */
+
+#if LANES == 16
+#define ADD_PRODUCTS(sum, w, x) (vint) _mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(x))
+#define SPLAT32(x) (vint) _mm512_set1_epi32(x)
+#else
+#define ADD_PRODUCTS(sum, w, x) (vint) _mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(x))
+#define SPLAT32(x) (vint) _mm256_set1_epi32(x)
+#endif
 
 /* dots: for `quads` quads of the part, the first of which is `first`, and WIDTH vectors of rows, the first of which is `vector`. x: the
  * tokens' codes for the part. stride: from token to token. */
 INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
                     vint dots[TOKENS][WIDTH]) {
-    __m512i sums[TOKENS], flip = _mm512_set1_epi8((char)128);
-    for (int t = 0; t < tokens; t++) sums[t] = _mm512_setzero_si512();
+    const vint flip = (vint){0} + (int32_t)0x80808080;
+    vint sums[TOKENS][WIDTH];
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < WIDTH; v++) sums[t][v] = (vint){0};
 #pragma GCC unroll 8
     for (int i = 0; i < quads; i++) {
         int q = nth_quad(i, first, quads);
-        __m512i w = (__m512i)bytes_of(part, form, q, vector);
-        if (form == SIGNED) w = _mm512_xor_si512(w, flip);
-        for (int t = 0; t < tokens; t++)
-            sums[t] = _mm512_dpbusd_epi32(sums[t], w, _mm512_set1_epi32(quad(x + t * stride + 4 * q)));
+        vint w[WIDTH];
+        for (int v = 0; v < WIDTH; v++) {
+            w[v] = bytes_of(part, form, q, vector + v);
+            if (form == SIGNED) w[v] ^= flip;
+        }
+        for (int t = 0; t < tokens; t++) {
+            vint b = SPLAT32(quad(x + t * stride + 4 * q));
+            for (int v = 0; v < WIDTH; v++) {
+                sums[t][v] = ADD_PRODUCTS(sums[t][v], w[v], b);
+                if (LANES == 8) KEEP(sums[t][v]);
+            }
+        }
     }
-    for (int t = 0; t < tokens; t++) dots[t][0] = (vint)sums[t];
+    for (int t = 0; t < tokens; t++)
+        for (int v = 0; v < WIDTH; v++) dots[t][v] = sums[t][v];
 }
 
 #elif defined(__AVX2__)
@@ -141,11 +172,6 @@ typedef __m256i wide;
 #define WITH_SIGN(x, a) _mm256_sign_epi8(x, a)
 #endif
 
-/* The compiler must keep this order. Otherwise it adds in trees, which need more registers than there are. */
-#ifndef KEEP
-#define KEEP(x) __asm__("" : "+v"(x))
-#endif
-
 INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vector, const int8_t *x, int64_t stride, int tokens,
                     vint dots[TOKENS][WIDTH]) {
     wide sums[TOKENS][WIDTH];
@@ -175,11 +201,6 @@ INLINE void dots_of(const uint8_t *part, int form, int first, int quads, int vec
 #elif defined(__ARM_FEATURE_DOTPROD)
 
 #define SIGNED_OFFSET 0
-
-/* The compiler must keep this order. Otherwise it unpacks codes before it needs them and runs out of registers. */
-#ifndef KEEP
-#define KEEP(x) __asm__("" : "+w"(x))
-#endif
 
 /* Return the low or the high halves of bytes. */
 INLINE int8x16_t half_of(int8x16_t bytes, int is_high) {

@@ -1,7 +1,7 @@
 /* AVX-512, VNNI and AMX in plain C, for testing the kernels for CPUs that this machine does not have. Compile for AVX2 with this
  * folder first in the search path. Every instruction that the kernels use is implemented as the manual defines it ("Intel 64 and
- * IA-32 Architectures Software Developer's Manual", volume 2). Code that uses any other instruction does not compile. -DEMULATE=1
- * emulates AVX-512, 2 also VNNI, 3 also products of bfloat16, 4 also AMX.
+ * IA-32 Architectures Software Developer's Manual", volume 2). Code that uses any other instruction does not compile. -DEMULATE=0
+ * emulates AVX-VNNI alone, 1 AVX-512, 2 also VNNI, 3 also products of bfloat16, 4 also AMX.
  */
 #ifndef EMULATED_IMMINTRIN_H
 #define EMULATED_IMMINTRIN_H
@@ -11,6 +11,18 @@
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
+
+#if EMULATE == 0
+#define __AVXVNNI__ 1
+
+static inline __m256i emulated_dpbusd(__m256i to, __m256i a, __m256i b) {
+    union { __m256i i; int32_t d[8]; uint8_t ub[32]; int8_t b[32]; } r = {to}, x = {a}, y = {b};
+    for (int n = 0; n < 32; n++) r.d[n / 4] += x.ub[n] * y.b[n];
+    return r.i;
+}
+#define _mm256_dpbusd_avx_epi32 emulated_dpbusd
+
+#else
 
 #define __AVX512F__ 1
 #if EMULATE >= 2
@@ -268,4 +280,5 @@ EMULATED void emulated_bfloat_products(int to, int a, int b) { /* two neighbors 
 #define _tile_dpbf16ps emulated_bfloat_products
 #define syscall(...) 0L /* the request for permission to use tiles */
 
+#endif
 #endif

@@ -8,7 +8,7 @@ from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
 from pegboard_platform_cpu.quota import cpu_quota
 from pegboard_platform_cpu.topology import memory_nodes, num_cores, usable_cpus
 
-LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
+LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 
 
 def probe(facts: ProbeFacts) -> Verdict:
