@@ -24,7 +24,9 @@ CASES = {
     "latents": LATENT["deepseek_v3"],
     "a hybrid with experts": STATES["qwen3_next"],
     "fallback": ("olmo2", {}),
+    "fallback, weights plus 1": ("gemma2", {"head_dim": 8}),
 }
+FALLBACK = {"architectures": ["UnheardOfForCausalLM"]}
 PROMPTS = [list(range(3, length)) for length in (5, 30, 50)]
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1, detokenize=False)
 TWELVE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
@@ -63,7 +65,8 @@ def test_every_weight_is_replaced(
     model_type, config = CASES[name]
     old = write(model_type, **config)
     new = write_other(tmp_path / "new", model_type, config)
-    with open_llm(old.directory) as llm:
+    overrides = FALLBACK if name.startswith("fallback") else {}
+    with open_llm(old.directory, block_size=16, hf_overrides=overrides) as llm:
         check(llm, old, PROMPTS)
         for reference in (new, old, new):
             llm.update_weights(reference.directory)

@@ -104,10 +104,15 @@ def _pointwise(name: str, x: Term, y: Term | None = None) -> Value | None:
         return None
     token: Any = tokens.pop()
     others = [term for term in terms if isinstance(term, Tensor) and type(term) is not Value]
-    if any(tensor.expand(shape).stride(token) for tensor in others):
+    if any(_size_at(tensor, token - len(shape)) > 1 for tensor in others):
         return None
     out = _result(values[0], shape, token)
     return out if _emit(name, out, token, x, y) else None
+
+
+def _size_at(x: Tensor, dim: int) -> int:
+    """Return the size of a dimension, counted from the last one (-1). 1 = it is not there."""
+    return x.shape[dim] if -dim <= x.dim() else 1
 
 
 def _emit(name: str, out: Value, token: int, x: Term, y: Term | None = None) -> bool:
@@ -202,7 +207,7 @@ def _gelu(x: Any, approximate: str = "none") -> Value | None:
 
 
 def _activation(name: str, x: Any, alpha: float = 1, inplace: bool = False) -> Value | None:
-    return _pointwise(name, x)
+    return _pointwise(name, x) if alpha == 1 and not inplace else None
 
 
 def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Value | None:
@@ -233,6 +238,8 @@ def _norm(
 ) -> Value | None:
     """Record a norm over the last dimension."""
     if tuple(shape) != tuple(x.shape[-1:]) or not isinstance(weight, Tensor):
+        return None
+    if not weight.is_contiguous():
         return None
     token = token_dim(x)
     if token is None or any(isinstance(t, Tensor) and t.dtype != x.dtype for t in (weight, *more)):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pegboard_kernel_cpu.constants import Computed, ConstantNotes, Constants
 from pegboard_kernel_cpu.functions import FUNCTIONS, record
 from pegboard_kernel_cpu.library import library
 from pegboard_kernel_cpu.structures import (
@@ -61,7 +62,9 @@ class NativeReplay:
 
     def record(self, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Program:
         recorder = Recorder(inputs[0].shape[0])
-        program = Program(recorder, run(*(recorder.input(tensor) for tensor in inputs)))
+        with ConstantNotes() as notes:
+            outputs = run(*(recorder.input(tensor) for tensor in inputs))
+        program = Program(recorder, outputs, notes.computed)
         self.programs.append(program)
         if program.num_bytes + ALIGNMENT > self.arena.numel():
             self.arena = torch.zeros(program.num_bytes + ALIGNMENT, dtype=torch.uint8)
@@ -295,13 +298,17 @@ def _can_run_beside(other: Call | None, call: Call) -> bool:
 class Program:
     """See `pegboard.interfaces.platform.Recording`."""
 
-    def __init__(self, recorder: Recorder, outputs: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, recorder: Recorder, outputs: tuple[Tensor, ...], computed: Sequence[Computed] = ()
+    ) -> None:
         for output in outputs:
             if type(output) is not Value or output.dim() != 2 or output.buffer.turn is not None:
                 raise refusal("returns something that no kernel has computed")
         self.size = recorder.rows
         self.calls = recorder.calls
         self._keep = recorder.keep
+        held = [call.holds for call in self.calls]
+        self._constants = Constants(computed, [*held, *recorder.keep])
         self.library = library()
         self._outputs: list[Any] = list(outputs)
         self._drop_unused()
@@ -320,6 +327,8 @@ class Program:
                 num_rows,
                 tuple(tensor[:num_rows] for tensor in self._tensors),
             )
+        if self._constants.sources:
+            self._constants.refresh()
         self.library.run(self._instructions, len(self._due), num_rows)
         return self._views
 

@@ -204,7 +204,7 @@ class Value(torch.Tensor):
             )
         ):
             raise refusal(f"computes {name} with {given}={kwargs[given]!r}")
-        values = [value for value in _leaves(args) if type(value) is cls]
+        values = [value for value in leaves(args) if type(value) is cls]
         if not values:
             raise refusal(f"computes {name}")
         recorder = values[0].recorder
@@ -252,10 +252,11 @@ class Value(torch.Tensor):
         return offset == 0 and width == stride
 
 
-def _leaves(args: Any) -> Any:
+def leaves(args: Any) -> Any:
+    """Yield what is in a list, and in the lists and tuples in it."""
     for value in args:
         if isinstance(value, list | tuple):
-            yield from value
+            yield from leaves(value)
         else:
             yield value
 

@@ -111,9 +111,10 @@ def test_a_recording_equals_the_eager_calls(
         assert torch.allclose(found, run(given), atol=error, rtol=1e-4)
 
 
-def test_functions_on_other_shapes_are_recorded() -> None:
+@pytest.mark.parametrize("most", [1, 20])
+def test_functions_on_other_shapes_are_recorded(most: int) -> None:
     """Those of transformers' modules: [1, T, n], [1, heads, T, n], numbers per head and per
-    token."""
+    token. With one token at most, several dimensions could be that of the tokens."""
     per_channel = torch.randn(16)
     per_head = torch.randn(4, 1, 16)
     table = torch.randn(9, 16)
@@ -136,13 +137,31 @@ def test_functions_on_other_shapes_are_recorded() -> None:
         rows = pairs.transpose(1, 2).contiguous().reshape(1, -1, 64)[0]
         return (rows, means.transpose(1, 2)[0], halves(x), 2 * x[:, 3:5] - x[:, 1:3])
 
-    x = torch.zeros(20, 64)
-    ids = torch.zeros(20, dtype=torch.int64)
+    x = torch.zeros(most, 64)
+    ids = torch.zeros(most, dtype=torch.int64)
     recording = NativeReplay().record(run, [x, ids])
-    for count in (1, 20, 7):
+    for count in {1, most, min(most, 7)}:
         given = x[:count].normal_().clone(), ids[:count].random_(0, 9).clone()
         for found, expected in zip(recording(count), run(*given), strict=True):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_computed_from_weights_follows_them() -> None:
+    weight = torch.ones(64)
+    other = torch.ones(64)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        torch.exp(other)  # nothing holds it
+        return x * (1 + weight.float()).sqrt() + torch.stack([weight, other]).mean(0)
+
+    x = torch.zeros(9, 64)
+    recording = _record(run, x)
+    x.normal_()
+    for _ in range(3):
+        (found,) = recording(9)
+        torch.testing.assert_close(found, run(x))
+        weight.copy_(torch.rand(64))
+        other.add_(1)
 
 
 @pytest.mark.parametrize("columns", [24, 4100])
