@@ -41,11 +41,11 @@ class ConstantNotes(TorchFunctionMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         if type(result) is Tensor:
-            made = Computed(result, function, args, kwargs or {})
-            memories = {memory_of(source) for source in made.sources() if type(source) is not Value}
-            is_plain = not any(type(source) is Value for source in made.sources())
+            entry = Computed(result, function, args, kwargs or {})
+            memories = {memory_of(source) for source in entry.sources() if type(source) is not Value}
+            is_plain = not any(type(source) is Value for source in entry.sources())
             if is_plain and memories and memory_of(result) not in memories:
-                self.computed.append(made)
+                self.computed.append(entry)
         return result
 
 
@@ -55,15 +55,15 @@ class Constants:
     def __init__(self, computed: Sequence[Computed], held: Sequence[Any]) -> None:
         needed = {memory_of(x) for x in leaves(held) if isinstance(x, Tensor)}
         self.computed: list[Computed] = []
-        for made in reversed(computed):
-            if memory_of(made.result) in needed:
-                needed |= {memory_of(source) for source in made.sources()}
-                self.computed.insert(0, made)
-        results = {memory_of(made.result) for made in self.computed}
+        for entry in reversed(computed):
+            if memory_of(entry.result) in needed:
+                needed |= {memory_of(source) for source in entry.sources()}
+                self.computed.insert(0, entry)
+        results = {memory_of(entry.result) for entry in self.computed}
         self.sources = [
             source
-            for made in self.computed
-            for source in made.sources()
+            for entry in self.computed
+            for source in entry.sources()
             if memory_of(source) not in results and not source.is_inference()
         ]
         self.versions = self._versions()
@@ -74,8 +74,8 @@ class Constants:
         if versions == self.versions:
             return
         self.versions = versions
-        for made in self.computed:
-            made.result.copy_(made.function(*made.args, **made.kwargs))
+        for entry in self.computed:
+            entry.result.copy_(entry.function(*entry.args, **entry.kwargs))
 
     def _versions(self) -> list[int]:
         return [source._version for source in self.sources]
