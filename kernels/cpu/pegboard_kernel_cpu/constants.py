@@ -42,7 +42,9 @@ class ConstantNotes(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if type(result) is Tensor:
             entry = Computed(result, function, args, kwargs or {})
-            memories = {memory_of(source) for source in entry.sources() if type(source) is not Value}
+            memories = {
+                memory_of(source) for source in entry.sources() if type(source) is not Value
+            }
             is_plain = not any(type(source) is Value for source in entry.sources())
             if is_plain and memories and memory_of(result) not in memories:
                 self.computed.append(entry)
