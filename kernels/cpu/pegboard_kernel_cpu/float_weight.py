@@ -10,6 +10,7 @@ from torch import Tensor
 from pegboard.ops.linear import FloatWeight
 from pegboard_kernel_cpu.experts import NativeExperts
 from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.pages import matrix
 from pegboard_kernel_cpu.structures import ExpertsFloat, LinearFloat, LookupPacked
 from pegboard_kernel_cpu.values import Call, new, rows_of, submit, words_of
 
@@ -55,7 +56,7 @@ class NativeFloatWeight(FloatWeight):
         if self._packed is None:
             # bfloat16 numbers are packed in pairs
             width = columns + columns % 2 if self.dtype == torch.bfloat16 else columns
-            self._packed = torch.empty(-(-rows // GROUP) * GROUP, width, dtype=self.dtype)
+            self._packed = matrix((-(-rows // GROUP) * GROUP, width), self.dtype)
         library().pack_linear_float(
             self._plain.data_ptr(), rows, columns, self.type, self._packed.data_ptr()
         )
