@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pegboard.config.sources import plugin_config
+from pegboard.env import usable_cpus
 from pegboard.interfaces.command import CommandSetup
 from pegboard.plugins.registry import Registry
 
@@ -65,14 +66,11 @@ def examine(registry: Registry, with_torch: bool) -> dict[str, Any]:
 
 
 def _processor() -> dict[str, Any]:
-    cpus = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
     memory = _read_pairs("/proc/meminfo")
     return {
         "machine": platform.machine(),
         "model": _read_pairs("/proc/cpuinfo").get("model name", platform.processor()),
-        "usable cores": len(cpus),
+        "usable cores": len(usable_cpus()),
         "cores": os.cpu_count(),
         "memory": memory.get("MemTotal", "unknown"),
         "available memory": memory.get("MemAvailable", "unknown"),

@@ -118,15 +118,15 @@ def plugin_options() -> dict[tuple[str, str, str], str]:
     return options
 
 
-def num_cpus() -> int:
-    """Return how many CPUs this process may use."""
+def usable_cpus() -> list[int]:
+    """Return the numbers of the CPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def cpu_flags(listing: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the features that the system lists of the first CPU (x86 "flags", Arm "Features"). If
-    there is no such file, or it cannot be read, the set is empty."""
+    """Return the features that the system lists of the first CPU (x86 "flags", Arm "Features"). The
+    set is empty if the list is missing or cannot be read."""
     lines = (
         listing.read_text("utf-8", "replace").splitlines() if os.access(listing, os.R_OK) else ()
     )
@@ -143,7 +143,7 @@ def compute_threads(default: int | None = None) -> int:
     says (`default`)."""
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not value:
-        return default or num_cpus()
+        return default or len(usable_cpus())
     if not value.isdecimal() or not int(value):
         raise ConfigError(f"OMP_NUM_THREADS={value!r}: expected a number of threads, at least 1")
     return int(value)

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from pegboard.env import cache_dir, cpu_flags
+from pegboard.env import cache_dir, cpu_flags, usable_cpus
 from pegboard.errors import ConfigError
 from pegboard.log import get_logger
 from pegboard_kernel_cpu.cache_files import (
@@ -265,9 +265,7 @@ def _make(command: str, level: str, library: Path) -> None:
         [*compiling, str(source), "-o", str(to)]
         for source, to in zip(sources, objects, strict=True)
     ]
-    num_cpus = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    num_cpus = len(usable_cpus())
     with ThreadPoolExecutor(min(num_cpus, MAX_COMPILERS)) as pool:
         waiting = {pool.submit(_compiler_step, step, level, library.parent) for step in steps}
         is_hidden = not sys.stderr.isatty()

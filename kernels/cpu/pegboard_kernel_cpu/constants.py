@@ -61,6 +61,7 @@ class Constants:
             if memory_of(entry.result) in needed:
                 needed |= {memory_of(source) for source in entry.sources()}
                 self.computed.insert(0, entry)
+        # A tensor that is made while recording, such as a range, has no version, and never changes.
         results = {memory_of(entry.result) for entry in self.computed}
         self.sources = [
             source

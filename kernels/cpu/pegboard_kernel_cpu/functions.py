@@ -41,9 +41,9 @@ Term = Tensor | float
 """An operand: a stand-in, a tensor that is the same for all tokens, or a number."""
 
 
-def record(recorder: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
+def record(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
     """Record a function of torch. Raises CannotRecord if no kernel computes the same."""
-    function = (FUNCTIONS | OF_OTHERS).get(name)
+    function = FUNCTIONS.get(name) or OF_OTHERS.get(name)
     result = None
     if function is not None and _takes(function, args, kwargs):
         result = function(*args, **kwargs)
@@ -73,7 +73,9 @@ def token_dim(x: Value) -> int | None:
 
 def _by_token(x: Value) -> Value:
     """Return a view [T, …]."""
-    return x.movedim(token_dim(x) or 0, 0)  # type: ignore[return-value]
+    token = token_dim(x)
+    assert token is not None, "the caller has looked for the tokens"
+    return x.movedim(token, 0)  # type: ignore[return-value]
 
 
 def _result(like: Value, shape: Sequence[int], token: int) -> Value:
@@ -186,7 +188,7 @@ def _mul(x: Any, y: Any) -> Value | None:
 
 
 def _div(x: Any, y: Any, rounding_mode: None = None) -> Value | None:
-    return _pointwise("div", x, y) if type(y) is Value else _pointwise("mul", x, 1 / y)
+    return _pointwise("div", x, y)
 
 
 def _power(x: Any, exponent: Any) -> Value | None:
@@ -384,5 +386,5 @@ OF_OTHERS: dict[str, Callable[..., Value | None]] = {
     "__getitem__": _row_of_table,
     "contiguous": _copied,
 }
-"""Functions that return a view of a stand-in, but not here: of a tensor that is none, or where the
-result is no view."""
+"""Functions that usually return a view of a stand-in. Here they look up rows of a plain tensor, and
+copy where a view is impossible."""

@@ -129,7 +129,7 @@ class Recorder:
     def compute(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
         """Record a function of torch on stand-ins. Raises CannotRecord if no kernel computes the
         same."""
-        return record(self, name, args, kwargs)
+        return record(name, args, kwargs)
 
     def _makers(self, y: Any) -> list[Call]:
         """Return the linear kernels that wrote y, [] if others wrote it too or if it was read

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from pegboard.env import cpu_flags, num_cpus
+from pegboard.env import cpu_flags, usable_cpus
 from pegboard.errors import PluginBroken, blame, did_you_mean
 from pegboard.installed import Entry
 from pegboard.interfaces import KINDS
@@ -156,7 +156,9 @@ def incompatibility(entry: Entry, spec: Spec) -> str | None:
 @cache
 def probe_facts() -> ProbeFacts:
     """Return the facts of this machine."""
-    return ProbeFacts(machine=platform.machine(), cpu_flags=cpu_flags(), num_cpus=num_cpus())
+    return ProbeFacts(
+        machine=platform.machine(), cpu_flags=cpu_flags(), num_cpus=len(usable_cpus())
+    )
 
 
 def run_probe(probe: Callable[[ProbeFacts], Verdict]) -> Verdict:

@@ -157,12 +157,12 @@ typedef struct {
 
 /* Return the entry of Sylvester's matrix, which is ± 1, or 0 between columns of different groups. */
 INLINE float sign_of(int64_t row, int64_t column, int64_t size) {
-    return row / size != column / size ? 0.0f : __builtin_parityll(row & column & (size - 1)) ? -1.0f : 1.0f;
+    return (row ^ column) & -size ? 0.0f : __builtin_parityll(row & column & (size - 1)) ? -1.0f : 1.0f;
 }
 
 /* out = x · H / sqrt(size) for every `size` columns (the fast Walsh-Hadamard transform). H of `size` is the Kronecker product of those
- * of size / LANES and of LANES: the columns of a vector are multiplied with the small one, which adds no more than the lanes, and then
- * whole vectors are added and subtracted. */
+ * of size / LANES and of LANES. Each vector of columns is multiplied with the small one. Then whole vectors are added and
+ * subtracted. */
 static void transform(const Hadamard *a, const float *x, float *restrict out, const vfloat small[LANES]) {
     int64_t whole = a->columns / LANES * LANES;
     for (int64_t c = 0; c < whole; c += LANES) {
@@ -187,9 +187,10 @@ static void transform(const Hadamard *a, const float *x, float *restrict out, co
 EXPORT void hadamard(const Step *step, Worker *worker, const void *arguments) {
     const Hadamard *a = arguments;
     float row[a->out ? 1 : a->columns];
+    const float scale = 1.0f / sqrtf((float)a->size);
     vfloat small[LANES];
     for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < LANES; j++) small[i][j] = sign_of(i, j, a->size) / sqrtf((float)a->size);
+        for (int j = 0; j < LANES; j++) small[i][j] = sign_of(i, j, a->size) * scale;
     for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
         float *out = a->out ? a->out + t * a->out_stride : row;
         transform(a, a->x + t * a->x_stride, out, small);

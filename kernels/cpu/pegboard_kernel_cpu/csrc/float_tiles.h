@@ -138,7 +138,7 @@ INLINE void tile(const Activations *p, int type, int tokens, int groups, int64_t
 #else
             for (int half = 0; half < (2 * pair + 1 < count ? 2 : 1); half++) {
                 vfloat w[GROUPS][VECTORS];
-                if (REGISTERS == 16) __asm__ volatile("" ::: "memory"); /* load the words again: there is no register to keep them */
+                if (REGISTERS == 16) __asm__ volatile("" ::: "memory"); /* load the words again: all registers are taken */
                 for (int g = 0; g < groups; g++)
                     for (int v = 0; v < VECTORS; v++)
                         w[g][v] = half ? (vfloat)(words[g][v] & (int32_t)0xffff0000) : (vfloat)(words[g][v] << 16);

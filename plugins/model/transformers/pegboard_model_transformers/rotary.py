@@ -47,7 +47,7 @@ class RotaryCall:
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """Return the arguments of a call that are no tensors."""
+    """Return the arguments of a call other than tensors."""
     named = [*enumerate(args), *sorted(kwargs.items())]
     return tuple((name, value) for name, value in named if not isinstance(value, Tensor))
 

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.env import compute_threads
+from pegboard.env import compute_threads, usable_cpus
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import Device, MemoryNumbers, PlatformSetup, Replay
 from pegboard.log import get_logger
 from pegboard_platform_cpu.quota import cpu_quota, within_quota
 from pegboard_platform_cpu.release import release
-from pegboard_platform_cpu.topology import interleave, memory_nodes, num_cores, usable_cpus
+from pegboard_platform_cpu.topology import interleave, memory_nodes, num_cores
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from pegboard.env import usable_cpus
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts, Verdict
 from pegboard_platform_cpu.quota import cpu_quota
-from pegboard_platform_cpu.topology import memory_nodes, num_cores, usable_cpus
+from pegboard_platform_cpu.topology import memory_nodes, num_cores
 
 LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 

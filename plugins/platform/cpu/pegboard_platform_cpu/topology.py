@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Collection
 from pathlib import Path
@@ -14,12 +13,6 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 INTERLEAVE = 3
 """MPOL_INTERLEAVE of set_mempolicy(2)."""
 WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
-
-
-def usable_cpus() -> list[int]:
-    """Return the numbers of the CPUs that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def num_cores(cpus: Collection[int], system: Path = SYSTEM) -> int:
@@ -56,7 +49,7 @@ def interleave(nodes: Collection[int]) -> bool:
 
 
 def _read(path: Path) -> set[int]:
-    """Return the numbers of a list such as "0-3,8", {} if there is no such file."""
+    """Return the numbers of a list such as "0-3,8". A missing or damaged list is empty."""
     try:
         parts = path.read_text("ascii").strip().split(",")
         spans = [part.partition("-") for part in parts if part]

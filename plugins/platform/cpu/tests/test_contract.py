@@ -9,8 +9,9 @@ import pytest
 import torch
 from pegboard_platform_cpu.platform import KV_CACHE_LIMIT, CPUPlatform, container_memory
 from pegboard_platform_cpu.probe import probe
-from pegboard_platform_cpu.topology import memory_nodes, num_cores, usable_cpus
+from pegboard_platform_cpu.topology import memory_nodes, num_cores
 
+from pegboard.env import usable_cpus
 from pegboard.errors import ConfigError
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.spec import Absent, Ok, ProbeFacts

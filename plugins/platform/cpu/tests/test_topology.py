@@ -18,9 +18,9 @@ from pegboard_platform_cpu.topology import (
     interleave,
     memory_nodes,
     num_cores,
-    usable_cpus,
 )
 
+from pegboard.env import usable_cpus
 from pegboard.interfaces.platform import PlatformSetup
 
 
