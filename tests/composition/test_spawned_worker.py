@@ -15,7 +15,8 @@ from pegboard import LLM
 from pegboard.interfaces.executor import ExecutorSetup
 
 LOAD = (
-    "import pickle, sys; ready = pickle.load(sys.stdin.buffer)(0).load(); print(ready.rank, "
+    "import pickle, sys; from pegboard.interfaces.executor import Place; "
+    "ready = pickle.load(sys.stdin.buffer)(Place()).load(); print(ready.rank, "
     "sorted(ready.kv_specs))"
 )
 

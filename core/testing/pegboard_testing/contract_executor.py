@@ -19,7 +19,7 @@ import pytest
 
 from pegboard.data.batch import CSR, Batch, BlockDelta, StepOutput, TokenMasks
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.executor import Executor, ExecutorSetup, WorkerDeath, WorkerReady
+from pegboard.interfaces.executor import Executor, ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard_testing.fake_model import fake_kv_spec
 
 FAILS = 13
@@ -51,8 +51,8 @@ def make_masks(value: int) -> TokenMasks:
 class RecordingWorker:
     """A worker whose result of a step is [step, the steps before it …] and the mask that it got."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, place: Place) -> None:
+        self.rank = place.rank
         self.steps: list[int] = []
         self.num_stops = 0
 

@@ -14,6 +14,7 @@ import msgspec
 
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
+from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
@@ -24,7 +25,7 @@ from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ExecutorSetup
+from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup, Place
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
@@ -155,7 +156,9 @@ def choose_for_model(
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
     _executor(registry, plan, config, limits)
-    worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
+    worker = Worker(
+        registry, _worker_plan(registry, plan, config, limits), Place(ranks=ranks_of(config))
+    )
     worker.declare()
     (model,) = worker.models
     check_tensors(model.declared, plan.checkpoint)
@@ -185,11 +188,17 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
     backend = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    entry = registry.choose("executor", Need(), explicit=backend, prefers=prefers).require()
-    return registry.build(
-        entry,
-        ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))),
-    )
+    ranks = ranks_of(config)
+    need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
+    entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
+    worker_plan = _worker_plan(registry, plan, config, limits)
+    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child)
+    return registry.build(entry, setup)
+
+
+def ranks_of(config: EngineConfig) -> int:
+    """Return how many ranks the model is divided among."""
+    return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

@@ -14,6 +14,7 @@ from pegboard.errors import blame, expect
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVPlan
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.executor import Place
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import Device, Platform, PlatformSetup
@@ -39,7 +40,7 @@ class WorkerSetup:
     registry: Registry
     config: EngineConfig
     limits: Limits
-    rank: int
+    place: Place
     platform_name: str
     platform: Platform
     device: Device
@@ -47,15 +48,17 @@ class WorkerSetup:
     activations: str
 
 
-def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: int) -> WorkerSetup:
+def take_device(
+    registry: Registry, config: EngineConfig, limits: Limits, place: Place
+) -> WorkerSetup:
     """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
     entry = registry.choose("platform", Need(), explicit=config.device).require()
-    platform = registry.build(entry, PlatformSetup(num_threads=config.num_threads))
-    device = expect(platform.start(rank), Device, platform, "start")
+    platform = registry.build(entry, PlatformSetup(config.num_threads, place.local_ranks))
+    device = expect(platform.start(place.local_rank), Device, platform, "start")
     activations = device.activations or config.dtype
     kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
     return WorkerSetup(
-        registry, config, limits, rank, entry.name, platform, device, kernels, activations
+        registry, config, limits, place, entry.name, platform, device, kernels, activations
     )
 
 
@@ -119,7 +122,7 @@ def make_connectors(
         half = import_part(entry, spec.worker, "worker")
         options = registry.options(entry)
         with blame(entry.id):
-            built = half(options, KVConnectorSetup(kv_plan, setup.rank))
+            built = half(options, KVConnectorSetup(kv_plan, setup.place.rank))
             connectors[name] = registry.checked(entry, built, None, "worker")
             connectors[name].register(views, kv_plan.groups)
     return connectors

@@ -15,7 +15,13 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
+from pegboard.interfaces.executor import (
+    ENGINE_CALLS,
+    SERVING_CALLS,
+    START_CALLS,
+    Place,
+    WorkerReady,
+)
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.weight_loader import Checkpoint
@@ -79,10 +85,11 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
 
-    def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
+    def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
         self.plan = plan
-        self.rank = rank
+        self.rank = place.rank
+        self.place = place
         self.config = plan.config
         self.limits = plan.limits
         self.models: list[LoadedModel] = []
@@ -93,7 +100,7 @@ class Worker:
     def declare(self) -> None:
         """Take the device and build the models without weights. Raises as `load` does."""
         config = self.config
-        self.setup = take_device(self.registry, config, self.limits, self.rank)
+        self.setup = take_device(self.registry, config, self.limits, self.place)
         choose_sampler(self.setup)
         lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         lora = (

@@ -43,13 +43,14 @@ a quarter as long for them."""
 
 
 class CPUPlatform:
-    """All ranks of a process share the same cores."""
+    """All ranks of a process share the same cores. The processes of a host divide its cores."""
 
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
         default = within_quota(num_cores(usable_cpus()), cpu_quota())
-        self.num_threads = setup.num_threads or compute_threads(default)
+        share = max(1, default // setup.local_ranks)
+        self.num_threads = setup.num_threads or compute_threads(share)
         self.profiler: Any = None
         self.profile_path: Path | None = None
 
