@@ -79,7 +79,10 @@ class SelfAttention(nn.Module):
             self.k_norm = norm(build.at(names[1]), kv_count, head_dim)
         self.attention = Attention(build, index, *heads, rope=rope, **more)
         output_bias = bias if output_bias is None else output_bias
-        self.o_proj = Linear(build.at(output), heads[0] * heads[2], hidden, bias=output_bias)
+        inner = heads[0] * heads[2]
+        self.o_proj = Linear(
+            build.at(output), inner, hidden, bias=output_bias, split="columns", heads=heads
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, *step: Any) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
@@ -118,10 +121,10 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         *first, down = names
-        parts = dict.fromkeys(first, 2 * width // len(first))
-        self.gate_up_proj = Linear(build, hidden, 2 * width, parts=parts, bias=bias)
+        parts = dict.fromkeys(first, (width,) * (2 // len(first)))
+        self.gate_up_proj = Linear(build, hidden, 2 * width, parts=parts, bias=bias, split="rows")
         self.activation = Activation(build, activation)
-        self.down_proj = Linear(build.at(down), width, hidden, bias=bias)
+        self.down_proj = Linear(build.at(down), width, hidden, bias=bias, split="columns")
 
     def forward(self, hidden: Tensor, *step: Any) -> Tensor:
         out: Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))

@@ -21,7 +21,7 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.platform_defaults import with_platform_defaults
+from pegboard.engine.platform_defaults import ranks_of, with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
@@ -65,9 +65,12 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     executor = _executor(registry, plan, config, limits)
     ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
+    for decision in executor.call("choices")[0]:
+        registry.record(decision)
     kv_bytes = min(rank.kv_memory_bytes for rank in ready)
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
+    # no rank stores more than the first
     kv_plan, limits = _fit_kv(plan, config, limits, ready[0].kv_specs, kv_bytes, room_bytes)
     kv_plan = msgspec.structs.replace(
         kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
@@ -194,11 +197,6 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
     worker_plan = _worker_plan(registry, plan, config, limits)
     setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child)
     return registry.build(entry, setup)
-
-
-def ranks_of(config: EngineConfig) -> int:
-    """Return how many ranks the model is divided among."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

@@ -8,6 +8,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
@@ -192,9 +194,14 @@ class Worker:
 
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runners. Earlier recordings are
-        discarded."""
+        discarded. kv_plan: of the first rank; others may hold fewer heads."""
         if self.replay is not None:
             self.replay.reset()
+        specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
+        groups = [
+            msgspec.structs.replace(group, spec=specs[group.layers[0]]) for group in kv_plan.groups
+        ]
+        kv_plan = msgspec.structs.replace(kv_plan, groups=tuple(groups))
         platform = self.setup.platform
         views = memory.allocate(kv_plan, platform.zeros, platform.memory().total_bytes)
         self._bind(
@@ -235,6 +242,10 @@ class Worker:
         self.registry.record(replace(decision, notes=notes))
         for view in memory.tensors_of(parts.views):  # what the steps wrote
             view[0].zero_()
+
+    def choices(self) -> list[Decision]:
+        """Return what this rank has chosen."""
+        return list(self.registry.decisions.values())
 
     def embedding_size(self) -> int:
         """Return the width of the rows that the model's `embed` returns."""
