@@ -25,7 +25,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard_models.decoder import scaled
-from pegboard_models.norms import HeadNorm
+from pegboard_models.norms import HeadNorm, heads_held
 
 
 class PreNorm(nn.Module):
@@ -74,9 +74,9 @@ class SelfAttention(nn.Module):
         self.qkv_proj = QKVLinear(build, hidden, *heads, bias=bias)
         self.q_norm = self.k_norm = None
         if norm is not None:
-            count, kv_count, head_dim = heads
-            self.q_norm = norm(build.at(names[0]), count, head_dim)
-            self.k_norm = norm(build.at(names[1]), kv_count, head_dim)
+            of_queries, of_keys = heads_held(build, *heads[:2])
+            self.q_norm = norm(build.at(names[0]), of_queries, heads[2])
+            self.k_norm = norm(build.at(names[1]), of_keys, heads[2])
         self.attention = Attention(build, index, *heads, rope=rope, **more)
         output_bias = bias if output_bias is None else output_bias
         inner = heads[0] * heads[2]

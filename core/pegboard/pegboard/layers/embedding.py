@@ -64,23 +64,24 @@ class Head(WeightLayer):
         self.wants_bias = bias
         self.group = build.tensor
         self.tied = tied if self.group.size == 1 else None
-        self.name = build.path if tied is None else tied.build.path
+        self.embedding = tied
         if self.tied is not None:
             self.tied.is_head = True
         self.padded = -(-num_rows // self.group.size)
         start = self.group.rank * self.padded
         self.rows = (start, min(start + self.padded, num_rows))
 
-    def _part(self) -> Part:
+    def _part(self, name: str) -> Part:
         start, stop = self.rows
         cut = Cut((self.num_rows, self.width), self.rows, (0, self.width))
-        return Part(f"{self.name}.weight", (0, stop - start), cut if self.group.size > 1 else None)
+        return Part(f"{name}.weight", (0, stop - start), cut if self.group.size > 1 else None)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is not None:
             return []
-        parts = (self._part(),)
-        layer = LinearLayer(self.name, self.width, self.padded, parts, is_head=True)
+        name = (self.embedding or self).build.path
+        parts = (self._part(name),)
+        layer = LinearLayer(name, self.width, self.padded, parts, is_head=True)
         self.method = self.build.method("linear", layer)
         wanted = self.method.declare(available)
         if self.wants_bias:
@@ -109,7 +110,7 @@ class Head(WeightLayer):
             multiply = with_bias(multiply, self.bias.data)
         if self.build.lora is not None:
             self.adapters = self.adapters or AdapterSlots(
-                self.build, [self._part()], self.width, self.build.lora_head_rows
+                self.build, [self._part(self.build.path)], self.width, self.build.lora_head_rows
             )
             multiply = self.adapters.added_to(multiply)
         if self.group.collective is not None:

@@ -111,8 +111,8 @@ class Experts(Layer):
         *before, down = self.names
         width = self.intermediate_size
         span = self.span
-        modules = [self.merged] if self.is_merged else before
-        first: Modules = dict.fromkeys(modules, (width, (span,)))
+        names = [self.merged] if self.is_merged else before
+        first: Modules = dict.fromkeys(names, (width, (span,)))
         if self.is_merged and self.is_interleaved:
             first[self.merged] = (2 * width, (scaled(span, 2),))
         elif self.is_merged:

@@ -28,8 +28,9 @@ class Linear(WeightLayer):
 
     split: what ranks divide. "rows": each holds a share of the outputs of every part, and returns
     only those. "columns": each takes a share of the inputs, and all get the sum. None: each
-    computes everything. heads: (query heads, KV heads, channels of each) if the inputs of a layer
-    that is split by columns are the results of attention.
+    computes everything. heads: (query heads, KV heads, channels of each) if the outputs of a layer
+    that is split by rows are queries, or the inputs of one that is split by columns are the results
+    of attention; ranks then divide the heads as attention does.
     """
 
     def __init__(
@@ -59,13 +60,12 @@ class Linear(WeightLayer):
         self.is_summed = split == "columns" and self.group.size > 1
         self.whole_in_features = in_features
         self.columns = (0, in_features)
+        share = self.group.share if heads is None else (lambda _: self._channels(*heads))
         if self.is_summed:
-            self.columns = (
-                self.group.share(in_features) if heads is None else self._channels(*heads)
-            )
+            self.columns = share(in_features)
         self.in_features = self.columns[1] - self.columns[0]
-        is_shared = split == "rows" and self.group.size > 1
-        share = self.group.share if is_shared else (lambda rows: (0, rows))
+        if split != "rows":
+            share = lambda rows: (0, rows)  # noqa: E731
         self.hold({name: [(rows, share(rows)) for rows in each] for name, each in sections.items()})
         whole = sum(self.modules_by_name.values())
         if whole != out_features:
