@@ -267,7 +267,8 @@ class Worker:
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
         """Run one step. The returned callable waits for its result. The next step may be run before
         that."""
-        return self.running.run(batch, masks)
+        with blame(None, self.registry.modules):
+            return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
         """Run one of START_CALLS, SERVING_CALLS and ENGINE_CALLS."""

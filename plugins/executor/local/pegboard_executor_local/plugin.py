@@ -6,3 +6,9 @@ IN_PROCESS = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
 )
+MP = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_local.processes:ProcessesExecutor",
+    tier="tuned",
+    supports={"ranks": True},
+)
