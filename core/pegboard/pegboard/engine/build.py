@@ -65,8 +65,6 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     executor = _executor(registry, plan, config, limits)
     ready = expect(executor.start(), list, executor, "start")
     loaded = time.perf_counter()
-    for decision in executor.call("choices")[0]:
-        registry.record(decision)
     kv_bytes = min(rank.kv_memory_bytes for rank in ready)
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
@@ -76,7 +74,8 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
         kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
     )
     executor.call("allocate", kv_plan)
-    executor.call("warm_up")
+    for decision in executor.call("warm_up")[0]:  # ranks choose alike
+        registry.record(decision)
     log.info(
         "model %s: %s, loaded in %.1f s",
         plan.model_names[0],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pegboard.interfaces.attention import KVCacheSpec
 
 
-START_CALLS = frozenset({"allocate", "warm_up", "embedding_size", "choices"})
+START_CALLS = frozenset({"allocate", "warm_up", "embedding_size"})
 """Worker methods that `Executor.call` may name before the first step."""
 
 SERVING_CALLS = frozenset({"memory", "profile"})

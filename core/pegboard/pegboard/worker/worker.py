@@ -211,10 +211,11 @@ class Worker:
             connectors=make_connectors(self.setup, kv_plan, views),
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> list[Decision]:
         """Run one step of every kind, in which what plugins return is checked, record what the
         models compute, and run the steps again. A stage that cannot be recorded runs eagerly, and
-        the log says why. A model that cannot run is an error here and not at the first request."""
+        the log says why. A model that cannot run is an error here and not at the first request.
+        Returns what this rank has chosen."""
         parts = self.running.parts
         steps = [*memory.trial_steps(self.limits, len(parts.plan.groups))]
         self._try(*steps)
@@ -242,9 +243,6 @@ class Worker:
         self.registry.record(replace(decision, notes=notes))
         for view in memory.tensors_of(parts.views):  # what the steps wrote
             view[0].zero_()
-
-    def choices(self) -> list[Decision]:
-        """Return what this rank has chosen."""
         return list(self.registry.decisions.values())
 
     def embedding_size(self) -> int:

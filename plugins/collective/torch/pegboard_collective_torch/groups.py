@@ -17,29 +17,30 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from pegboard.errors import CannotRecord, ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
 
+MakeGroup = Callable[[Store, int, int, timedelta], Any]
+
 
 class TorchCollective:
-    """See `pegboard.interfaces.collective.Collective`."""
+    """See `pegboard.interfaces.collective.Collective`. make: (store where the ranks meet, rank,
+    number of ranks, time limit) → process group."""
 
-    def __init__(self, options: None, setup: CollectiveSetup) -> None:
+    def __init__(self, setup: CollectiveSetup, make: MakeGroup) -> None:
         self.setup = setup
+        self.make = make
         self.size = len(setup.ranks)
         self.timeout = timedelta(seconds=setup.timeout_s)
         self.group: Any = None
         self.group = self._wait("start", self._connect)
 
-    def make(self, store: Store) -> Any:
-        """Return the process group of the ranks that meet in the store."""
-        raise NotImplementedError
-
     def _connect(self) -> Any:
         setup = self.setup
         store = open_store(setup.address, setup.ranks[setup.rank] == 0, self.timeout)
         prefix = f"{setup.group}-{'-'.join(map(str, setup.ranks))}"
-        return self.make(PrefixStore(prefix, store))
+        return self.make(PrefixStore(prefix, store), setup.rank, self.size, self.timeout)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         check(x)
+        x = x.contiguous()
         self._wait("all_reduce", lambda: self.group.allreduce([x]).wait())
         return x
 
@@ -65,20 +66,20 @@ class TorchCollective:
             ) from error
 
 
-class GlooCollective(TorchCollective):
-    """Tensors in the host's memory, over TCP."""
-
-    def make(self, store: Store) -> Any:
-        return dist.ProcessGroupGloo(store, self.setup.rank, self.size, self.timeout)
+def gloo(options: None, setup: CollectiveSetup) -> TorchCollective:
+    """Return a group for tensors in the host's memory, over TCP."""
+    return TorchCollective(setup, dist.ProcessGroupGloo)
 
 
-class NCCLCollective(TorchCollective):
-    """Tensors on devices of NVIDIA, or of AMD through RCCL."""
+def nccl(options: None, setup: CollectiveSetup) -> TorchCollective:
+    """Return a group for tensors on devices of NVIDIA, or of AMD through RCCL."""
 
-    def make(self, store: Store) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.timeout
-        return dist.ProcessGroupNCCL(store, self.setup.rank, self.size, options)
+    def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        group_options = dist.ProcessGroupNCCL.Options()
+        group_options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, group_options)
+
+    return TorchCollective(setup, make)
 
 
 def check(x: Tensor) -> None:

@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from pegboard.data.batch import Batch, StepOutput, TokenMasks, TransferMerger
+from pegboard.data.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.transfers import TransferMerger
 from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.interfaces.executor import (
     ChildProcess,
@@ -89,7 +90,7 @@ class ProcessesExecutor:
         start_process = self.setup.start_process
         assert start_process is not None, "this executor needs ExecutorSetup.start_process"
         ranks = self.setup.ranks
-        own, other = socket.socketpair()
+        here, other = socket.socketpair()
         with other, signals_wait():
             child = start_process(
                 "pegboard_executor_local.rank:main",
@@ -99,7 +100,7 @@ class ProcessesExecutor:
                 fd=other.fileno(),
             )
         self.children.append(child)
-        self.connections.append(Connection(own.detach()))
+        self.connections.append(Connection(here.detach()))
         place = Place(rank, ranks, rank, ranks, f"{Path(folder).as_uri()}/meet")
         self.connections[rank].send_bytes(pickle.dumps((self.setup.make_worker, place)))
 
