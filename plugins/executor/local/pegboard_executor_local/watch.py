@@ -36,6 +36,7 @@ class Watch:
         self._lock = threading.Lock()
         self._is_known = threading.Event()
         self._stopped_looks = [0] * len(children)
+        self._is_over = False
         self._end_reader, self._end_writer = os.pipe()
         self._thread = threading.Thread(target=self._run, name="pegboard-ranks", daemon=True)
         self._thread.start()
@@ -56,9 +57,9 @@ class Watch:
 
     def end(self) -> None:
         """Stop watching. What ends from now on is no death. A second call does nothing."""
-        if self._end_writer >= 0:
+        if not self._is_over:
+            self._is_over = True
             os.close(self._end_writer)
-            self._end_writer = -1
             # garbage collection may call this in that thread
             if self._thread is not threading.current_thread():
                 self._thread.join()
@@ -69,7 +70,7 @@ class Watch:
         death = None
         while death is None:
             ready = wait(ends, LOOK_S)
-            if self._end_writer < 0:
+            if self._is_over:
                 return
             death = self._look(is_due=not ready)
         for child in self._children:
