@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.data.batch import TransferMerger, TransferReport
+from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.transfers import TransferMerger
 from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVView, Retain, Window
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorWorker

@@ -20,7 +20,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pegboard.data.batch import Batch, StepOutput, TokenMasks, TransferMerger
+from pegboard.data.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.transfers import TransferMerger
 from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.interfaces.executor import (
     ChildProcess,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pegboard.data.batch import TransferMerger, TransferReport
+from pegboard.data.batch import TransferReport
+from pegboard.data.transfers import TransferMerger
 
 
 def report(*saved: str, loaded: tuple[str, ...] = (), **failed: int) -> dict[str, TransferReport]:
