@@ -228,7 +228,7 @@ class _SecondRank:
         self._halves = (first, second)
         self._memory = memory
         self._worker = worker
-        self._merger = TransferMerger(2)
+        self._reports = TransferMerger(2)
         self._before = worker.memory.copy()
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
@@ -246,8 +246,11 @@ class _SecondRank:
     def end(self) -> TransferReport:
         changed = torch.from_numpy(self._worker.memory != self._before)
         self._memory[changed] = torch.from_numpy(self._worker.memory)[changed] + 10_000
-        reports = [{"fake": half.end()} for half in self._halves]
-        return self._merger.merge(reports)["fake"]
+        for rank, half in enumerate(self._halves):
+            self._reports.add(rank, {"fake": half.end()})
+        merged = self._reports.take()["fake"]
+        assert not merged.failed
+        return merged
 
     def close(self) -> None:
         for half in self._halves:

@@ -1,28 +1,28 @@
-"""One process for each rank, on this host.
+"""One process for each rank, on this machine.
 
-The engine's process sends each message to all ranks over their sockets, and reads one answer from
-each. A thread notices when a process ends or is stopped. It kills the others, which would wait for
-it, so the engine's process reads the end of their sockets.
+Every rank has a link to the engine's process (`link.py`). A batch is pickled once, and every rank
+gets the same bytes. Rank 0 answers each step. The others answer it only if it failed, or if a
+transfer has ended in it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import pickle
+import select
 import shutil
 import signal
 import socket
 import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.data.transfers import TransferMerger
-from pegboard.errors import EngineDeadError, PegboardError
+from pegboard.errors import ConfigError, EngineDeadError, PegboardError
 from pegboard.interfaces.executor import (
     ChildProcess,
     ExecutorSetup,
@@ -30,196 +30,293 @@ from pegboard.interfaces.executor import (
     WorkerDeath,
     WorkerReady,
 )
+from pegboard_executor_local.link import Link, LinkClosed, dumped, framed, send_all
+from pegboard_executor_local.watch import Watch
 
-LOOK_S = 0.5
-"""Seconds between two looks at whether a process is stopped (SIGSTOP)."""
-PATIENCE_S = (5.0, 2.0, 2.0)
-"""Seconds that a process may take to end: by itself, after SIGUSR1, after SIGKILL."""
-DEATH_S = 10.0
-"""Seconds after which a socket that has ended is an error even if its process has not."""
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
+CAUSE_S = 1.0
+"""Seconds in which the cause of an error that may be a consequence arrives: a rank whose neighbour
+has failed or died may notice that first."""
+
+DEATH_S = 5.0
+"""Seconds in which the death of a rank that has closed its link is noticed."""
+
+PATIENCE_S = (1.0, 0.3, 5.0)
+"""Seconds to wait for the ranks to end: after their links are closed, after SIGUSR1, and after
+SIGKILL."""
+
+
+MASKS = 0
+"""The number of the messages that hand over masks. They are not answered."""
+
+
+class Question:
+    """A message that ranks answer. needs: how many, from rank 0 on, answer it if all goes well.
+    is_hasty: an error that is no consequence of another one is raised before the others have
+    answered."""
+
+    def __init__(self, needs: int, ranks: int, *, is_hasty: bool) -> None:
+        self.needs = needs
+        self.ranks = ranks
+        self.is_hasty = is_hasty
+        self.answers: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.limit: float | None = None
+
+    def take(self, rank: int, is_error: bool, value: Any) -> None:
+        if not is_error:
+            self.answers[rank] = value
+            return
+        self.errors[rank] = value
+        if self.is_hasty and self.limit is None:
+            self.limit = time.monotonic() + CAUSE_S
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The first error that is no consequence of another one."""
+        causes = (error for error in self.errors.values() if not is_consequence(error))
+        return next(causes, None)
+
+    def is_settled(self) -> bool:
+        if not self.errors:
+            return len(self.answers) >= self.needs
+        if len(self.answers) + len(self.errors) == self.ranks:
+            return True
+        is_late = self.limit is not None and time.monotonic() >= self.limit
+        return is_late or (self.is_hasty and self.cause is not None)
+
+    def patience_ms(self) -> float | None:
+        """Return how many milliseconds to wait for the next answer; None = without a limit."""
+        if self.limit is None:
+            return None
+        return max(0.0, self.limit - time.monotonic()) * 1000 + 1
+
+    def result(self) -> dict[int, Any]:
+        """Return the answers by rank. Raises the error of a rank."""
+        if self.errors:
+            raise self.cause or next(iter(self.errors.values()))
+        return self.answers
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether the error may only say that another rank did not come to a collective: that is an
+    EngineDeadError, or an error of a library."""
+    return not isinstance(error, PegboardError) or isinstance(error, EngineDeadError)
 
 
 class Step:
     """A submitted step."""
 
-    def __init__(self, executor: ProcessesExecutor) -> None:
-        self.executor = executor
-        self.output: StepOutput | None = None
-        self.error: Exception | None = None
+    def __init__(self, executor: "ProcessExecutor", number: int) -> None:
+        self._executor = executor
+        self._number = number
+        self._output: StepOutput | None = None
+        self._error: BaseException | None = None
 
     def result(self) -> StepOutput:
-        while self.output is None and self.error is None:
-            self.executor.receive()
-        if self.error is not None:
-            raise self.error
-        assert self.output is not None
-        return self.output
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._executor.output_of(self._number)
+            except BaseException as error:
+                self._error = error
+                raise
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
 
 
-class ProcessesExecutor:
-    """pending: the steps whose answers have not been read, in order."""
-
+class ProcessExecutor:
     def __init__(self, options: None, setup: ExecutorSetup) -> None:
-        self.setup = setup
-        self.children: list[ChildProcess] = []
-        self.connections: list[Connection] = []
-        self.pending: deque[Step] = deque()
-        self.transfers = TransferMerger(setup.ranks)
-        self.on_death: Callable[[WorkerDeath], None] = lambda death: None
-        self.death: WorkerDeath | None = None
-        self.is_dead = threading.Event()
-        self.is_stopping = threading.Event()
-        self.watcher = threading.Thread(target=self._watch, name="pegboard-ranks", daemon=True)
+        self._setup = setup
+        self._children: list[ChildProcess] = []
+        self._links: list[Link] = []
+        self._ranks: dict[int, int] = {}
+        self._arrivals = select.poll()
+        self._watch: Watch | None = None
+        self._folder: str | None = None
+        self._on_death: Callable[[WorkerDeath], None] | None = None
+        self._num_questions = 0
+        self._questions: dict[int, Question] = {}
+        self._late_error: BaseException | None = None
+        self._transfers = TransferMerger(setup.ranks)
+
+    # --- start and stop ---------------------------------------------------------------------------
 
     def start(self) -> list[WorkerReady]:
-        """Start a process for each rank. All load their weights at the same time."""
-        folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
+        ranks = self._setup.ranks
         try:
-            for rank in range(self.setup.ranks):
-                self._start(rank, folder)
-            self.watcher.start()
-            return [ready for ready in self._answers() if isinstance(ready, WorkerReady)]
+            self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
+            address = (Path(self._folder) / "meet").as_uri() if ranks > 1 else ""
+            # pickled before any process starts, because it may fail
+            starts = [
+                dumped(("start", self._setup.make_worker, Place(rank, ranks, rank, ranks, address)))
+                for rank in range(ranks)
+            ]
+            for rank in range(ranks):
+                self._start_process(rank)
+            self._watch = Watch(self._children, self._wake)
+            if self._on_death is not None:
+                self._watch.tell(self._on_death)
+            # each gets its own at once, so all of them load at the same time
+            number = self._new_question(ranks, is_hasty=True)
+            for link, start in zip(self._links, starts, strict=True):
+                self._send([link], number, start)
+            ready = self._settled(number).result()
         except BaseException:
             self.stop()
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._remove_folder()
+        return [ready[rank] for rank in range(ranks)]
 
-    def _start(self, rank: int, folder: str) -> None:
-        start_process = self.setup.start_process
-        assert start_process is not None, "this executor needs ExecutorSetup.start_process"
-        ranks = self.setup.ranks
-        here, other = socket.socketpair()
-        with other, signals_wait():
+    def _start_process(self, rank: int) -> None:
+        start_process = self._setup.start_process
+        if start_process is None:
+            raise ConfigError(
+                "the executor mp starts a process for each rank, but this engine starts none; "
+                "choose --distributed-executor-backend in_process"
+            )
+        engine_end, rank_end = socket.socketpair()
+        link = Link(engine_end)
+        self._links.append(link)
+        self._ranks[link.fileno()] = rank
+        self._arrivals.register(link, select.POLLIN)
+        with rank_end:
+            number = rank_end.fileno()
             child = start_process(
                 "pegboard_executor_local.rank:main",
                 role=f"worker {rank}",
-                folder=folder,
-                pass_fds=(other.fileno(),),
-                fd=other.fileno(),
+                folder=self._folder,
+                pass_fds=(number,),
+                fd=number,
             )
-        self.children.append(child)
-        self.connections.append(Connection(here.detach()))
-        place = Place(rank, ranks, rank, ranks, f"{Path(folder).as_uri()}/meet")
-        self.connections[rank].send_bytes(pickle.dumps((self.setup.make_worker, place)))
-
-    def submit(self, batch: Batch) -> Step:
-        self._send("step", batch)
-        step = Step(self)
-        self.pending.append(step)
-        return step
-
-    def provide_masks(self, step: int, masks: TokenMasks) -> None:
-        self._send("masks", step, masks)
-
-    def call(self, method: str, *args: object) -> list[object]:
-        while self.pending:
-            self.receive()
-        self._send("call", method, args)
-        return self._answers()
-
-    def receive(self) -> None:
-        """Read the answers to the oldest step."""
-        step = self.pending.popleft()
-        try:
-            outputs = self._answers()
-        except Exception as error:  # noqa: BLE001 - raised by `Step.result`
-            step.error = error
-            return
-        output = outputs[0]
-        assert isinstance(output, StepOutput)
-        if output.transfers:
-            output.transfers = self.transfers.merge([each.transfers for each in outputs])  # type: ignore[attr-defined]
-        step.output = output
-
-    def _send(self, *message: object) -> None:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        for rank, connection in enumerate(self.connections):
-            try:
-                connection.send_bytes(data)
-            except OSError:
-                raise self._died(rank) from None
-
-    def _answers(self) -> list[object]:
-        """Return the next answer of each rank, in order. Raises the error of the first rank that
-        has one, rather than of one that only waited for it."""
-        answers: list[Any] = []
-        for rank, connection in enumerate(self.connections):
-            try:
-                answers.append(pickle.loads(connection.recv_bytes()))
-            except (EOFError, OSError):
-                raise self._died(rank) from None
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
-        for error in sorted(errors, key=lambda error: isinstance(error, EngineDeadError)):
-            raise error
-        return answers
-
-    def _died(self, rank: int) -> PegboardError:
-        """Return the error for a socket that has ended."""
-        self.is_dead.wait(DEATH_S)
-        if self.death is None:
-            return EngineDeadError(f"worker {rank} has closed its socket")
-        return EngineDeadError(f"worker {self.death.rank} died: {self.death.reason}")
+        self._children.append(child)
 
     def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
-        self.on_death = on_death
+        self._on_death = on_death
+        if self._watch is not None:
+            self._watch.tell(on_death)
 
-    def _watch(self) -> None:
-        """Wait until a process ends, or is stopped in two looks."""
-        ranks = {child.sentinel: rank for rank, child in enumerate(self.children)}
-        stopped: set[int] = set()
-        while not self.is_stopping.is_set():
-            ended = wait(list(ranks), LOOK_S)
-            if self.is_stopping.is_set():
-                return
-            if ended:
-                rank = min(ranks[sentinel] for sentinel in ended if isinstance(sentinel, int))
-                child = self.children[rank]
-                while child.exitcode is None and not self.is_stopping.wait(0.01):
-                    pass
-                return self._dead(rank, child.how_it_ended())
-            seen = {rank for rank, child in enumerate(self.children) if is_stopped(child.pid)}
-            if both := seen & stopped:
-                return self._dead(min(both), "it is stopped (SIGSTOP)")
-            stopped = seen
-
-    def _dead(self, rank: int, reason: str) -> None:
-        """Note the death, and kill the other ranks."""
-        self.death = WorkerDeath(rank, reason)
-        self.is_dead.set()
-        for child in self.children:
-            if child.exitcode is None:
-                child.kill()
-        self.on_death(self.death)
+    def _wake(self) -> None:
+        """Wake the engine's thread if it waits for an answer: none comes any more."""
+        for link in self._links:
+            link.shut_down()
 
     def stop(self) -> None:
-        self.is_stopping.set()
-        for connection in self.connections:
-            connection.close()
-        for child in self.children:
-            child.end(PATIENCE_S)
-        if self.watcher.ident is not None and self.watcher is not threading.current_thread():
-            self.watcher.join()
-        self.connections = []
-        self.children = []
-        self.pending.clear()
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        for link in self._links:
+            link.close()
+        end_all(self._children)
+        self._children.clear()
+        self._links.clear()
+        self._questions.clear()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    # --- steps and calls --------------------------------------------------------------------------
+
+    def submit(self, batch: Batch) -> Step:
+        number = self._new_question(1, is_hasty=True)
+        self._send(self._links, number, dumped(("step", batch)))
+        return Step(self, number)
+
+    def output_of(self, number: int) -> StepOutput:
+        """Wait for the result of a step. It has the reports of all ranks on transfers."""
+        output: StepOutput = self._settled(number).result()[0]
+        output.transfers = self._transfers.take()
+        return output
+
+    def provide_masks(self, step: int, masks: TokenMasks) -> None:
+        self._send(self._links, MASKS, dumped((step, masks)))
+
+    def call(self, method: str, *args: object) -> list[object]:
+        number = self._new_question(self._setup.ranks, is_hasty=False)
+        self._send(self._links, number, dumped(("call", method, *args)))
+        answers = self._settled(number).result()
+        return [answers[rank] for rank in range(self._setup.ranks)]
+
+    def _new_question(self, needs: int, *, is_hasty: bool) -> int:
+        self._num_questions += 1
+        self._questions[self._num_questions] = Question(needs, self._setup.ranks, is_hasty=is_hasty)
+        return self._num_questions
+
+    def _send(self, links: Sequence[Link], number: int, payload: bytes) -> None:
+        self._raise_late_error()
+        try:
+            send_all(links, framed(number, payload), self._take)
+        except LinkClosed:
+            self._raise_death()
+
+    def _settled(self, number: int) -> Question:
+        """Wait for the answers to a question, and forget it."""
+        question = self._questions[number]
+        try:
+            while not question.is_settled():
+                self._raise_late_error()
+                for end, _ in self._arrivals.poll(question.patience_ms()):
+                    self._take(self._links[self._ranks[end]])
+        except LinkClosed:
+            self._raise_death()
+        finally:
+            self._questions.pop(number, None)
+        return question
+
+    def _take(self, link: Link) -> None:
+        """Receive a message of a rank."""
+        number, message = link.receive()
+        kind, value = pickle.loads(message)
+        rank = self._ranks[link.fileno()]
+        question = self._questions.get(number)
+        if kind == "transfers":
+            self._transfers.add(rank, value)
+        elif question is not None:
+            question.take(rank, kind == "error", value)
+            if isinstance(value, StepOutput):
+                self._transfers.add(rank, value.transfers)
+        elif kind == "error":
+            self._late_error = self._late_error or value
+
+    def _raise_late_error(self) -> None:
+        """Raise the error of a rank in a step that has already been answered."""
+        error = self._late_error
+        self._late_error = None
+        if error is not None:
+            raise error
+
+    def _raise_death(self) -> NoReturn:
+        """A link is closed, so a rank has died."""
+        death = self._watch.reason(DEATH_S) if self._watch is not None else None
+        if death is None:
+            raise EngineDeadError("a worker has closed its link to the engine; its log says why")
+        raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] == ["T"]
+def end_all(children: Sequence[ChildProcess]) -> None:
+    """Let processes end that should end by themselves, and make those end that do not. They all end
+    at the same time."""
+    wait_for_ends(children, PATIENCE_S[0])
+    for child in children:
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGUSR1)
+    wait_for_ends(children, PATIENCE_S[1])
+    for child in children:
+        if child.exitcode is None:
+            child.kill()
+    for child in children:
+        child.end((PATIENCE_S[2], 0.0, 0.0))
 
 
-@contextlib.contextmanager
-def signals_wait() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in the block. A process that starts in it has them blocked, too."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def wait_for_ends(children: Sequence[ChildProcess], timeout_s: float) -> None:
+    """Wait until all processes have ended, but at most `timeout_s` seconds."""
+    limit = time.monotonic() + timeout_s
+    while rest := [child.sentinel for child in children if child.exitcode is None]:
+        left_s = limit - time.monotonic()
+        if left_s <= 0:
+            return
+        wait(rest, left_s)
+        time.sleep(0.002)  # a process has an exit code a little later than it closes its link

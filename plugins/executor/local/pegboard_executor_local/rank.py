@@ -1,144 +1,165 @@
-"""The process of one rank: it receives messages from the engine's process and answers in order.
+"""The process of one rank: a worker that does what the messages of the engine's process say.
 
-    engine → rank   (make_worker, Place), then ("step", Batch), ("masks", step, TokenMasks),
-                    ("call", method, arguments)
-    rank → engine   WorkerReady, then a StepOutput or a result for each step and call, or an
-                    exception
-
-Messages are pickled, which is safe because only the two processes have the socket. When the engine
-closes it, the process ends.
+It has one thread. A step is answered when its result is there. If the device computes
+asynchronously, the next step is started first, so that the device never waits for a message.
 """
 
 from __future__ import annotations
 
+import logging
 import pickle
+import signal
+import socket
+import sys
+import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
-from pegboard.data.batch import CSR, Batch, StepOutput, TokenMasks
-from pegboard.errors import PegboardError
+from pegboard.data.batch import StepOutput, TokenMasks
+from pegboard.errors import PegboardError, is_failure
 from pegboard.interfaces.executor import WorkerLike
 from pegboard.log import get_logger
+from pegboard_executor_local.link import Link, LinkClosed, dumped, portable
 
 log = get_logger(__name__)
 
-Message = tuple[Any, ...]
+QUICK_S = 0.00005
+"""A result that comes within these seconds was there before it was waited for."""
 
-
-class Closed(BaseException):
-    """The engine has closed the socket. Not an Exception, so that no plugin catches it."""
-
-
-class Rank:
-    """started: steps whose results are still to be waited for. later: messages that came while
-    masks were awaited. is_first: the rank whose results the engine uses."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.later: deque[Message] = deque()
-        self.started: deque[Callable[[], StepOutput]] = deque()
-        self.masks: dict[int, TokenMasks] = {}
-        self.is_first = True
-        self.worker: WorkerLike
-
-    def serve(self) -> None:
-        """Make the worker, and answer until the engine closes the socket."""
-        try:
-            make_worker, place = self._receive()
-            self.is_first = place.rank == 0
-            self._answer(lambda: self._load(make_worker, place))
-            while True:
-                self._handle(self.later.popleft() if self.later else self._next())
-        except Closed:
-            if worker := vars(self).get("worker"):
-                worker.stop()
-
-    def _load(self, make_worker: Callable[..., WorkerLike], place: Any) -> object:
-        self.worker = make_worker(place)
-        return self.worker.load()
-
-    def _next(self) -> Message:
-        """Return the next message. If none is there, wait for the results of the steps first."""
-        while self.started and not self.connection.poll():
-            self._answer(self.started.popleft())
-        return self._receive()
-
-    def _receive(self) -> Message:
-        try:
-            message: Message = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
-            raise Closed from None
-        return message
-
-    def _handle(self, message: Message) -> None:
-        kind, *rest = message
-        if kind == "step":
-            self._start(*rest)
-        elif kind == "masks":
-            self.masks[rest[0]] = rest[1]
-        else:
-            while self.started:
-                self._answer(self.started.popleft())
-            method, arguments = rest
-            self._answer(lambda: self.worker.call(method, *arguments))
-
-    def _start(self, batch: Batch) -> None:
-        """Start a step. The results of earlier ones are waited for afterwards, because a device may
-        compute both in turn."""
-        masks = (lambda: self._masks_of(batch.step)) if batch.needs_masks else None
-        try:
-            wait = self.worker.run(batch, masks)
-        except Exception as error:  # noqa: BLE001 - the engine raises it
-            failure = portable(error)
-            wait = lambda: fail(failure)  # noqa: E731
-        self.started.append(wait)
-
-    def _masks_of(self, step: int) -> TokenMasks:
-        while step not in self.masks:
-            message = self._receive()
-            if message[0] == "masks":
-                self._handle(message)
-            else:
-                self.later.append(message)
-        return self.masks.pop(step)
-
-    def _answer(self, make: Callable[[], object]) -> None:
-        try:
-            answer = make()
-        except Exception as error:  # noqa: BLE001 - the engine raises it
-            answer = portable(error)
-        if isinstance(answer, StepOutput) and not self.is_first:
-            # the results of all ranks are equal; only transfers are their own
-            answer = StepOutput(
-                step=answer.step,
-                rows=answer.rows[:0],
-                token_ids=CSR.empty(),
-                transfers=answer.transfers,
-            )
-        try:
-            self.connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise Closed from None
+LOOK_AHEAD_S = 0.001
+"""How many seconds a rank waits for the next step, at most, before it waits for a result."""
 
 
 def main(fd: int) -> None:
-    """The body of a rank's process. fd: of its socket."""
-    Rank(Connection(fd)).serve()
+    """The body of the process. fd: of its end of the socket. It ends when the other end is closed,
+    and on SIGUSR1. SIGTERM stays blocked, because the engine's process decides when to stop."""
+    signal.signal(signal.SIGUSR1, _leave)
+    end = socket.socket(fileno=fd)
+    end.set_inheritable(False)
+    Rank(Link(end)).run()
 
 
-def fail(error: Exception) -> StepOutput:
-    raise error
+def _leave(*_: object) -> NoReturn:
+    sys.exit(0)
 
 
-def portable(error: Exception) -> Exception:
-    """Return the error, or a PegboardError that says the same if it cannot be pickled. Its
-    traceback is logged here, because it stays in this process."""
-    if not isinstance(error, PegboardError):
-        log.error("the worker failed", exc_info=error)
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - pickling runs the code of the error's class
-        return PegboardError(f"{type(error).__name__}: {error}")
-    return error
+class Rank:
+    """Answers messages in the order in which they come: (kind, …) → ("answer", "transfers" or
+    "error", value)."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.worker: WorkerLike | None = None
+        self.kept: deque[tuple[int, bytearray]] = deque()
+        self.masks: dict[int, TokenMasks] = {}
+        self.started: deque[tuple[int, Callable[[], StepOutput]]] = deque()
+        self.rank = 0
+        self.last_wait_s = LOOK_AHEAD_S
+
+    def run(self) -> None:
+        """Work until the other end is closed."""
+        try:
+            while True:
+                while self.started and not self._starts_next():
+                    self._finish_oldest()
+                self._handle(*(self.kept.popleft() if self.kept else self._receive()))
+        except LinkClosed:
+            log.debug("the engine has closed the link")
+        finally:
+            if self.worker is not None:
+                self.worker.stop()
+
+    def _starts_next(self) -> bool:
+        """Whether to start the next step before the last one is answered: it is there, or it comes
+        soon, and results are waited for. A worker that computes in `run` answers at once."""
+        if self.last_wait_s < QUICK_S:
+            return False
+        # results are not late if this takes less time than the device
+        soon_s = min(self.last_wait_s / 2, LOOK_AHEAD_S)
+        return bool(self.kept) or self.link.has_message(soon_s)
+
+    def _receive(self) -> tuple[int, bytearray]:
+        """Return the next message that a rank answers. Masks are put aside."""
+        while True:
+            number, message = self.link.receive()
+            if number:
+                return number, message
+            step, masks = pickle.loads(message)
+            self.masks[step] = masks
+
+    def _handle(self, number: int, message: bytearray) -> None:
+        try:
+            kind, *values = pickle.loads(message)
+            if kind == "step":
+                (batch,) = values
+                masks = (lambda: self._masks_of(batch.step)) if batch.needs_masks else None
+                self.started.append((number, self._worker.run(batch, masks)))
+                return
+            self._finish_all()
+            answer = self._start(*values) if kind == "start" else self._worker.call(*values)
+        except BaseException as error:  # noqa: BLE001 - the engine raises it
+            self._fail(number, error)
+        else:
+            self._answer(number, answer)
+
+    @property
+    def _worker(self) -> WorkerLike:
+        assert self.worker is not None, "the worker was not started"
+        return self.worker
+
+    def _start(self, make_worker: Callable[..., WorkerLike], place: Any) -> Any:
+        self.rank = place.rank
+        self.worker = make_worker(place)
+        return self.worker.load()
+
+    def _masks_of(self, step: int) -> TokenMasks:
+        """Return the masks of a step. The engine makes them from the results of all earlier steps,
+        so these are sent first. Other messages that come meanwhile are kept in order."""
+        self._finish_all()
+        while step not in self.masks:
+            number, message = self.link.receive()
+            if number:
+                self.kept.append((number, message))
+            else:
+                masked, masks = pickle.loads(message)
+                self.masks[masked] = masks
+        return self.masks.pop(step)
+
+    def _finish_all(self) -> None:
+        while self.started:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Wait for the result of the oldest step, and answer."""
+        number, wait = self.started.popleft()
+        began = time.perf_counter()
+        try:
+            output = wait()
+        except BaseException as error:  # noqa: BLE001 - the engine raises it
+            self._fail(number, error)
+            return
+        self.last_wait_s = time.perf_counter() - began
+        if self.rank == 0:
+            self._answer(number, output)
+        elif any(each.saved or each.loaded or each.failed for each in output.transfers.values()):
+            self._answer(number, output.transfers, "transfers")
+
+    def _answer(self, number: int, value: object, kind: str = "answer") -> None:
+        try:
+            payload = dumped((kind, value))
+        except Exception as error:  # noqa: BLE001 - any code may run here
+            name = type(value).__name__
+            message = f"the answer of a worker cannot be sent to the engine: a {name}: {error}"
+            self._fail(number, PegboardError(message))
+            return
+        self.link.send(number, payload)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        """Send an error to the engine's process, and log its traceback, which the other process
+        cannot have. Exits are raised."""
+        if not is_failure(error):
+            raise error
+        is_plain = isinstance(error, PegboardError) and error.__cause__ is None
+        log.log(logging.DEBUG if is_plain else logging.ERROR, "it failed", exc_info=error)
+        self.link.send(number, dumped(("error", portable(error))))
