@@ -89,11 +89,8 @@ def closed(collective: Any, rank: int, size: int) -> str:
     return "closed"
 
 
-def run_rank(
-    implementation: str, setup: CollectiveSetup, function: Callable[..., Any], path: list[str]
-) -> None:
+def run_rank(implementation: str, setup: CollectiveSetup, function: Callable[..., Any]) -> None:
     """The body of a rank's process."""
-    sys.path[:] = path
     torch.set_num_threads(1)
     collective = import_object(implementation)(None, setup)
     result = function(collective, setup.rank, len(setup.ranks))
@@ -118,10 +115,13 @@ class CollectiveContract:
         for rank in range(size):
             setup = CollectiveSetup("tensor", tuple(range(size)), rank, address, "cpu", timeout_s)
             process = subprocess.Popen(
-                [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-c", RUN],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             assert process.stdin is not None
-            process.stdin.write(pickle.dumps((self.collective, setup, function, sys.path)))
+            process.stdin.write(pickle.dumps((self.collective, setup, function)))
             process.stdin.close()
             processes.append(process)
         try:
