@@ -44,7 +44,6 @@ PATIENCE_S = (1.0, 0.3, 5.0)
 """Seconds to wait for the ranks to end: after their links are closed, after SIGUSR1, and after
 SIGKILL."""
 
-
 MASKS = 0
 """The number of the messages that hand over masks. They are not answered."""
 
@@ -254,7 +253,9 @@ class ProcessExecutor:
 
     def _settled(self, number: int) -> Question:
         """Wait for the answers to a question, and forget it."""
-        question = self._questions[number]
+        question = self._questions.get(number)
+        if question is None:
+            raise EngineDeadError("the workers were stopped before they answered")
         try:
             while not question.is_settled():
                 self._raise_late_error()

@@ -45,8 +45,15 @@ def _leave(*_: object) -> NoReturn:
 
 
 class Rank:
-    """Answers messages in the order in which they come: (kind, …) → ("answer", "transfers" or
-    "error", value)."""
+    """Answers messages in the order in which they come:
+
+        ("start", make_worker, Place)    → WorkerReady
+        ("step", Batch)                  → StepOutput
+        ("call", method, arguments …)    → what the worker returns
+
+    An answer is (kind, value). kind: "answer", "transfers" (the reports of a rank that is not 0) or
+    "error". Masks are messages of their own. kept: messages that came while masks were awaited.
+    started: the number of each step that is not answered, and what waits for its result."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -161,5 +168,5 @@ class Rank:
         if not is_failure(error):
             raise error
         is_plain = isinstance(error, PegboardError) and error.__cause__ is None
-        log.log(logging.DEBUG if is_plain else logging.ERROR, "it failed", exc_info=error)
+        log.log(logging.DEBUG if is_plain else logging.ERROR, "the worker failed", exc_info=error)
         self.link.send(number, dumped(("error", portable(error))))
