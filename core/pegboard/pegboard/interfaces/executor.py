@@ -85,9 +85,10 @@ class ChildProcess(Protocol):
 class ExecutorSetup:
     """make_worker: builds core's worker for a place in the calling process. It can be pickled, so
     that a process elsewhere can call it. ranks: how many workers there are.
-    start_process("module:function", role=…, pass_fds=…, **arguments) runs a function in a new
-    interpreter. role: its name in log lines. pass_fds: file descriptors that it inherits under the
-    same numbers. arguments: what JSON can encode. None = this engine starts no processes."""
+    start_process("module:function", role=…, folder=…, pass_fds=…, **arguments) runs a function in a
+    new interpreter. role: its name in log lines. folder: a folder that it removes if this process
+    dies first. pass_fds: file descriptors that it inherits under the same numbers. arguments: what
+    JSON can encode. None = this engine starts no processes."""
 
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1
