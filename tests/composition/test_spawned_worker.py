@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from pegboard_executor_local.in_process import InProcessExecutor
 
-from pegboard import LLM
+from pegboard import LLM, SamplingParams
+from pegboard.data.sampling_params import StructuredOutputsParams
 from pegboard.interfaces.executor import ExecutorSetup
 
 LOAD = (
-    "import pickle, sys; ready = pickle.load(sys.stdin.buffer)(0).load(); print(ready.rank, "
+    "import pickle, sys; from pegboard.interfaces.executor import Place; "
+    "ready = pickle.load(sys.stdin.buffer)(Place()).load(); print(ready.rank, "
     "sorted(ready.kv_specs))"
 )
 
@@ -36,3 +38,27 @@ def test_another_process_makes_the_worker(
         [sys.executable, "-c", LOAD], input=pickle.dumps(setups[0].make_worker), capture_output=True
     )
     assert loaded.stdout.split() == [b"0", b"[0,", b"1]"], loaded.stderr.decode()
+
+
+def test_a_worker_in_another_process_gives_the_same_tokens(checkpoint: Path) -> None:
+    """Also with a step ahead, and with masks, which the engine makes from the results of earlier
+    steps."""
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=20,
+            structured_outputs=StructuredOutputsParams(regex="[a-c]{10}"),
+        ),
+    ]
+    answers = []
+    for backend, max_in_flight in (("in_process", 1), ("mp", 1), ("mp", 2)):
+        llm = LLM(
+            str(checkpoint),
+            kv_cache_memory_bytes=1 << 20,
+            distributed_executor_backend=backend,
+            max_in_flight=max_in_flight,
+        )
+        outputs = llm.generate(["hello", "abc"], params)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[1] == answers[0] and answers[2] == answers[0]

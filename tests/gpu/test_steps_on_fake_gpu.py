@@ -21,6 +21,7 @@ from pegboard.data.batch import Batch, BlockDelta, NewRequest
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVGroup, KVPlan
+from pegboard.interfaces.executor import Place
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.contract_generic import installed_entry
@@ -74,7 +75,7 @@ def make_worker(
     config = msgspec.structs.replace(EngineConfig(), **given | settings)
     checkpoint = replace(tiny_checkpoint(path), architectures=("Qwen3ForCausalLM",), config=CONFIG)
     registry = fake_worker_registry(platform, family=family, others=entries)
-    worker = Worker(registry, WorkerPlan(config, LIMITS, (checkpoint,), lambda: None), 0)
+    worker = Worker(registry, WorkerPlan(config, LIMITS, (checkpoint,), lambda: None), Place())
     specs = worker.load().kv_specs
     worker.allocate(
         KVPlan((KVGroup(tuple(specs), specs[0], 4),), 20, specs[0].slot_bytes() * 4 * len(specs), 4)

@@ -27,9 +27,11 @@ NEEDS_EXTRA = {
     # only imported after a plugin has imported pydantic for its options
     ("pegboard", "options"): ("pegboard.plugins.options",),
     ("pegboard-testing", "torch"): (
+        "pegboard_testing.fake_collective",
         "pegboard_testing.authoring.formats_page",
         "pegboard_testing.authoring.generate",
         "pegboard_testing.contract_attention",
+        "pegboard_testing.contract_collective",
         "pegboard_testing.contract_encoder",
         "pegboard_testing.contract_float_weight",
         "pegboard_testing.contract_kv_connector",

@@ -26,19 +26,19 @@ CEILINGS = {
     ".": 280,
     "cli": 345,
     "config": 550,
-    "data": 575,
+    "data": 610,
     "engine": 1785,
     "engine/boundary": 420,
     "engine/grammar": 470,
     "engine/kv": 725,
     "engine/metrics": 275,
     "front": 1375,
-    "interfaces": 1110,
-    "layers": 725,
+    "interfaces": 1165,
+    "layers": 900,
     "ops": 365,
     "plan": 680,
     "plugins": 1150,
-    "worker": 1675,
+    "worker": 1725,
 }
 """Folder of core/pegboard/pegboard → the most statements it may have. PAGE says why. A ceiling
 changes only together with that page, which says what left, or why nothing could."""

@@ -84,9 +84,7 @@ def tensors(build: Build) -> set[tuple[Any, ...]]:
         layer.declare({})
         for item in layer.holders():
             if isinstance(item, FakeWeight):
-                found |= {
-                    (name, part.rows, item.weight.shape[1]) for name, part in item.parts.items()
-                }
+                found |= {(part.name, part.rows, item.weight.shape[1]) for part in item.parts}
             elif isinstance(item, PlainTensor):
                 found |= {(name, rows, *item.data.shape[1:]) for name, rows in item.names.items()}
     return found

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from pegboard import LLM, SamplingParams
+from pegboard.engine import build
+from pegboard.interfaces.executor import ExecutorSetup
+from pegboard_testing.fake_collective import ThreadsExecutor
 
 TOLERANCE = 1e-4
 VOCAB_SIZE = 131
@@ -22,6 +27,8 @@ NUM_OUTPUT_TOKENS = 9
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
+DIVIDED: dict[str, int] = {}
+"""Settings that `divide` adds."""
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -100,7 +107,20 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
         "max_logprobs": -1,
         "generation_config": "vllm",
     }
-    return LLM(str(directory), **{**chosen, **settings})
+    return LLM(str(directory), **{**chosen, **settings, **DIVIDED})
+
+
+def divide(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Divide the models of `open_llm` among ranks that are threads of this process."""
+    monkeypatch.setitem(DIVIDED, "tensor_parallel_size", count)
+
+    def executor(registry: Any, plan: Any, config: Any, limits: Any) -> ThreadsExecutor:
+        worker_plan = build._worker_plan(registry, plan, config, limits)
+        return ThreadsExecutor(
+            None, ExecutorSetup(partial(build.make_worker, registry, worker_plan), count)
+        )
+
+    monkeypatch.setattr(build, "_executor", executor)
 
 
 def check_parity(

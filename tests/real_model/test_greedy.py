@@ -150,8 +150,9 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
             "max_in_flight": 2,
             "enable_prefix_caching": False,
         },
+        {"tensor_parallel_size": 2, "max_num_batched_tokens": 64},
     ],
-    ids=["preempted", "short chunks, small blocks, two steps in flight, no cache"],
+    ids=["preempted", "short chunks, small blocks, two steps in flight, no cache", "two ranks"],
 )
 def test_same_tokens_however_cut(
     smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,6 +69,24 @@ def test_killed_engine(start_server: StartServer) -> None:
     assert server.wait() == 1
     server.check_nothing_left()
     assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_killed_rank(start_server: StartServer, number: signal.Signals) -> None:
+    """One of two ranks is killed, or hangs. Clients are told which one, and the server exits."""
+    server = start_server("--tensor-parallel-size", "2")
+    children = Path(f"/proc/{server.engine_pid()}/task/{server.engine_pid()}/children")
+    ranks = [int(pid) for pid in children.read_text().split()]
+    assert len(ranks) == 2
+    reason = "signal SIGKILL" if number == signal.SIGKILL else "is stopped"
+    with running_stream(server) as lines:
+        os.kill(ranks[1], number)
+        error = json.loads(events_of(lines)[-2])["error"]
+        assert error["code"] == 500
+        assert "worker 1 died" in error["message"] and reason in error["message"]
+    assert server.wait() == 1
+    server.check_nothing_left()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

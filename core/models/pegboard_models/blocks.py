@@ -25,7 +25,7 @@ from pegboard.layers import (
     size_of,
 )
 from pegboard_models.decoder import scaled
-from pegboard_models.norms import HeadNorm
+from pegboard_models.norms import HeadNorm, heads_held
 
 
 class PreNorm(nn.Module):
@@ -74,12 +74,15 @@ class SelfAttention(nn.Module):
         self.qkv_proj = QKVLinear(build, hidden, *heads, bias=bias)
         self.q_norm = self.k_norm = None
         if norm is not None:
-            count, kv_count, head_dim = heads
-            self.q_norm = norm(build.at(names[0]), count, head_dim)
-            self.k_norm = norm(build.at(names[1]), kv_count, head_dim)
+            of_queries, of_keys = heads_held(build, *heads[:2])
+            self.q_norm = norm(build.at(names[0]), of_queries, heads[2])
+            self.k_norm = norm(build.at(names[1]), of_keys, heads[2])
         self.attention = Attention(build, index, *heads, rope=rope, **more)
         output_bias = bias if output_bias is None else output_bias
-        self.o_proj = Linear(build.at(output), heads[0] * heads[2], hidden, bias=output_bias)
+        inner = heads[0] * heads[2]
+        self.o_proj = Linear(
+            build.at(output), inner, hidden, bias=output_bias, split="columns", heads=heads
+        )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, *step: Any) -> Tensor:
         q, k, v = self.qkv_proj(hidden)
@@ -118,10 +121,10 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         *first, down = names
-        parts = dict.fromkeys(first, 2 * width // len(first))
-        self.gate_up_proj = Linear(build, hidden, 2 * width, parts=parts, bias=bias)
+        parts = dict.fromkeys(first, (width,) * (2 // len(first)))
+        self.gate_up_proj = Linear(build, hidden, 2 * width, parts=parts, bias=bias, split="rows")
         self.activation = Activation(build, activation)
-        self.down_proj = Linear(build.at(down), width, hidden, bias=bias)
+        self.down_proj = Linear(build.at(down), width, hidden, bias=bias, split="columns")
 
     def forward(self, hidden: Tensor, *step: Any) -> Tensor:
         out: Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))

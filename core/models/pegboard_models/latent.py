@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
-from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
+from pegboard.interfaces.quantization import Cut, LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer, Rotation
 from pegboard.layers.build import Holder
+from pegboard.layers.shards import scaled
 
 
 class LatentAttention(Layer):
@@ -26,6 +27,8 @@ class LatentAttention(Layer):
     other channels of every head's keys, and its values. The weight has two uses that need different
     layouts, and backends multiply it head by head. So it is dequantized once and kept in the type
     of weights that are not quantized: it is a small part of a model.
+
+    Each rank has its share of the heads, and all of the latents.
 
     layer_index: names the layer's KV cache. rank, nope_dim, rope_dim, value_dim: C, N, R, V. scale:
     factor of q·k. pairs: the rotated channels are neighbors (DeepSeek); otherwise halves
@@ -53,7 +56,9 @@ class LatentAttention(Layer):
             )
         self.latent = Latent(index=index)
         self.pairs = pairs
-        self.num_heads = num_heads
+        self.whole_heads = num_heads
+        self.heads, _ = build.tensor.heads(num_heads, 1)
+        self.num_heads = self.heads[1] - self.heads[0]
         self.rank = rank
         self.nope_dim = nope_dim
         self.value_dim = value_dim
@@ -62,7 +67,7 @@ class LatentAttention(Layer):
         self.available: Mapping[str, Any] = {}
         build.declared.attention[layer_index] = AttentionLayer(
             layer_index=layer_index,
-            num_heads=num_heads,
+            num_heads=self.num_heads,
             num_kv_heads=1,
             head_dim=rank + rope_dim,
             scale=scale,
@@ -72,8 +77,12 @@ class LatentAttention(Layer):
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path = f"{self.build.path}.kv_b_proj"
-        rows = self.num_heads * (self.nope_dim + self.value_dim)
-        layer = LinearLayer(path, self.rank, rows, (Part(f"{path}.weight", (0, rows)),))
+        each = self.nope_dim + self.value_dim
+        rows = self.num_heads * each
+        cut = Cut((self.whole_heads * each, self.rank), scaled(self.heads, each), (0, self.rank))
+        is_whole = self.num_heads == self.whole_heads
+        part = Part(f"{path}.weight", (0, rows), None if is_whole else cut)
+        layer = LinearLayer(path, self.rank, rows, (part,))
         self.method = self.build.method("linear", layer)
         self.available = available
         return self.method.declare(available)

@@ -305,15 +305,9 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ({}, {"trust_remote_code": True}, None, ""),
         (
             {},
-            {"tensor_parallel_size": 2},
-            ConfigError,
-            "is 2: this version runs a model on one rank",
-        ),
-        (
-            {},
             {"pipeline_parallel_size": 2},
             ConfigError,
-            "is 2: this version runs a model on one rank",
+            "is 2: this version runs all layers on every rank",
         ),
     ],
 )

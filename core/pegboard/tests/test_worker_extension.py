@@ -11,6 +11,7 @@ import pytest
 from pegboard.config.schema import EngineConfig
 from pegboard.engine.actions import CollectiveRpc
 from pegboard.errors import ConfigError, PegboardError, RequestError
+from pegboard.interfaces.executor import Place
 from pegboard.worker.extension import make_worker
 from pegboard.worker.worker import Worker, WorkerPlan
 from pegboard_testing.fake_engine import FakeEngine
@@ -44,7 +45,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def worker(path: str | None) -> Any:
     config = EngineConfig(worker_extension_cls=path)
-    return make_worker(None, WorkerPlan(config, None, (), dict), 2)  # type: ignore[arg-type]
+    return make_worker(None, WorkerPlan(config, None, (), dict), Place(rank=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["rl_methods:Extension", "rl_methods.Extension"])

@@ -17,6 +17,7 @@ from pegboard.data.batch import Batch, BlockDelta, NewRequest, StepOutput
 from pegboard.data.sampling_params import SamplingParams
 from pegboard.errors import PluginFailure
 from pegboard.interfaces.attention import AttentionLayer, KVGroup, KVPlan
+from pegboard.interfaces.executor import Place
 from pegboard.interfaces.platform import PlatformSetup
 from pegboard.interfaces.sampler import Sampled
 from pegboard.layers import Build
@@ -64,7 +65,7 @@ def make_worker(tmp_path: Path, **settings: object) -> Worker:
     worker = Worker(
         fake_worker_registry(GPU),
         WorkerPlan(config, LIMITS, (tiny_checkpoint(tmp_path),), lambda: None),
-        0,
+        Place(),
     )
     worker.ready = worker.load()  # type: ignore[attr-defined]
     return worker

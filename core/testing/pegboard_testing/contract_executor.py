@@ -6,96 +6,67 @@
 
 The worker in these tests is `RecordingWorker`. Its answers contain its history, so the executor may
 run it in any process. As core's own, it can be made in another process: `make_worker` can be
-pickled.
+pickled. If the executor divides a model among several ranks, its test file has a second class, with
+`ranks = 2`.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pegboard.data.batch import CSR, Batch, BlockDelta, StepOutput, TokenMasks
-from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.executor import Executor, ExecutorSetup, WorkerDeath, WorkerReady
+from pegboard.data.batch import StepOutput
+from pegboard.engine.boundary.spawn import Child
+from pegboard.errors import ConfigError, EngineDeadError, ModelError
+from pegboard.interfaces.executor import (
+    Executor,
+    ExecutorSetup,
+    Place,
+    WorkerDeath,
+    WorkerLike,
+)
 from pegboard_testing.fake_model import fake_kv_spec
+from pegboard_testing.recording_worker import (
+    FAILS,
+    FAILS_ON_LAST,
+    LASTS,
+    DamagedWorker,
+    LastIsDamaged,
+    RecordingWorker,
+    make_batch,
+    make_masks,
+)
 
-FAILS = 13
-"""The number of the step in which a worker raises."""
+__all__ = ["ExecutorContract", "RecordingWorker", "make_batch"]
 
-
-def make_batch(step: int, *, needs_masks: bool = False) -> Batch:
-    """Return a batch that is empty except for `step`."""
-    none = np.zeros(0, np.int32)
-    return Batch(
-        step=step,
-        rows=none,
-        num_scheduled_tokens=none,
-        num_computed_tokens=none,
-        num_draft_tokens=none,
-        samples=np.zeros(0, bool),
-        new=[],
-        removed_rows=none,
-        new_blocks=BlockDelta.empty(),
-        copy_blocks=np.zeros((0, 3), np.int32),
-        needs_masks=needs_masks,
-    )
-
-
-def make_masks(value: int) -> TokenMasks:
-    return TokenMasks(np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([[value]], np.uint32))
-
-
-class RecordingWorker:
-    """A worker whose result of a step is [step, the steps before it …] and the mask that it got."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.steps: list[int] = []
-        self.num_stops = 0
-
-    def load(self) -> WorkerReady:
-        return WorkerReady(self.rank, {0: fake_kv_spec()}, 1000 + self.rank)
-
-    def run(self, batch: Batch, masks: Callable[[], TokenMasks] | None) -> Callable[[], StepOutput]:
-        self.steps.append(batch.step)
-        if batch.step == FAILS:
-            raise ModelError("step 13 fails")
-        mask = int(masks().bits[0, 0]) if masks is not None else -1
-        output = StepOutput(
-            step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([list(self.steps)])
-        )
-        return lambda: output
-
-    def call(self, method: str, *args: object) -> object:
-        if method == "fail":
-            raise ConfigError(f"rank {self.rank} cannot do that")
-        return (method, self.rank, *args)
-
-    def stop(self) -> None:
-        self.num_stops += 1
-
-
-class DamagedWorker(RecordingWorker):
-    """A worker that cannot load its weights."""
-
-    def load(self) -> WorkerReady:
-        raise ModelError("weights are damaged")
+SOON_S = 30.0
+"""Seconds in which a death must be noticed. Executors are faster, but test machines may be slow."""
 
 
 class ExecutorContract:
-    """Every executor passes these. Override `executor`."""
+    """Every executor passes these. Override `executor`, and `ranks` for an executor of several
+    ranks."""
+
+    ranks = 1
 
     def executor(self, setup: ExecutorSetup) -> Executor:
         """Return a new executor that is not started."""
         raise AssertionError("override ExecutorContract.executor")
 
+    def setup(self, make_worker: Callable[[Place], WorkerLike] = RecordingWorker) -> ExecutorSetup:
+        return ExecutorSetup(make_worker, self.ranks, Child)
+
     @pytest.fixture
     def started(self) -> Any:
         """Yield an executor that is stopped after the test, as the engine does."""
-        executor = self.executor(ExecutorSetup(RecordingWorker))
+        executor = self.executor(self.setup())
         executor.start()
         yield executor
         executor.stop()
@@ -106,17 +77,19 @@ class ExecutorContract:
     def mask(self, output: StepOutput) -> int:
         return int(output.rows[0])
 
-    def test_start_reports_the_rank(self) -> None:
-        executor = self.executor(ExecutorSetup(RecordingWorker))
+    def test_start_reports_the_ranks(self) -> None:
+        executor = self.executor(self.setup())
         try:
             ready = executor.start()
-            assert [(r.rank, r.kv_memory_bytes) for r in ready] == [(0, 1000)]
+            assert [(r.rank, r.kv_memory_bytes) for r in ready] == [
+                (rank, 1000 + rank) for rank in range(self.ranks)
+            ]
             assert all(r.kv_specs == {0: fake_kv_spec()} for r in ready)
         finally:
             executor.stop()
 
     def test_a_failed_start_raises_what_the_worker_raised(self) -> None:
-        executor = self.executor(ExecutorSetup(DamagedWorker))
+        executor = self.executor(self.setup(DamagedWorker))
         with pytest.raises(ModelError, match="weights are damaged"):
             executor.start()
         executor.stop()
@@ -165,21 +138,24 @@ class ExecutorContract:
         assert self.history(before.result()) == [1]
 
     def test_calls_reach_the_worker(self, started: Executor) -> None:
-        assert started.call("warm_up") == [("warm_up", 0)]
-        assert started.call("allocate", 4, "x") == [("allocate", 0, 4, "x")]
+        ranks = range(self.ranks)
+        assert started.call("warm_up") == [("warm_up", rank) for rank in ranks]
+        assert started.call("allocate", 4, "x") == [("allocate", rank, 4, "x") for rank in ranks]
 
     def test_an_error_in_a_call_is_raised_and_the_executor_goes_on(self, started: Executor) -> None:
         with pytest.raises(ConfigError, match="cannot do that"):
             started.call("fail")
+        with pytest.raises(ConfigError, match=f"rank {self.ranks - 1} cannot do that"):
+            started.call("fail_on_last")
         assert self.history(started.submit(make_batch(1)).result()) == [1]
 
     def test_stop_may_come_again_and_at_any_time(self) -> None:
         """It may be stopped before the start, with steps in flight, and twice. An orderly stop does
         not count as a death."""
         deaths: list[WorkerDeath] = []
-        never_started = self.executor(ExecutorSetup(RecordingWorker))
+        never_started = self.executor(self.setup())
         never_started.stop()
-        executor = self.executor(ExecutorSetup(RecordingWorker))
+        executor = self.executor(self.setup())
         executor.watch(deaths.append)
         executor.start()
         executor.submit(make_batch(1))
@@ -187,3 +163,104 @@ class ExecutorContract:
         executor.stop()
         executor.stop()
         assert deaths == []
+
+    # --- several ranks ----------------------------------------------------------------------------
+
+    def test_ranks_have_places(self, started: Executor) -> None:
+        places = [answer for answer in started.call("place") if isinstance(answer, Place)]
+        assert [(place.rank, place.ranks) for place in places] == [
+            (rank, self.ranks) for rank in range(self.ranks)
+        ]
+        assert len({place.address for place in places}) == 1
+        assert bool(places[0].address) == (self.ranks > 1)
+
+    def test_the_cause_of_a_failed_start_is_raised_at_once(self) -> None:
+        executor = self.executor(self.setup(LastIsDamaged))
+        with pytest.raises(ModelError, match=f"weights of rank {self.ranks - 1} are damaged"):
+            executor.start()
+        executor.stop()
+
+    def test_an_error_of_the_last_rank_surfaces(self, started: Executor) -> None:
+        """It is raised by its step, or by a later one if the others were done before."""
+        with pytest.raises(ModelError, match=f"step 17 fails on rank {self.ranks - 1}"):
+            for step in (FAILS_ON_LAST, *range(20, 1000)):
+                started.submit(make_batch(step)).result()
+                time.sleep(0.01)
+
+    @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+    @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+    def test_a_death_is_noticed_and_named(
+        self, started: Executor, name: str, is_busy: bool
+    ) -> None:
+        """Of each rank. The others end too, and whoever waits learns why."""
+        if self.ranks == 1 and started.call("pid") == [os.getpid()]:
+            return
+        for rank in range(self.ranks):
+            executor = self.executor(self.setup()) if rank else started
+            if rank:
+                executor.start()
+            try:
+                self._check_death(executor, rank, signal.Signals[name], is_busy)
+            finally:
+                executor.stop()
+
+    def _check_death(
+        self, executor: Executor, rank: int, number: signal.Signals, is_busy: bool
+    ) -> None:
+        deaths: list[WorkerDeath] = []
+        is_noticed = threading.Event()
+
+        def note(death: WorkerDeath) -> None:
+            deaths.append(death)
+            is_noticed.set()
+
+        executor.watch(note)
+        pids = [pid for pid in executor.call("pid") if isinstance(pid, int)]
+        step = executor.submit(make_batch(LASTS if is_busy else 1))
+        if not is_busy:
+            step.result()
+        os.kill(pids[rank], number)
+        how = "SIGKILL" if number == signal.SIGKILL else "is stopped"
+        expected = f"worker {rank} died: .*{how}"
+        if is_busy:
+            with pytest.raises(EngineDeadError, match=expected):
+                step.result()
+        assert is_noticed.wait(SOON_S)
+        for ask in (lambda: executor.submit(make_batch(2)).result(), lambda: executor.call("pid")):
+            with pytest.raises(EngineDeadError, match=expected):
+                ask()
+        assert [death.rank for death in deaths] == [rank]
+        assert how in deaths[0].reason
+        executor.stop()
+        assert len(deaths) == 1
+        assert not any(is_running(pid) for pid in pids)
+
+    def test_stop_leaves_nothing(self) -> None:
+        """No process, no thread, no file descriptor and no folder, even if a step never ends."""
+        before = remains()
+        executor = self.executor(self.setup())
+        executor.start()
+        pids = [pid for pid in executor.call("pid") if isinstance(pid, int)]
+        (place, *_) = executor.call("place")
+        if pids != [os.getpid()]:
+            executor.submit(make_batch(LASTS))
+        executor.stop()
+        assert not any(is_running(pid) for pid in pids if pid != os.getpid())
+        if isinstance(place, Place) and place.address.startswith("file://"):
+            assert not Path(place.address.removeprefix("file://")).parent.exists()
+        del executor
+        assert all(now <= then for now, then in zip(remains(), before, strict=True))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number, be it a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def remains() -> tuple[int, int]:
+    """Return the number of threads and of open file descriptors of this process."""
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))

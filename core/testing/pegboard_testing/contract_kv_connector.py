@@ -20,6 +20,7 @@ import torch
 from pegboard.data.batch import TransferReport
 from pegboard.data.request import EngineRequest
 from pegboard.data.sampling_params import SamplingParams
+from pegboard.data.transfers import TransferMerger
 from pegboard.engine.actions import ResetPrefixCache
 from pegboard.interfaces.attention import Chunk, Full, KVGroup, KVView, Retain, Window
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorWorker
@@ -219,8 +220,7 @@ class KVConnectorContract:
 
 
 class _SecondRank:
-    """Calls the halves of two ranks, and merges their reports: a transfer has ended when both have
-    reported it."""
+    """Calls the halves of two ranks, and merges their reports."""
 
     def __init__(
         self, first: KVConnectorWorker, second: KVConnectorWorker, memory: torch.Tensor, worker: Any
@@ -228,10 +228,7 @@ class _SecondRank:
         self._halves = (first, second)
         self._memory = memory
         self._worker = worker
-        self._reports: tuple[TransferReport, TransferReport] = (
-            TransferReport([], [], {}),
-            TransferReport([], [], {}),
-        )
+        self._reports = TransferMerger(2)
         self._before = worker.memory.copy()
 
     def register(self, views: Mapping[int, KVView], groups: Sequence[KVGroup]) -> None:
@@ -249,21 +246,11 @@ class _SecondRank:
     def end(self) -> TransferReport:
         changed = torch.from_numpy(self._worker.memory != self._before)
         self._memory[changed] = torch.from_numpy(self._worker.memory)[changed] + 10_000
-        for half, total in zip(self._halves, self._reports, strict=True):
-            report = half.end()
-            total.saved.extend(report.saved)
-            total.loaded.extend(report.loaded)
-            total.failed.update(report.failed)
-        first, second = self._reports
-        both = TransferReport(
-            [key for key in first.saved if key in second.saved],
-            [key for key in first.loaded if key in second.loaded],
-        )
-        assert not first.failed and not second.failed
-        for total in self._reports:
-            total.saved[:] = [key for key in total.saved if key not in both.saved]
-            total.loaded[:] = [key for key in total.loaded if key not in both.loaded]
-        return both
+        for rank, half in enumerate(self._halves):
+            self._reports.add(rank, {"fake": half.end()})
+        merged = self._reports.take()["fake"]
+        assert not merged.failed
+        return merged
 
     def close(self) -> None:
         for half in self._halves:

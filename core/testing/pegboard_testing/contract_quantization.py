@@ -28,9 +28,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pegboard.errors import PegboardError
+from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.quantization import (
+    Cut,
     EmbeddingLayer,
     LinearLayer,
     Part,
@@ -216,6 +217,55 @@ class QuantizationContract:
         return self.values(99, count, width).to(getattr(torch, dtype)).to(self.device)
 
     # --- the contract -----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("axis", ["rows", "columns"])
+    def test_ranks_hold_parts_of_the_matrix(self, axis: str) -> None:
+        """Each of two ranks holds the same part of the matrix that one rank would hold, or the
+        method says that ranks cannot divide it."""
+        columns = self.block * 4
+        whole = self.layer((8, 4), columns)
+        stored = [
+            self.stored(part, self.values(i, part.rows[1] - part.rows[0], columns), "float32")
+            for i, part in enumerate(whole.parts)
+        ]
+        for rank in range(2):
+            layer, expected = self.of_rank(whole, [true for _, true in stored], axis, rank)
+            weight = self.linear(layer)
+            try:
+                load_pieces(weight, [piece for pieces, _ in stored for piece in pieces])
+            except ModelError as error:
+                assert "divide" in str(error)
+                return
+            allowed = TOLERANCES["float32"] * float(expected.abs().max())
+            torch.testing.assert_close(weight.dequantize().cpu(), expected, atol=allowed, rtol=0)
+            x = self.activations(3, layer.in_features)
+            self.check(weight.bind(references())(x), x, expected)
+
+    def of_rank(
+        self, whole: LinearLayer, matrices: Sequence[Tensor], axis: str, rank: int
+    ) -> tuple[LinearLayer, Tensor]:
+        """Return what a rank holds of the layer if two divide its rows or columns, and its
+        values."""
+        parts = []
+        held = []
+        start = 0
+        for part, matrix in zip(whole.parts, matrices, strict=True):
+            rows, columns = matrix.shape
+            first = rows // 2 // self.row_block * self.row_block
+            spans = {
+                "rows": ((0, first), (first, rows)),
+                "columns": ((0, self.block), (self.block, columns)),
+            }
+            span = spans[axis][rank]
+            shape = (rows, columns)
+            cut = Cut(shape, span, (0, columns)) if axis == "rows" else Cut(shape, (0, rows), span)
+            held.append(cut.of(matrix))
+            stop = start + len(held[-1])
+            parts.append(Part(part.name, (start, stop), cut))
+            start = stop
+        columns = held[0].shape[1]
+        layer = replace(whole, in_features=columns, out_features=start, parts=tuple(parts))
+        return layer, torch.cat(held)
 
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("rows", [(5,), (8, 3, 3), (1, 70)], ids=str)

@@ -70,18 +70,21 @@ class FakeWeight:
         is_table: bool = False,
         device: str = "cpu",
     ) -> None:
-        self.parts = {part.name: part for part in parts}
+        self.parts = parts
         self.weight = torch.full((rows, columns), float("nan"), device=device)
         self.is_table = is_table
         self.num_finishes = 0
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        return wanted_parts(self.parts.values(), self.weight.shape[1])
+        return wanted_parts(self.parts, self.weight.shape[1])
 
     def accept(self, piece: WeightPiece) -> None:
-        start, stop = self.parts[piece.name].rows
-        assert isinstance(piece.data, Tensor) and piece.data.shape == self.weight[start:stop].shape
-        self.weight[start:stop].copy_(piece.data)
+        assert isinstance(piece.data, Tensor)
+        for part in self.parts:
+            if part.name == piece.name:
+                assert piece.data.shape == part.shape(self.weight.shape[1])
+                rows = piece.data if part.cut is None else part.cut.of(piece.data)
+                self.weight[slice(*part.rows)] = rows
 
     def finish(self) -> None:
         self.num_finishes += 1

@@ -9,6 +9,7 @@ the activations, are held side by side.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.quantization import (
+    Cut,
     EmbeddingLayer,
     LinearLayer,
     Part,
@@ -38,6 +40,7 @@ from pegboard_weights.composed import (
     are_equal,
     replace,
 )
+from pegboard_weights.cuts import cut_out
 
 Kernels = Mapping[str, Callable[..., Any]]
 Pieces = Mapping[str, WeightPiece]
@@ -178,7 +181,12 @@ class FormatMethod:
     def _weight(
         self, layer: AnyLayer, parts: Sequence[Part], shape: tuple[int, int]
     ) -> StoredWeight | None:
-        readers = {part: self.reader(module_of(part), layer) for part in parts}
+        whole = layer
+        if isinstance(layer, LinearLayer) and parts:
+            # what is decided by the columns is decided by those of the checkpoint
+            columns = parts[0].shape(layer.in_features)[1]
+            whole = dataclasses.replace(layer, in_features=columns)
+        readers = {part: self.reader(module_of(part), whole) for part in parts}
         if not any(readers.values()):
             return None
         kind = StoredTable if isinstance(layer, EmbeddingLayer) else StoredWeight
@@ -217,7 +225,8 @@ class Span:
 
 class StoredWeight:
     """One matrix [rows, columns]. See `pegboard.interfaces.quantization.WeightMethod`. Pieces are
-    kept until `finish`. Rows without a part (of a padded vocabulary) stay zero. num_experts: see
+    kept until `finish`. Rows without a part (of a padded vocabulary) stay zero. Readers read the
+    checkpoint's matrices as a whole, and what this rank holds is cut out of that. num_experts: see
     `LinearLayer`."""
 
     IS_TABLE = False
@@ -243,7 +252,7 @@ class StoredWeight:
         plain: routers of experts, which not all configs list."""
         wanted: list[WantedWeight] = []
         for part, reader in self.readers.items():
-            tensors = reader.tensors(part, self.shape[1], available)
+            tensors = reader.tensors(*self._source(part), available)
             plain = available.get(part.name)
             others = {weight.name for weight in tensors} - {part.name}
             if (
@@ -253,7 +262,7 @@ class StoredWeight:
                 and not others & available.keys()
             ):
                 self.readers[part] = PlainReader()
-                tensors = self.readers[part].tensors(part, self.shape[1], available)
+                tensors = self.readers[part].tensors(*self._source(part), available)
             wanted += tensors
         self.wanted = {weight.name: weight for weight in wanted}
         return wanted
@@ -300,7 +309,7 @@ class StoredWeight:
         reads = [
             Span(
                 *part.rows,
-                reader.form(part, self.shape[1], pieces),
+                self._form(part, reader, pieces),
                 self._transform(part, reader, pieces),
                 {part: reader},
             )
@@ -328,12 +337,29 @@ class StoredWeight:
         spans[-1].stop = self.shape[0]
         return spans
 
+    def _source(self, part: Part) -> tuple[Part, int]:
+        """Return the whole matrix of a part, and its columns."""
+        if part.cut is None:
+            return part, self.shape[1]
+        return Part(part.name, (0, part.cut.shape[0])), part.cut.shape[1]
+
+    def _form(self, part: Part, reader: Reader, pieces: Pieces) -> Form:
+        """Return the form that the part is held in. Kernels take no blocks of other numbers of
+        columns."""
+        form = reader.form(*self._source(part), pieces)
+        return form if part.cut is None or self.shape[1] % 32 == 0 else "float_weight"
+
     def _transform(self, part: Part, reader: Reader, pieces: Pieces) -> Transform | None:
         transform = (
-            reader.transform(part, self.shape[1], pieces)
+            reader.transform(*self._source(part), pieces)
             if isinstance(reader, TransformReader)
             else None
         )
+        if transform is not None and part.cut is not None and part.cut.shape[1] != self.shape[1]:
+            raise ModelError(
+                f"tensor {part.name} was quantized for activations that are transformed, so ranks "
+                "cannot divide its columns; use tensor_parallel_size=1"
+            )
         return None if transform is None else transform.to(self.setup)
 
     def _make(self, span: Span, pieces: Pieces) -> Any:
@@ -351,7 +377,7 @@ class StoredWeight:
 
     def _fill(self, span: Span, pieces: Pieces) -> None:
         for part, reader in span.readers.items():
-            rows = reader.read(part, self.shape[1], pieces)
+            rows = self._read(part, reader, pieces)
             start = part.rows[0] - span.start
             if span.form == "float_weight":
                 span.op.plain()[start : part.rows[1] - span.start] = (
@@ -366,6 +392,21 @@ class StoredWeight:
                 )
         span.op.finish()
 
+    def _read(self, part: Part, reader: Reader, pieces: Pieces) -> Blocks | FloatCodes | Tensor:
+        cut = part.cut
+        if cut is None:
+            return reader.read(part, self.shape[1], pieces)
+        piece = pieces.get(part.name)
+        if piece is not None and isinstance(piece.data, memoryview):  # rows of bytes
+            row_bytes = len(piece.data) // cut.shape[0]
+            start, stop = cut.rows
+            data = piece.data[start * row_bytes : stop * row_bytes]
+            shape = (stop - start, cut.shape[1])
+            pieces = {**pieces, part.name: dataclasses.replace(piece, data=data, shape=shape)}
+            cut = Cut(shape, (0, shape[0]), cut.columns)
+        rows = reader.read(Part(part.name, (0, cut.shape[0])), cut.shape[1], pieces)
+        return cut_out(rows, cut, part.name)
+
     def _cache_entry(
         self, span: Span, shape: tuple[int, int], pieces: Pieces
     ) -> RepackEntry | None:
@@ -373,7 +414,7 @@ class StoredWeight:
         if cache is None:
             return None
         parts = [
-            [part.name, *part.rows, *reader.key(part, pieces)]
+            [part.name, *part.rows, *_cut_key(part), *reader.key(self._source(part)[0], pieces)]
             for part, reader in span.readers.items()
         ]
         return cache.entry(self.path, [shape, self.IS_TABLE, parts])
@@ -412,6 +453,11 @@ class StoredWeight:
 
     def tensors(self) -> list[Tensor]:
         return list(self.weight().tensors())
+
+
+def _cut_key(part: Part) -> list[object]:
+    cut = part.cut
+    return [] if cut is None else [[*cut.shape, *cut.rows, *cut.columns]]
 
 
 class StoredTable(StoredWeight):

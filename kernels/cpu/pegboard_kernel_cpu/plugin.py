@@ -1,8 +1,9 @@
 """The specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
+from pegboard.interfaces.collective import CollectiveSpec
 from pegboard.interfaces.kernel import KernelSpec
-from pegboard.interfaces.spec import Multiple
+from pegboard.interfaces.spec import AtMost, Multiple
 
 
 def _compiled(implementation: str, *flags: str) -> KernelSpec:
@@ -61,6 +62,15 @@ FLOAT_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNFloatWeight")
 BLOCK_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNBlockWeight")
 CODE_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNCodeWeight")
 REPLAY = _compiled("replay:NativeReplay", "recorder")
+
+SHARED_MEMORY = CollectiveSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.collective:SharedMemory",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={"hosts": AtMost(1)},
+)
 
 ATTENTION = AttentionSpec(
     api="1.0",

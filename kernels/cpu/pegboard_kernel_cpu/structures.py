@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 
 class Step(Structure):
@@ -215,6 +215,36 @@ class Hadamard(Structure):
         ("to", Quantized),
         ("columns", c_int64),
         ("size", c_int64),
+    )
+
+
+class Member(Structure):
+    _fields_ = (
+        ("memory", c_void_p),
+        ("rank", c_int64),
+        ("size", c_int64),
+        ("slot_bytes", c_int64),
+        ("timeout", c_int64),
+        ("number", c_uint64),
+        ("done", c_uint64),
+    )
+
+
+class Share(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("columns", c_int64),
+        ("member", c_void_p),
+    )
+
+
+class TakeShares(Structure):
+    _fields_ = (
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("member", c_void_p),
     )
 
 

@@ -204,7 +204,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, doc("Executor plugin; default: in_process")
     ] = None
     tensor_parallel_size: Annotated[
-        int, doc("Number of ranks that each layer is split over; this version runs only 1", least=1)
+        int, doc("Number of ranks that each layer is split over", least=1)
     ] = 1
     pipeline_parallel_size: Annotated[
         int, doc("Number of pipeline stages, on their own ranks; this version runs only 1", least=1)
@@ -426,11 +426,10 @@ def check_engine(config: EngineConfig) -> None:
             f"dtype {config.dtype!r} is unknown{did_you_mean(config.dtype, DTYPES)}; expected "
             f"{', '.join(DTYPES)}"
         )
-    # every rank would run the whole model
-    if (world_size := config.tensor_parallel_size * config.pipeline_parallel_size) > 1:
+    if config.pipeline_parallel_size > 1:
         raise ConfigError(
-            f"tensor_parallel_size × pipeline_parallel_size is {world_size}: this version runs a "
-            "model on one rank"
+            f"pipeline_parallel_size is {config.pipeline_parallel_size}: this version runs all "
+            "layers on every rank; use tensor_parallel_size"
         )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")

@@ -14,17 +14,18 @@ import msgspec
 
 from pegboard.config.limits import AUTO_LEN, NO_LIMIT, Limits
 from pegboard.config.schema import EngineConfig, structured_outputs_config
+from pegboard.engine.boundary.spawn import Child
 from pegboard.engine.engine import Engine, EngineParts
 from pegboard.engine.grammar.compiler import GrammarCompiler
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.platform_defaults import with_platform_defaults
+from pegboard.engine.platform_defaults import ranks_of, with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ExecutorSetup
+from pegboard.interfaces.executor import ExecutorNeed, ExecutorSetup, Place
 from pegboard.interfaces.hooks import LoadedModel
 from pegboard.interfaces.kv_connector import KVConnectorSetup
 from pegboard.interfaces.scheduling_policy import SchedulingPolicySetup
@@ -67,12 +68,14 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     kv_bytes = min(rank.kv_memory_bytes for rank in ready)
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
+    # no rank stores more than the first
     kv_plan, limits = _fit_kv(plan, config, limits, ready[0].kv_specs, kv_bytes, room_bytes)
     kv_plan = msgspec.structs.replace(
         kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
     )
     executor.call("allocate", kv_plan)
-    executor.call("warm_up")
+    for decision in executor.call("warm_up")[0]:  # ranks choose alike
+        registry.record(decision)
     log.info(
         "model %s: %s, loaded in %.1f s",
         plan.model_names[0],
@@ -155,7 +158,9 @@ def choose_for_model(
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
     _executor(registry, plan, config, limits)
-    worker = Worker(registry, _worker_plan(registry, plan, config, limits), 0)
+    worker = Worker(
+        registry, _worker_plan(registry, plan, config, limits), Place(ranks=ranks_of(config))
+    )
     worker.declare()
     (model,) = worker.models
     check_tensors(model.declared, plan.checkpoint)
@@ -185,11 +190,12 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
     backend = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    entry = registry.choose("executor", Need(), explicit=backend, prefers=prefers).require()
-    return registry.build(
-        entry,
-        ExecutorSetup(partial(make_worker, registry, _worker_plan(registry, plan, config, limits))),
-    )
+    ranks = ranks_of(config)
+    need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
+    entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
+    worker_plan = _worker_plan(registry, plan, config, limits)
+    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child)
+    return registry.build(entry, setup)
 
 
 def _policy(registry: Registry, config: EngineConfig, limits: Limits) -> tuple[Any, bool]:

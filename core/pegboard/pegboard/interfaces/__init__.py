@@ -65,6 +65,14 @@ KINDS: dict[str, Kind] = {
             "E",
             "starts the workers and runs a batch on all of them",
         ),
+        _kind(
+            "collective",
+            "CollectiveSpec",
+            "capability",
+            "W",
+            "how the ranks of a model exchange tensors",
+            provisional=True,
+        ),
         _kind("model", "ModelSpec", "keyed", "W", "an architecture built from pegboard.layers"),
         _kind(
             "model_source",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.interfaces.spec import Spec
+from pegboard.interfaces.spec import Need, Spec
 
 if TYPE_CHECKING:
     from pegboard.data.batch import Batch, StepOutput, TokenMasks
@@ -36,15 +36,63 @@ ENGINE_CALLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """Executors declare only what every spec declares."""
+    """supports: `ranks` (True, or AtMost a number of ranks)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorNeed(Need):
+    """ranks: how many the model is divided among; None = one."""
+
+    ranks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs. ranks: how many there are. local_rank: its number among those of its host.
+    local_ranks: how many that host has. address: where the ranks meet: "file:///…", a file below a
+    folder that they share and only they can open, or "tcp://host:port". "" if there is one rank."""
+
+    rank: int = 0
+    ranks: int = 1
+    local_rank: int = 0
+    local_ranks: int = 1
+    address: str = ""
+
+
+class ChildProcess(Protocol):
+    """A process that was started with `ExecutorSetup.start_process`. It ends when the engine's
+    process does."""
+
+    pid: int
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that becomes readable when the process ends."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while the process runs; minus the number of the signal that killed it."""
+
+    def how_it_ended(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+    def end(self, patience_s: tuple[float, float, float]) -> None:
+        """Wait for the process to end. If it does not, send SIGUSR1 and wait, then SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """make_worker: builds core's worker for a rank in the calling process. It can be pickled, so
-    that a process that is spawned elsewhere can call it."""
+    """make_worker: builds core's worker for a place in the calling process. It can be pickled, so
+    that a process elsewhere can call it. ranks: how many workers there are.
+    start_process("module:function", role=…, folder=…, pass_fds=…, **arguments) runs a function in a
+    new interpreter. role: its name in log lines. folder: a folder that it removes if this process
+    dies first. pass_fds: file descriptors that it inherits under the same numbers. arguments: what
+    JSON can encode. None = this engine starts no processes."""
 
-    make_worker: Callable[[int], "WorkerLike"]
+    make_worker: Callable[[Place], "WorkerLike"]
+    ranks: int = 1
+    start_process: Callable[..., ChildProcess] | None = None
 
 
 @dataclass(frozen=True, slots=True)

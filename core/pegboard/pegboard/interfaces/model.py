@@ -20,10 +20,11 @@ class ModelSpec(Spec):
 
     flags: "encoder" = tokens attend to those after them, too. A prompt is computed in one step,
     nothing is cached, and the model makes vectors and no text. "classifier" = `logits` returns one
-    number for each class, of rows that the pooler made.
+    number for each class, of rows that the pooler made. "tensor_parallel" = ranks can divide its
+    layers.
     """
 
-    FLAGS = frozenset({"encoder", "classifier"})
+    FLAGS = frozenset({"encoder", "classifier", "tensor_parallel"})
 
 
 class Model(Protocol):

@@ -29,9 +29,11 @@ class PlatformSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSetup:
-    """num_threads: compute threads that the user wants; None = the platform decides."""
+    """num_threads: compute threads of each rank that the user wants; None = the platform decides.
+    local_ranks: how many ranks share this host."""
 
     num_threads: int | None = None
+    local_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,17 +84,38 @@ class QuantizationSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank holds of a checkpoint's matrix. shape: of the whole matrix. rows, columns: those
+    that the rank holds, [start, stop). Formats with blocks can only be cut between them."""
+
+    shape: tuple[int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    def of(self, matrix: "Tensor") -> "Tensor":
+        """Return the part of a matrix of this shape, as a view."""
+        return matrix[slice(*self.rows), slice(*self.columns)]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor of a merged weight. rows: the rows of the merged weight that it fills,
-    [start, stop)."""
+    """One checkpoint matrix of a merged weight, or a part of one. rows: the rows of the merged
+    weight that it fills, [start, stop). cut: the part of the matrix that this rank holds; None =
+    all of it."""
 
     name: str
     rows: tuple[int, int]
+    cut: Cut | None = None
+
+    def shape(self, columns: int) -> tuple[int, int]:
+        """Return the shape of the checkpoint's matrix. columns: of the merged weight."""
+        return (self.rows[1] - self.rows[0], columns) if self.cut is None else self.cut.shape
 
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom.
+    """y = x Wᵀ + b with W [out_features, in_features]. The `parts` fill W from top to bottom; rows
+    after the last part are zero. If several ranks divide the layer, W is what this rank holds.
     is_head: the outputs are logits. num_experts: W consists of the matrices of this many experts,
     which have equal numbers of rows; 0 = it is not of experts."""
 
@@ -121,7 +142,8 @@ class EmbeddingLayer:
 def wanted_parts(parts: Iterable[Part], columns: int) -> list[WantedWeight]:
     """Return the parts as tensors that are stored under their own names, [rows of the part,
     columns]."""
-    return [WantedWeight(part.name, (part.rows[1] - part.rows[0], columns)) for part in parts]
+    shapes = {part.name: part.shape(columns) for part in parts}
+    return [WantedWeight(name, shape) for name, shape in shapes.items()]
 
 
 class WeightMethod(Protocol):

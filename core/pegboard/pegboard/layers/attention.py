@@ -4,7 +4,6 @@ backend."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, as_tensor
@@ -23,7 +22,7 @@ class Attention(Layer):
     layer_index: names the layer's KV cache. scale: factor of q·k (default D^-0.5). window: in
     tokens, including the current one. rope: if given, q and k are first rotated by the step's
     rotation. has_sinks: the checkpoint has a tensor `sinks` [H] at build.path. chunk, exact_keys,
-    encoder: see AttentionLayer.
+    encoder: see AttentionLayer. Each rank has its share of the heads.
     """
 
     def __init__(
@@ -51,16 +50,26 @@ class Attention(Layer):
                 f"{build.path}: layer index {layer_index} already has an attention layer"
             )
         self.rope = rope
+        self.whole_kv_heads = num_kv_heads
+        heads, self.kv_heads = build.tensor.heads(num_heads, num_kv_heads)
+        held = heads[1] - heads[0]
         name = f"{build.path}.sinks"
         self.sinks = (
-            PlainTensor({name: (0, num_heads)}, (num_heads,), replace(build, dtype="float32"))
+            PlainTensor(
+                {name: (0, held)},
+                (held,),
+                build,
+                dtype="float32",
+                sources={name: (heads,)},
+            )
             if has_sinks
             else None
         )
+        self.wanted_sinks = [WantedWeight(name, (num_heads,))] if has_sinks else []
         self.spec = AttentionLayer(
             layer_index=layer_index,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
+            num_heads=held,
+            num_kv_heads=self.kv_heads[1] - self.kv_heads[0],
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
             window=window,
@@ -95,12 +104,7 @@ class Attention(Layer):
                 f"{path}: the checkpoint has {next(iter(self.scales))}, but needs scales for keys "
                 "and values"
             )
-        wanted = [WantedWeight(name) for name in self.scales]
-        return (
-            wanted
-            if self.sinks is None
-            else [*wanted, WantedWeight(f"{path}.sinks", (self.spec.num_heads,))]
-        )
+        return [*(WantedWeight(name) for name in self.scales), *self.wanted_sinks]
 
     def accept(self, piece: WeightPiece) -> None:
         """Set the sinks, or the scales that this tensor is for. Raises ModelError if it is not a
@@ -108,7 +112,7 @@ class Attention(Layer):
         if self.sinks is not None and piece.name in self.sinks.names:
             return self.sinks.accept(piece)
         numbers = as_tensor(piece.data).float().flatten()
-        num_heads = self.spec.num_kv_heads
+        num_heads = self.whole_kv_heads
         if numbers.numel() not in (1, num_heads) or not bool(
             ((numbers > 0) & numbers.isfinite()).all()
         ):
@@ -119,6 +123,8 @@ class Attention(Layer):
             raise ModelError(
                 f"tensor {piece.name} {list(piece.shape)} holds {numbers[:4].tolist()}; {needed}"
             )
+        if len(numbers) > 1:
+            numbers = numbers[slice(*self.kv_heads)]
         for scale in self.scales[piece.name]:
             scale.copy_(numbers)
 

@@ -3,7 +3,7 @@ that core loads and binds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -19,7 +19,10 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
 )
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
+from pegboard.layers.shards import Group, Span
 from pegboard.ops import AdapterRows
+
+ALONE = Group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Build:
     the depths at which the model hands out its hidden states. attention: layer index → its bound
     attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
     use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
-    None if LoRA is off."""
+    None if LoRA is off. tensor: the ranks that divide the layers."""
 
     dtype: str
     device: str
@@ -77,6 +80,7 @@ class Build:
     lora: LoRALimits | None = None
     lora_rows: Callable[[], AdapterRows | None] | None = None
     lora_head_rows: Callable[[], AdapterRows | None] | None = None
+    tensor: Group = ALONE
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
@@ -158,7 +162,8 @@ class Layer(nn.Module):
 
 class PlainTensor:
     """A small unquantized tensor of a layer (norm weight, bias), loaded in pieces along dim 0. A
-    reload writes to the same address. dtype: torch name; None = the compute type."""
+    reload writes to the same address. dtype: torch name; None = the compute type. sources: the rows
+    of each tensor that this rank holds; a tensor that is not named is held as a whole."""
 
     def __init__(
         self,
@@ -166,8 +171,10 @@ class PlainTensor:
         shape: tuple[int, ...],
         build: Build,
         dtype: str | None = None,
+        sources: Mapping[str, Sequence[Span]] | None = None,
     ) -> None:
         self.names = dict(names)
+        self.sources = sources or {}
         self.data = torch.empty(
             shape, dtype=getattr(torch, dtype or build.dtype), device=build.device
         )
@@ -180,12 +187,15 @@ class PlainTensor:
             )
         start, stop = self.names[piece.name]
         target = self.data[start:stop]
-        if piece.data.shape != target.shape:
+        data = piece.data
+        if spans := self.sources.get(piece.name):
+            data = torch.cat([data[first:last] for first, last in spans])
+        if data.shape != target.shape:
             raise ModelError(
                 f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects "
                 f"{tuple(target.shape)}"
             )
-        target.copy_(piece.data)
+        target.copy_(data)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensor, in a list."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
+from pegboard.interfaces.quantization import Cut, EmbeddingLayer, LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, PlainTensor, WeightLayer
 from pegboard.layers.linear import with_bias
@@ -42,7 +44,8 @@ class Embedding(WeightLayer):
 
 class Head(WeightLayer):
     """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's
-    table."""
+    table. Each rank computes a share of the logits, and all get all of them. A rank reads its share
+    of the table once more, because it also needs all of it to look up."""
 
     def __init__(
         self,
@@ -58,22 +61,35 @@ class Head(WeightLayer):
             raise ConfigError(f"{build.path}: a tied head has no bias")
         self.num_rows = num_rows
         self.width = width
-        self.tied = tied
         self.wants_bias = bias
-        if tied is not None:
-            tied.is_head = True
+        self.group = build.tensor
+        self.tied = tied if self.group.size == 1 else None
+        self.embedding = tied
+        if self.tied is not None:
+            self.tied.is_head = True
+        self.padded = -(-num_rows // self.group.size)
+        start = self.group.rank * self.padded
+        self.rows = (start, min(start + self.padded, num_rows))
+
+    def _part(self, name: str) -> Part:
+        start, stop = self.rows
+        cut = Cut((self.num_rows, self.width), self.rows, (0, self.width))
+        return Part(f"{name}.weight", (0, stop - start), cut if self.group.size > 1 else None)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is not None:
             return []
-        part = Part(f"{self.build.path}.weight", (0, self.num_rows))
-        layer = LinearLayer(self.build.path, self.width, self.num_rows, (part,), is_head=True)
+        name = (self.embedding or self).build.path
+        parts = (self._part(name),)
+        layer = LinearLayer(name, self.width, self.padded, parts, is_head=True)
         self.method = self.build.method("linear", layer)
         wanted = self.method.declare(available)
         if self.wants_bias:
             bias = f"{self.build.path}.bias"
-            self.bias = PlainTensor({bias: (0, self.num_rows)}, (self.num_rows,), self.build)
-            wanted.append(WantedWeight(bias, (self.num_rows,)))
+            rows = {bias: parts[0].rows}
+            sources = {bias: (self.rows,)}
+            self.bias = PlainTensor(rows, (self.padded,), self.build, sources=sources)
+            wanted = [*wanted, WantedWeight(bias, (self.num_rows,))]
         return wanted
 
     def bind(self) -> None:
@@ -93,9 +109,17 @@ class Head(WeightLayer):
         if self.bias is not None:
             multiply = with_bias(multiply, self.bias.data)
         if self.build.lora is not None:
-            part = Part(f"{self.build.path}.weight", (0, self.num_rows))
             self.adapters = self.adapters or AdapterSlots(
-                self.build, [part], self.width, self.build.lora_head_rows
+                self.build, [self._part(self.build.path)], self.width, self.build.lora_head_rows
             )
             multiply = self.adapters.added_to(multiply)
+        if self.group.collective is not None:
+            multiply = self._gathered(multiply, self.group.collective.all_gather)
         self.forward = lambda hidden: multiply(hidden).float()
+
+    def _gathered(
+        self, multiply: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the logits of all ranks, without the rows that only make their shares equal."""
+        num_rows = self.num_rows
+        return lambda hidden: gather(multiply(hidden))[:, :num_rows]

@@ -10,12 +10,16 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import LinearLayer, Part, WeightMethod
+from pegboard.interfaces.quantization import Cut, LinearLayer, Part, WeightMethod
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.activation import OPS
 from pegboard.layers.build import Build, Holder, Layer, PlainTensor
 from pegboard.layers.lora import AdapterSlots, Weights
+from pegboard.layers.shards import Span, scaled
 from pegboard.ops.experts import RouterRule
+
+Modules = dict[str, tuple[int, tuple[Span, ...]]]
+"""Module of an expert → its rows, and those that this rank holds."""
 
 
 class ExpertActivation(Protocol):
@@ -85,6 +89,8 @@ class Experts(Layer):
         self.weighs_input = weighs_input
         self.is_transposed = is_transposed
         self.is_interleaved = is_interleaved
+        self.group = build.tensor
+        self.span = self.group.share(intermediate_size)
         self.correction: PlainTensor | None = None
         self.methods: list[WeightMethod] = []
         self.linears: list[LinearLayer] = []
@@ -104,29 +110,36 @@ class Experts(Layer):
         )
         *before, down = self.names
         width = self.intermediate_size
-        first = {self.merged: 2 * width} if self.is_merged else dict.fromkeys(before, width)
+        span = self.span
+        names = [self.merged] if self.is_merged else before
+        first: Modules = dict.fromkeys(names, (width, (span,)))
+        if self.is_merged and self.is_interleaved:
+            first[self.merged] = (2 * width, (scaled(span, 2),))
+        elif self.is_merged:
+            first[self.merged] = (2 * width, (span, (width + span[0], width + span[1])))
+        inputs = (0, self.hidden_size)
+        last: Modules = {down: (self.hidden_size, (inputs,))}
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
         self.methods = []
         self.linears = []
         self.biases = []
         wanted: dict[str, WantedWeight] = {}
-        for inputs, modules in ((self.hidden_size, first), (width, {down: self.hidden_size})):
-            layer = self._linear(inputs, modules)
+        for columns, count, modules in ((inputs, self.hidden_size, first), (span, width, last)):
+            layer = self._linear(columns, count, modules)
             method = self.build.method("linear", layer)
             self.methods.append(method)
             self.linears.append(layer)
             declared: list[tuple[WantedWeight, Any]] = [
                 (weight, method) for weight in method.declare(present)
             ]
-            if self.wants_bias:
-                rows = {
-                    part.name.removesuffix("weight") + "bias": part.rows for part in layer.parts
-                }
-                bias = PlainTensor(rows, (layer.out_features,), self.build)
+            # what the ranks add up has the bias once
+            if self.wants_bias and not (modules is last and self.group.rank):
+                bias = self._bias(layer)
                 self.biases.append(bias)
+                rows = {part.name: part.shape(count)[0] for part in layer.parts}
                 declared += [
-                    (WantedWeight(name, (stop - start,)), bias)
-                    for name, (start, stop) in rows.items()
+                    (WantedWeight(name.removesuffix("weight") + "bias", (each,)), bias)
+                    for name, each in rows.items()
                 ]
             for weight, target in declared:
                 entry, name, expert = index.get(weight.name, (None, weight.name, None))
@@ -148,18 +161,34 @@ class Experts(Layer):
             wanted[self.correction_name] = WantedWeight(self.correction_name, (self.num_experts,))
         return list(wanted.values())
 
-    def _linear(self, inputs: int, modules: Mapping[str, int]) -> LinearLayer:
-        """Return the matrix with these modules of each expert below each other."""
+    def _linear(self, columns: Span, num_columns: int, modules: Modules) -> LinearLayer:
+        """Return the matrix with these modules of each expert below each other. columns: those of
+        `num_columns` that this rank holds."""
         parts = []
         start = 0
         for expert in range(self.num_experts):
-            for module, rows in modules.items():
-                parts.append(
-                    Part(f"{self.build.path}.{expert}.{module}.weight", (start, start + rows))
-                )
-                start += rows
+            for module, (num_rows, spans) in modules.items():
+                for span in spans:
+                    stop = start + span[1] - span[0]
+                    cut = Cut((num_rows, num_columns), span, columns)
+                    is_whole = len(spans) == 1 and self.group.size == 1
+                    name = f"{self.build.path}.{expert}.{module}.weight"
+                    parts.append(Part(name, (start, stop), None if is_whole else cut))
+                    start = stop
         path = f"{self.build.path}.{'-'.join(modules)}"
-        return LinearLayer(path, inputs, start, tuple(parts), num_experts=self.num_experts)
+        return LinearLayer(
+            path, columns[1] - columns[0], start, tuple(parts), num_experts=self.num_experts
+        )
+
+    def _bias(self, layer: LinearLayer) -> PlainTensor:
+        rows: dict[str, Span] = {}
+        sources: dict[str, list[Span]] = {}
+        for part in layer.parts:
+            name = part.name.removesuffix("weight") + "bias"
+            rows[name] = rows.get(name, part.rows)[0], part.rows[1]
+            if part.cut is not None:
+                sources.setdefault(name, []).append(part.cut.rows)
+        return PlainTensor(rows, (layer.out_features,), self.build, sources=sources)
 
     def _per_expert(
         self, available: Mapping[str, TensorEntry]
@@ -223,7 +252,8 @@ class Experts(Layer):
                 raise ConfigError(
                     f"{self.build.path}: {type(method).__name__} does not support experts"
                 )
-            bias = self.biases[index].data.view(num_experts, -1) if self.wants_bias else None
+            has_bias = index < len(self.biases)
+            bias = self.biases[index].data.view(num_experts, -1) if has_bias else None
             calls.append(bind_experts(kernels, num_experts, bias))
         first, down = calls
         if not isinstance(self.activation, str):
@@ -260,6 +290,8 @@ class Experts(Layer):
             total: Tensor = add_up(rows, places, None if weighs_input else weights, shared, gate)
             return total
 
+        if (collective := self.group.collective) is not None:
+            compute = self._summed(compute, collective.all_reduce)
         self.forward = compute
         if rule is not None:
             route = kernels[rule.op]
@@ -271,6 +303,15 @@ class Experts(Layer):
                 return compute(x, weights, ids, shared, gate)
 
             self.forward = forward
+
+    def _summed(
+        self, compute: Callable[..., Tensor], add_up: Callable[[Tensor], Tensor]
+    ) -> Callable[..., Tensor]:
+        """Return `compute` plus the results of the other ranks. All ranks have the shared result;
+        the first adds it."""
+        if self.group.rank:
+            return lambda x, weights, ids, shared=None, gate=None: add_up(compute(x, weights, ids))
+        return lambda *inputs: add_up(compute(*inputs))
 
     def holders(self) -> list[Holder]:
         return [*self.methods, *self.biases, *super().holders()]

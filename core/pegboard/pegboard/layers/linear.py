@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import LinearLayer, Part
+from pegboard.interfaces.quantization import Cut, LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
 from pegboard.layers.build import Build, PlainTensor, WeightLayer
 from pegboard.layers.lora import AdapterSlots
+from pegboard.layers.shards import Span, scaled
 from pegboard.plan.weight_update import FLOATS
 
 
@@ -20,9 +21,16 @@ class Linear(WeightLayer):
     """[T, in_features] → [T, out_features].
 
     parts: {sibling module name: rows} of a merged weight; build.path is then their common parent.
-    Without parts, the layer is one checkpoint module at build.path. is_router: the outputs choose
-    experts, so floats are not quantized while they are loaded. That would save little memory, and
-    small errors choose other experts.
+    Several numbers of rows are the sections of one tensor. Without parts, the layer is one
+    checkpoint module at build.path. is_router: the outputs choose experts, so floats are not
+    quantized while they are loaded. That would save little memory, and small errors choose other
+    experts.
+
+    split: what ranks divide. "rows": each holds a share of the outputs of every part, and returns
+    only those. "columns": each takes a share of the inputs, and all get the sum. None: each
+    computes everything. heads: (query heads, KV heads, channels of each) if the outputs of a layer
+    that is split by rows are queries, or the inputs of one that is split by columns are the results
+    of attention; ranks then divide the heads as attention does.
     """
 
     def __init__(
@@ -31,33 +39,72 @@ class Linear(WeightLayer):
         in_features: int,
         out_features: int,
         *,
-        parts: Mapping[str, int] | None = None,
+        parts: Mapping[str, int | tuple[int, ...]] | None = None,
         bias: bool = False,
         is_router: bool = False,
+        split: Literal["rows", "columns"] | None = None,
+        heads: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(build)
         self.is_router = is_router
-        names = (
-            {f"{build.path}.{part}": rows for part, rows in parts.items()}
+        sections = (
+            {
+                f"{build.path}.{part}": (rows,) if isinstance(rows, int) else rows
+                for part, rows in parts.items()
+            }
             if parts
-            else {build.path: out_features}
+            else {build.path: (out_features,)}
         )
-        if sum(names.values()) != out_features:
+        self.wants_bias = bias
+        self.group = build.tensor
+        self.is_summed = split == "columns" and self.group.size > 1
+        self.whole_in_features = in_features
+        self.columns = (0, in_features)
+        share = self.group.share if heads is None else (lambda _: self._channels(*heads))
+        if self.is_summed:
+            self.columns = share(in_features)
+        self.in_features = self.columns[1] - self.columns[0]
+        if split != "rows":
+            share = lambda rows: (0, rows)  # noqa: E731
+        self.hold({name: [(rows, share(rows)) for rows in each] for name, each in sections.items()})
+        whole = sum(self.modules_by_name.values())
+        if whole != out_features:
             raise ConfigError(
                 f"{build.path}: parts {dict(parts or {})} do not add up to {out_features}"
             )
-        self.modules_by_name = names
-        self.wants_bias = bias
-        self.in_features = in_features
-        self.out_features = out_features
+
+    def hold(self, modules: Mapping[str, Sequence[tuple[int, Span]]]) -> None:
+        """Read the weight from these modules: the sections of each, with the rows of the section
+        that this rank holds."""
+        self.modules_by_name = {
+            name: sum(rows for rows, _ in sections) for name, sections in modules.items()
+        }
+        self.spans: dict[str, list[Span]] = {}
+        for name, sections in modules.items():
+            spans = self.spans.setdefault(name, [])
+            start = 0
+            for rows, (first, last) in sections:
+                if spans and spans[-1][1] == start + first:
+                    first = spans.pop()[0] - start
+                spans.append((start + first, start + last))
+                start += rows
+        self.out_features = rows_of(self.spans)
+
+    def _channels(self, num_heads: int, num_kv_heads: int, head_dim: int) -> Span:
+        return scaled(self.group.heads(num_heads, num_kv_heads)[0], head_dim)
 
     def _layout(self) -> tuple[Part, ...]:
         """Return where each checkpoint tensor is in the merged weight."""
         parts = []
         start = 0
-        for name, rows in self.modules_by_name.items():
-            parts.append(Part(f"{name}.weight", (start, start + rows)))
-            start += rows
+        for name, spans in self.spans.items():
+            shape = (self.modules_by_name[name], self.whole_in_features)
+            for span in spans:
+                rows = (start, start + span[1] - span[0])
+                cut = Cut(shape, span, self.columns)
+                is_whole = (span, self.columns) == ((0, shape[0]), (0, shape[1]))
+                parts.append(Part(f"{name}.weight", rows, None if is_whole else cut))
+                start = rows[1]
         return tuple(parts)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
@@ -70,14 +117,27 @@ class Linear(WeightLayer):
             replace(self.build, quantization=self.build.plain) if stays_plain else self.build
         ).method("linear", layer)
         wanted = self.method.declare(available)
-        if self.wants_bias:
-            rows = {part.name.removesuffix("weight") + "bias": part.rows for part in parts}
-            self.bias = PlainTensor(rows, (self.out_features,), self.build)
+        # what the ranks add up has the bias once
+        if self.wants_bias and not (self.is_summed and self.group.rank):
+            self.bias = self._bias()
             wanted = [
                 *wanted,
-                *(WantedWeight(name, (stop - start,)) for name, (start, stop) in rows.items()),
+                *(
+                    WantedWeight(name, (self.modules_by_name[name.removesuffix(".bias")],))
+                    for name in self.bias.names
+                ),
             ]
         return wanted
+
+    def _bias(self) -> PlainTensor:
+        rows = {}
+        start = 0
+        for name, spans in self.spans.items():
+            stop = start + rows_of({name: spans})
+            rows[f"{name}.bias"] = (start, stop)
+            start = stop
+        sources = {f"{name}.bias": spans for name, spans in self.spans.items()}
+        return PlainTensor(rows, (self.out_features,), self.build, sources=sources)
 
     def bind(self) -> None:
         assert self.method is not None
@@ -88,12 +148,13 @@ class Linear(WeightLayer):
                 self.build, self._layout(), self.in_features, self.build.lora_rows
             )
             call = self.adapters.added_to(call)
-        self.forward = call
+        self.forward = self.group.summed(call) if self.is_summed else call
 
 
 class QKVLinear(Linear):
     """The merged query, key and value projection: [T, hidden] → q [T, H, D], k [T, K, D], v [T, K,
-    D]."""
+    D]. Each rank has its share of the heads. names: of the checkpoint's modules; if they are fewer
+    than three, the last one has the rows of several below each other."""
 
     def __init__(
         self,
@@ -104,15 +165,21 @@ class QKVLinear(Linear):
         head_dim: int,
         *,
         bias: bool = False,
+        names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
-        parts = {
-            "q_proj": num_heads * head_dim,
-            "k_proj": num_kv_heads * head_dim,
-            "v_proj": num_kv_heads * head_dim,
-        }
-        super().__init__(build, hidden_size, sum(parts.values()), parts=parts, bias=bias)
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        sizes = [count * head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
+        parts = {name: sum(sizes[i] for i in each) for name, each in stored_in(names).items()}
+        super().__init__(build, hidden_size, sum(sizes), parts=parts, bias=bias)
+        heads, kv_heads = self.group.heads(num_heads, num_kv_heads)
+        spans = [scaled(span, head_dim) for span in (heads, kv_heads, kv_heads)]
+        self.hold(
+            {
+                f"{build.path}.{name}": [(sizes[i], spans[i]) for i in each]
+                for name, each in stored_in(names).items()
+            }
+        )
+        self.num_heads = heads[1] - heads[0]
+        self.num_kv_heads = kv_heads[1] - kv_heads[0]
         self.head_dim = head_dim
 
     def bind(self) -> None:
@@ -128,6 +195,17 @@ class QKVLinear(Linear):
             return heads[:, :num_heads], heads[:, num_heads:first_value], heads[:, first_value:]
 
         self.forward = forward
+
+
+def stored_in(names: Sequence[str]) -> dict[str, range]:
+    """Return which of queries (0), keys (1) and values (2) each module has."""
+    last = len(names) - 1
+    return {name: range(i, 3 if i == last else i + 1) for i, name in enumerate(names)}
+
+
+def rows_of(spans: Mapping[str, Sequence[Span]]) -> int:
+    """Return the number of rows in these spans."""
+    return sum(stop - start for each in spans.values() for start, stop in each)
 
 
 def with_bias(call: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tensor], Tensor]:

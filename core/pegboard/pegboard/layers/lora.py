@@ -44,7 +44,7 @@ class AdapterSlots:
         self.rows = rows
         self.kernels = build.kernels
         self.max_rank = limits.max_rank
-        self.modules = {part.name.removesuffix(".weight"): part for part in parts}
+        self.modules = [(part.name.removesuffix(".weight"), part) for part in parts]
         self.num_experts = num_experts
         self.num_parts = len(parts) // num_experts
         self.bounds = (0, *(part.rows[1] for part in parts[: self.num_parts]))
@@ -60,15 +60,12 @@ class AdapterSlots:
         [rank, in], B [out, rank]). Raises ModelError if the rank is too large, a shape does not fit
         or a value is not finite."""
         weights_of_parts = []
-        for index, (name, part) in enumerate(self.modules.items()):
+        for index, (name, part) in enumerate(self.modules):
             if name not in weights:
                 continue
             a, b = weights[name]
-            fits = (
-                a.ndim == 2
-                and a.shape[1] == self.a.shape[1]
-                and b.shape == (part.rows[1] - part.rows[0], a.shape[0])
-            )
+            rows, columns = part.shape(self.a.shape[1])
+            fits = a.ndim == 2 and a.shape[1] == columns and b.shape == (rows, a.shape[0])
             if not fits:
                 raise ModelError(
                     f"the shapes of {name} do not fit the model: A {list(a.shape)}, B "
@@ -78,6 +75,9 @@ class AdapterSlots:
                 raise ModelError(
                     f"adapter rank {a.shape[0]} of {name} exceeds max_lora_rank={self.max_rank}"
                 )
+            if part.cut is not None:
+                a = a[:, slice(*part.cut.columns)]
+                b = b[slice(*part.cut.rows)]
             a = a.T.to(self.a.dtype).contiguous()
             b = (b * scaling).T.to(self.b.dtype).contiguous()
             if not (a.isfinite().all() and b.isfinite().all()):
@@ -109,19 +109,20 @@ class AdapterSlots:
         (PEFT's `target_parameters`): A [E · rank, in] and B [out, rank · E]. None if these do not
         have the shapes of this layer."""
         num_experts = self.num_experts
-        bounds = self.bounds
-        if (
-            a.shape[1:] != self.a.shape[1:2]
-            or a.shape[0] % num_experts
-            or b.shape != (bounds[-1], a.shape[0])
-        ):
+        shapes = {name: part.shape(self.a.shape[1]) for name, part in self.modules}
+        columns = next(iter(shapes.values()))[1]
+        rows = sum(count for count, _ in shapes.values()) // num_experts
+        if a.shape[1:] != (columns,) or a.shape[0] % num_experts or b.shape != (rows, a.shape[0]):
             return None
-        each_a = a.view(num_experts, -1, a.shape[1])
-        each_b = b.view(bounds[-1], -1, num_experts)
+        each_a = a.view(num_experts, -1, columns)
+        each_b = b.view(rows, -1, num_experts)
         matrices = {}
-        for index, name in enumerate(self.modules):
-            expert, part = divmod(index, self.num_parts)
-            matrices[name] = each_a[expert], each_b[bounds[part] : bounds[part + 1], :, expert]
+        first = 0
+        for index, (name, (count, _)) in enumerate(shapes.items()):
+            first %= rows
+            expert = index * num_experts // len(shapes)
+            matrices[name] = each_a[expert], each_b[first : first + count, :, expert]
+            first += count
         return matrices
 
     def product(self) -> Callable[[Tensor, Tensor, AdapterRows], Tensor]:

@@ -78,7 +78,7 @@ class Adapters:
         digest = digest_of(scaling, weights)
         for layer in self._experts:
             weights = layer.unstacked(weights)
-        known = {name for slots in self._slots for name in slots.modules}
+        known = {name for slots in self._slots for name, _ in slots.modules}
         if unknown := sorted(weights.keys() - known):
             raise ModelError(
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pegboard.errors import ConfigError
+from pegboard.interfaces.executor import Place
 from pegboard.plugins.importing import import_object
 from pegboard.plugins.registry import Registry
 from pegboard.worker.worker import Worker, WorkerPlan
 
 
-def make_worker(registry: Registry, plan: WorkerPlan, rank: int) -> Worker:
+def make_worker(registry: Registry, plan: WorkerPlan, place: Place) -> Worker:
     """Return the worker of a rank, with the methods of the class that `worker_extension_cls` names.
     Raises ConfigError."""
     path = plan.config.worker_extension_cls
-    return (_extended(path) if path else Worker)(registry, plan, rank)
+    return (_extended(path) if path else Worker)(registry, plan, place)
 
 
 def _extended(path: str) -> type[Worker]:

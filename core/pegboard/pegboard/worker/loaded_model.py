@@ -61,6 +61,10 @@ class LoadedModel:
         registry = setup.registry
         need = Need(platform=setup.platform_name)
         self.entry = registry.choose("model", need, keys=checkpoint.architectures).require()
+        if self.build.tensor.size > 1 and "tensor_parallel" not in registry.spec(self.entry).flags:
+            raise ConfigError(
+                f"{self.entry.id} cannot divide its layers among ranks; use tensor_parallel_size=1"
+            )
         implementation = registry.load(self.entry)
         self.model: Any = registry.checked(
             self.entry, implementation(checkpoint.config, self.build), None
@@ -93,6 +97,7 @@ class LoadedModel:
             layers=layers,
             taps=taps,
             lora=lora,
+            tensor=self.setup.tensor,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )

@@ -13,13 +13,16 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.errors import blame, expect
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.collective import CollectiveNeed, CollectiveSetup
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
+from pegboard.interfaces.executor import Place
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
 from pegboard.interfaces.logits_processor import LogitsProcessorSetup
 from pegboard.interfaces.platform import Device, Platform, PlatformSetup
 from pegboard.interfaces.pooler import Pooler, PoolerSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
+from pegboard.layers.shards import Group
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
@@ -28,35 +31,60 @@ from pegboard.worker.kernels import Kernels, choose_kernels
 if TYPE_CHECKING:
     from pegboard.interfaces.tokenizer import Vocabulary
 
+TIMEOUT_S = 300.0
+"""How long a rank waits for the others, in seconds: longer than any step takes."""
+
 
 @dataclass(frozen=True)
 class WorkerSetup:
     """What all models and parts of a worker have in common. platform_name: the name of the
     platform's plugin. kernels: op or weight format → implementation. activations: torch name of the
-    type that is computed in between the products with weights, which `config.dtype` is the type
-    of."""
+    type that is computed in between the products with weights, which `config.dtype` is the type of.
+    tensor: the ranks that divide the layers."""
 
     registry: Registry
     config: EngineConfig
     limits: Limits
-    rank: int
+    place: Place
     platform_name: str
     platform: Platform
     device: Device
     kernels: Kernels
     activations: str
+    tensor: Group
 
 
-def take_device(registry: Registry, config: EngineConfig, limits: Limits, rank: int) -> WorkerSetup:
+def take_device(
+    registry: Registry, config: EngineConfig, limits: Limits, place: Place
+) -> WorkerSetup:
     """Take the device of a rank, and choose its kernels. Raises ConfigError or PluginError."""
     entry = registry.choose("platform", Need(), explicit=config.device).require()
-    platform = registry.build(entry, PlatformSetup(num_threads=config.num_threads))
-    device = expect(platform.start(rank), Device, platform, "start")
+    platform = registry.build(entry, PlatformSetup(config.num_threads, place.local_ranks))
+    device = expect(platform.start(place.local_rank), Device, platform, "start")
     activations = device.activations or config.dtype
     kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
+    tensor = make_group(registry, config, place, entry.name, device)
     return WorkerSetup(
-        registry, config, limits, rank, entry.name, platform, device, kernels, activations
+        registry, config, limits, place, entry.name, platform, device, kernels, activations, tensor
     )
+
+
+def make_group(
+    registry: Registry, config: EngineConfig, place: Place, platform: str, device: Device
+) -> Group:
+    """Return the ranks that divide the layers, connected to each other if they run at all."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return Group()
+    hosts = -(-place.ranks // place.local_ranks)
+    need = CollectiveNeed(platform=platform, hosts=hosts)
+    entry = registry.choose("collective", need).require()
+    if not place.address:
+        return Group(place.rank, size)
+    setup = CollectiveSetup(
+        "tensor", tuple(range(size)), place.rank, place.address, device.name, TIMEOUT_S
+    )
+    return Group(place.rank, size, registry.build(entry, setup))
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:
@@ -119,7 +147,7 @@ def make_connectors(
         half = import_part(entry, spec.worker, "worker")
         options = registry.options(entry)
         with blame(entry.id):
-            built = half(options, KVConnectorSetup(kv_plan, setup.rank))
+            built = half(options, KVConnectorSetup(kv_plan, setup.place.rank))
             connectors[name] = registry.checked(entry, built, None, "worker")
             connectors[name].register(views, kv_plan.groups)
     return connectors

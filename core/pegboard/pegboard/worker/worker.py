@@ -8,6 +8,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pegboard.config.limits import Limits
 from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput
@@ -15,7 +17,13 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
-from pegboard.interfaces.executor import ENGINE_CALLS, SERVING_CALLS, START_CALLS, WorkerReady
+from pegboard.interfaces.executor import (
+    ENGINE_CALLS,
+    SERVING_CALLS,
+    START_CALLS,
+    Place,
+    WorkerReady,
+)
 from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.weight_loader import Checkpoint
@@ -79,10 +87,11 @@ class Worker:
     replay: Replay | None = None
     extension_methods: frozenset[str] = frozenset()
 
-    def __init__(self, registry: Registry, plan: WorkerPlan, rank: int) -> None:
+    def __init__(self, registry: Registry, plan: WorkerPlan, place: Place) -> None:
         self.registry = registry
         self.plan = plan
-        self.rank = rank
+        self.rank = place.rank
+        self.place = place
         self.config = plan.config
         self.limits = plan.limits
         self.models: list[LoadedModel] = []
@@ -93,7 +102,7 @@ class Worker:
     def declare(self) -> None:
         """Take the device and build the models without weights. Raises as `load` does."""
         config = self.config
-        self.setup = take_device(self.registry, config, self.limits, self.rank)
+        self.setup = take_device(self.registry, config, self.limits, self.place)
         choose_sampler(self.setup)
         lora_dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
         lora = (
@@ -185,9 +194,14 @@ class Worker:
 
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runners. Earlier recordings are
-        discarded."""
+        discarded. kv_plan: of the first rank; others may hold fewer heads."""
         if self.replay is not None:
             self.replay.reset()
+        specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
+        groups = [
+            msgspec.structs.replace(group, spec=specs[group.layers[0]]) for group in kv_plan.groups
+        ]
+        kv_plan = msgspec.structs.replace(kv_plan, groups=tuple(groups))
         platform = self.setup.platform
         views = memory.allocate(kv_plan, platform.zeros, platform.memory().total_bytes)
         self._bind(
@@ -197,10 +211,11 @@ class Worker:
             connectors=make_connectors(self.setup, kv_plan, views),
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> list[Decision]:
         """Run one step of every kind, in which what plugins return is checked, record what the
         models compute, and run the steps again. A stage that cannot be recorded runs eagerly, and
-        the log says why. A model that cannot run is an error here and not at the first request."""
+        the log says why. A model that cannot run is an error here and not at the first request.
+        Returns what this rank has chosen."""
         parts = self.running.parts
         steps = [*memory.trial_steps(self.limits, len(parts.plan.groups))]
         self._try(*steps)
@@ -228,6 +243,7 @@ class Worker:
         self.registry.record(replace(decision, notes=notes))
         for view in memory.tensors_of(parts.views):  # what the steps wrote
             view[0].zero_()
+        return list(self.registry.decisions.values())
 
     def embedding_size(self) -> int:
         """Return the width of the rows that the model's `embed` returns."""
@@ -249,7 +265,8 @@ class Worker:
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
         """Run one step. The returned callable waits for its result. The next step may be run before
         that."""
-        return self.running.run(batch, masks)
+        with blame(None, self.registry.modules):
+            return self.running.run(batch, masks)
 
     def call(self, method: str, *args: object) -> object:
         """Run one of START_CALLS, SERVING_CALLS and ENGINE_CALLS."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
-from pegboard.interfaces.executor import ExecutorSetup, WorkerDeath, WorkerLike, WorkerReady
+from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerLike, WorkerReady
 
 
 class Step:
@@ -59,7 +59,7 @@ class Step:
 
 class InProcessExecutor:
     def __init__(self, options: None, setup: ExecutorSetup) -> None:
-        self.worker: WorkerLike = setup.make_worker(0)
+        self.worker: WorkerLike = setup.make_worker(Place())
         self.thread: threading.Thread | None = None
         self.submitted: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self.last: Step | None = None

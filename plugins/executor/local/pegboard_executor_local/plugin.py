@@ -6,3 +6,10 @@ IN_PROCESS = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
 )
+
+MP = ExecutorSpec(
+    api="1.0",
+    implementation="pegboard_executor_local.processes:ProcessExecutor",
+    supports={"ranks": True},
+    tier="tuned",
+)

@@ -13,8 +13,9 @@ from pegboard_testing.contract_executor import ExecutorContract, RecordingWorker
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
-def test_contract() -> None:
-    check_entry(installed_entry("executor", "in_process"))
+@pytest.mark.parametrize("name", ["in_process", "mp"])
+def test_contract(name: str) -> None:
+    check_entry(installed_entry("executor", name))
 
 
 class TestInProcess(ExecutorContract):

@@ -104,16 +104,17 @@ class LatentSelfAttention(nn.Module):
         super().__init__()
         self.latent_scale = latent_scale
         self.rank = shape.rank
-        self.num_heads = shape.num_heads
         hidden = shape.hidden_size
-        width = shape.num_heads * (shape.nope_dim + shape.rope_dim)
+        heads = shape.num_heads
+        query = shape.nope_dim + shape.rope_dim
+        split: Any = {"split": "rows", "heads": (heads, 1, query)}
         self.q_a_proj = self.q_a_layernorm = None
         if shape.q_rank is None:
-            self.q_proj = Linear(build.at("q_proj"), hidden, width)
+            self.q_proj = Linear(build.at("q_proj"), hidden, heads * query, **split)
         else:
             self.q_a_proj = Linear(build.at("q_a_proj"), hidden, shape.q_rank, bias=shape.bias)
             self.q_a_layernorm = Norm(build.at("q_a_layernorm"), shape.q_rank, LATENT_EPS)
-            self.q_proj = Linear(build.at("q_b_proj"), shape.q_rank, width)
+            self.q_proj = Linear(build.at("q_b_proj"), shape.q_rank, heads * query, **split)
         self.kv_a_proj = Linear(
             build.at("kv_a_proj_with_mqa"), hidden, shape.rank + shape.rope_dim, bias=shape.bias
         )
@@ -121,7 +122,7 @@ class LatentSelfAttention(nn.Module):
         self.attention = LatentAttention(
             build,
             index,
-            shape.num_heads,
+            heads,
             rank=shape.rank,
             nope_dim=shape.nope_dim,
             rope_dim=shape.rope_dim,
@@ -131,14 +132,19 @@ class LatentSelfAttention(nn.Module):
             index=choice,
         )
         self.o_proj = Linear(
-            build.at("o_proj"), shape.num_heads * shape.value_dim, hidden, bias=shape.bias
+            build.at("o_proj"),
+            heads * shape.value_dim,
+            hidden,
+            bias=shape.bias,
+            split="columns",
+            heads=(heads, 1, shape.value_dim),
         )
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         small = hidden
         if self.q_a_proj is not None and self.q_a_layernorm is not None:
             small = self.q_a_layernorm(self.q_a_proj(hidden))
-        q = self.q_proj(small).view(hidden.shape[0], self.num_heads, -1)
+        q = self.q_proj(small).view(hidden.shape[0], self.attention.num_heads, -1)
         kv = self.kv_a_proj(hidden)
         latent = scaled(self.kv_a_layernorm(kv[:, : self.rank]), self.latent_scale)
         return self.o_proj(

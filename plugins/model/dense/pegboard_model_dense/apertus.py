@@ -34,7 +34,8 @@ class XIELU(Layer):
         super().__init__(build)
         self.given = given
         self.numbers: dict[str, PlainTensor] = {}
-        self.factors = torch.ones(3, size, device=build.device)
+        start, stop = build.tensor.share(size)
+        self.factors = torch.ones(3, stop - start, device=build.device)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.given is not None:

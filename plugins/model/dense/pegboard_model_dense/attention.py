@@ -11,6 +11,7 @@ from pegboard.layers import Attention, Build, Layer, Linear, Rope, Rotation
 from pegboard_model_dense.architecture import Architecture, LayerSizes
 from pegboard_model_dense.positions import AlibiAttention
 from pegboard_model_dense.rows import ArrangedLinear, Rows
+from pegboard_models.norms import heads_held
 
 Step = tuple[Any, ...]
 """What all layers need in a step: the rotation of each rotary embedding, or the positions for
@@ -37,9 +38,18 @@ class SelfAttention(nn.Module):
         inner = model.num_heads * model.head_dim
         rows = Rows(None, model.transposed)
         self.out = ArrangedLinear(
-            build.at(names.out), inner, model.hidden_size, rows, bias=model.out_bias
+            build.at(names.out),
+            inner,
+            model.hidden_size,
+            rows,
+            bias=model.out_bias,
+            split="columns",
+            heads=heads,
         )
-        self.gate = Linear(build.at(names.gate), model.hidden_size, inner) if names.gate else None
+        self.gate = None
+        if names.gate:
+            gate = build.at(names.gate)
+            self.gate = Linear(gate, model.hidden_size, inner, split="rows", heads=heads)
         self.number = 0 if model.alibi else sizes.rope
         rope = None if self.number is None or model.alibi else self.rotates(ropes[self.number])
         more: dict[str, Any] = {
@@ -57,10 +67,10 @@ class SelfAttention(nn.Module):
                 self.attention.append(Attention(build, place, *heads, **more))
         self.q_norm = self.k_norm = None
         if model.head_norm is not None:
-            count, kv_count, head_dim = heads
-            kind = (model.norm, model.eps)
-            self.q_norm = model.head_norm(build.at(names.q_norm), count, head_dim, *kind)
-            self.k_norm = model.head_norm(build.at(names.k_norm), kv_count, head_dim, *kind)
+            of_queries, of_keys = heads_held(build, *heads[:2])
+            kind = (model.head_dim, model.norm, model.eps)
+            self.q_norm = model.head_norm(build.at(names.q_norm), of_queries, *kind)
+            self.k_norm = model.head_norm(build.at(names.k_norm), of_keys, *kind)
 
     def rotates(self, rope: Rope) -> Rope | None:
         """Return the rope with which attention rotates queries and keys."""

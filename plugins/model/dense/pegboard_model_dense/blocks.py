@@ -107,9 +107,12 @@ class GatedMLP(nn.Module):
         hidden = model.hidden_size
         rows = Rows(None, model.transposed)
         columns = self.num_first * width
-        parts = dict.fromkeys(names.up, columns // len(names.up))
-        self.up = ArrangedLinear(build, hidden, columns, rows, parts=parts, bias=model.up_bias)
-        self.down = ArrangedLinear(build.at(names.down), width, hidden, rows, bias=model.down_bias)
+        parts = dict.fromkeys(names.up, (width,) * (self.num_first // len(names.up)))
+        self.up = ArrangedLinear(
+            build, hidden, columns, rows, parts=parts, bias=model.up_bias, split="rows"
+        )
+        down = build.at(names.down)
+        self.down = ArrangedLinear(down, width, hidden, rows, bias=model.down_bias, split="columns")
         self.activation = self.make_activation(build, model.activation)
 
     def make_activation(self, build: Build, name: str) -> Any:

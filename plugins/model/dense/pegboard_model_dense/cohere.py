@@ -18,20 +18,25 @@ from pegboard_model_dense.architecture import Architecture, Names
 from pegboard_model_dense.blocks import Parallel
 from pegboard_model_dense.config import common, windows_by_type
 from pegboard_model_dense.decoder import Decoder
+from pegboard_models.norms import Heads
 
 
 class HeadsNorm(Norm):
     """(x [T, heads, D]) → each head divided by its deviation from its mean, and multiplied with a
     weight of its own [heads, D] (Cohere)."""
 
-    def __init__(self, build: Build, heads: int, head_dim: int, eps: float) -> None:
+    def __init__(self, build: Build, heads: Heads, head_dim: int, eps: float) -> None:
         super().__init__(build, head_dim, eps)
         self.heads = heads
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         name = f"{self.build.path}.weight"
-        self.weight = PlainTensor({name: (0, self.heads)}, (self.heads, self.size), self.build)
-        return [WantedWeight(name, (self.heads, self.size))]
+        start, stop = self.heads.held
+        count = stop - start
+        self.weight = PlainTensor(
+            {name: (0, count)}, (count, self.size), self.build, sources={name: ((start, stop),)}
+        )
+        return [WantedWeight(name, (self.heads.count, self.size))]
 
     def bind(self) -> None:
         factors = self.weight.data.flatten()
@@ -46,7 +51,7 @@ class HeadsNorm(Norm):
 
 
 def own_weights(
-    build: Build, heads: int, head_dim: int, norm: Callable[..., Norm], eps: float
+    build: Build, heads: Heads, head_dim: int, norm: Callable[..., Norm], eps: float
 ) -> Norm:
     """Return a norm of each head, which has weights of its own."""
     return HeadsNorm(build, heads, head_dim, eps)

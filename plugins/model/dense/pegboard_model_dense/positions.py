@@ -75,7 +75,8 @@ class AlibiAttention(Attention):
     ) -> None:
         self.scale = model.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.head_dim = model.head_dim
-        self.slopes = model.alibi
+        heads, _ = build.tensor.heads(model.num_heads, sizes.num_kv_heads)
+        self.slopes = model.alibi[slice(*heads)]
         padded = model.head_dim + ALIBI_CHANNELS
         super().__init__(
             build,

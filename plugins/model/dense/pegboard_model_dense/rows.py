@@ -84,7 +84,7 @@ class ArrangedLinear(Linear):
 
     def accept(self, piece: WeightPiece) -> None:
         num_rows = self.modules_by_name.get(piece.name.rpartition(".")[0], self.out_features)
-        super().accept(self.rows.arranged(piece, self.in_features, num_rows))
+        super().accept(self.rows.arranged(piece, self.whole_in_features, num_rows))
 
 
 class Limited(Linear):
@@ -108,16 +108,15 @@ class ArrangedQKV(QKVLinear, Limited):
         heads = model.num_heads
         dim = model.head_dim
         names = model.names.qkv
-        super().__init__(build, model.hidden_size, heads, num_kv_heads, dim, bias=model.qkv_bias)
+        super().__init__(
+            build, model.hidden_size, heads, num_kv_heads, dim, bias=model.qkv_bias, names=names
+        )
         self.limit = model.qkv_limit
         counts = {
             1: (heads + 2 * num_kv_heads,),
             2: (heads, 2 * num_kv_heads),
             3: (heads, num_kv_heads, num_kv_heads),
         }[len(names)]
-        self.modules_by_name = {
-            f"{build.path}.{name}": n * dim for name, n in zip(names, counts, strict=True)
-        }
         order = self.order(counts[-1], num_kv_heads)
         if order is not None:
             order = (order[:, None] * dim + torch.arange(dim)).reshape(-1)
@@ -138,7 +137,9 @@ class ArrangedQKV(QKVLinear, Limited):
     def accept(self, piece: WeightPiece) -> None:
         module = piece.name.rpartition(".")[0]
         rows = self.rows if module == self.changed else self.plain_rows
-        super().accept(rows.arranged(piece, self.in_features, self.modules_by_name.get(module, 0)))
+        super().accept(
+            rows.arranged(piece, self.whole_in_features, self.modules_by_name.get(module, 0))
+        )
 
 
 class GroupedQKV(ArrangedQKV):

@@ -73,20 +73,20 @@ class FactorizedAttention(nn.Module):
         hidden = model.hidden_size
         dim = model.head_dim
         heads = model.num_heads
-        self.heads = heads
         self.dim = dim
         self.q_proj = Linear(build.at("q_proj"), hidden, rank)
         self.k_proj = Linear(build.at("k_proj"), hidden, dim)
         self.v_proj = Linear(build.at("v_proj"), hidden, dim)
         self.norm = model.norm(build.at("inter_norm"), rank, model.eps)
-        self.wq = Linear(build.at("wq"), rank, heads * dim)
-        self.out = Linear(build.at("o_proj"), heads * dim, hidden)
-        self.attention = Attention(build, index, heads, 1, dim, rope=rope)
+        sizes = (heads, 1, dim)
+        self.wq = Linear(build.at("wq"), rank, heads * dim, split="rows", heads=sizes)
+        self.out = Linear(build.at("o_proj"), heads * dim, hidden, split="columns", heads=sizes)
+        self.attention = Attention(build, index, *sizes, rope=rope)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         k, v = (
             project(hidden).view(len(hidden), 1, self.dim) for project in (self.k_proj, self.v_proj)
         )
-        q = self.wq(self.norm(self.q_proj(hidden))).view(len(hidden), self.heads, self.dim)
+        q = self.wq(self.norm(self.q_proj(hidden))).view(len(hidden), -1, self.dim)
         out: Tensor = self.out(self.attention(q, k, v, step[0]))
         return out

@@ -4,7 +4,11 @@ from pegboard.interfaces.model import ModelSpec
 
 
 def _spec(place: str) -> ModelSpec:
-    return ModelSpec(api="1.0", implementation=f"pegboard_model_llama.{place}")
+    return ModelSpec(
+        api="1.0",
+        implementation=f"pegboard_model_llama.{place}",
+        flags=frozenset({"tensor_parallel"}),
+    )
 
 
 LLAMA = _spec("llama:LlamaModel")

@@ -31,7 +31,7 @@ class ModuleLinear(Linear):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path = self.names.module_path(self.build.path, available)
         self.build = replace(self.build, path=path)
-        self.modules_by_name = {path: self.out_features}
+        self.hold({path: [(self.out_features, (0, self.out_features))]})
         return super().declare(available)
 
     def bind(self) -> None:

@@ -43,13 +43,15 @@ a quarter as long for them."""
 
 
 class CPUPlatform:
-    """All ranks of a process share the same cores."""
+    """All ranks of a process share the same cores. The processes of a host divide its cores."""
 
     threads_in_use: int | None = None
 
     def __init__(self, options: None, setup: PlatformSetup) -> None:
         default = within_quota(num_cores(usable_cpus()), cpu_quota())
-        self.num_threads = setup.num_threads or compute_threads(default)
+        self.local_ranks = setup.local_ranks
+        share = max(1, default // setup.local_ranks)
+        self.num_threads = setup.num_threads or compute_threads(share)
         self.profiler: Any = None
         self.profile_path: Path | None = None
 
@@ -116,7 +118,7 @@ class CPUPlatform:
 
     def defaults(self, checkpoint_dtype: str | None) -> Mapping[str, object]:
         """dtype is the checkpoint's. The KV cache gets 4 GiB or 40 % of the free memory, whichever
-        is less. The system allocates it only as blocks are used."""
+        is less, divided among the ranks. The system allocates it only as blocks are used."""
         return {
             "dtype": checkpoint_dtype if checkpoint_dtype in HALVES else "float32",
             "block_size": BLOCK_SIZE,
@@ -124,7 +126,7 @@ class CPUPlatform:
             "max_num_batched_tokens": BATCHED_TOKENS,
             "max_in_flight": 2,
             "kv_cache_memory_bytes": int(
-                min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes)
+                min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes) / self.local_ranks
             ),
         }
 

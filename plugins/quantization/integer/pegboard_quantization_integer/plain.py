@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,12 +34,10 @@ class Plain:
         self.setup = setup
 
     def linear(self, layer: LinearLayer) -> "PlainWeight":
-        return PlainWeight(
-            (layer.out_features, layer.in_features), {part.name: part for part in layer.parts}, self
-        )
+        return PlainWeight((layer.out_features, layer.in_features), layer.parts, self)
 
     def embedding(self, layer: EmbeddingLayer) -> "PlainWeight":
-        return PlainTable((layer.num_rows, layer.width), {layer.part.name: layer.part}, self)
+        return PlainTable((layer.num_rows, layer.width), [layer.part], self)
 
     def kv_cache(self, layer: object) -> None:
         return None
@@ -49,27 +48,31 @@ class PlainWeight:
 
     IS_TABLE = False
 
-    def __init__(self, shape: tuple[int, int], parts: Mapping[str, Part], method: Plain) -> None:
+    def __init__(self, shape: tuple[int, int], parts: Sequence[Part], method: Plain) -> None:
         self.weight = make_float_weight(method.setup, shape, self.IS_TABLE)
-        self.parts = parts
+        self.parts: dict[str, list[Part]] = {}
+        for part in parts:
+            self.parts.setdefault(part.name, []).append(part)
 
     def declare(self, available: Mapping[str, TensorEntry]) -> list[WantedWeight]:
-        return wanted_parts(self.parts.values(), self.weight.shape[1])
+        parts = itertools.chain.from_iterable(self.parts.values())
+        return wanted_parts(parts, self.weight.shape[1])
 
     def accept(self, piece: WeightPiece) -> None:
-        start, stop = self.parts[piece.name].rows
-        target = self.weight.plain()[start:stop]
         if not isinstance(piece.data, Tensor):
             raise ModelError(
                 f"tensor {piece.name} is stored as {piece.stored}, which quantization 'none' "
                 "cannot read"
             )
-        if piece.data.shape != target.shape:
-            raise ModelError(
-                f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects "
-                f"{tuple(target.shape)}"
-            )
-        target.copy_(piece.data)
+        for part in self.parts[piece.name]:
+            shape = part.shape(self.weight.shape[1])
+            if piece.data.shape != shape:
+                raise ModelError(
+                    f"tensor {piece.name} has shape {tuple(piece.data.shape)}; the model expects "
+                    f"{shape}"
+                )
+            rows = piece.data if part.cut is None else part.cut.of(piece.data)
+            self.weight.plain()[slice(*part.rows)] = rows
 
     def finish(self) -> None:
         self.weight.finish()

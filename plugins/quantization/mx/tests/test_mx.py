@@ -66,9 +66,8 @@ class TestMXFP4(QuantizationContract):
         declare = weight.declare
         available = {}
         for part in layer.parts:
-            for piece in self.stored(
-                part, self.values(0, part.rows[1] - part.rows[0], layer.in_features), dtype
-            )[0]:
+            values = self.values(0, *part.shape(layer.in_features))
+            for piece in self.stored(part, values, dtype)[0]:
                 available[piece.name] = TensorEntry(piece.name, piece.shape, piece.stored, "", 0, 0)
         weight.declare = lambda _: declare(available)
         return weight

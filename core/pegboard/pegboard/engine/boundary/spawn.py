@@ -47,8 +47,8 @@ class Child:
 
     role: the name of the process in log lines. arguments: values that JSON can encode. pass_fds:
     file descriptors that the child inherits under the same numbers. folder: a folder that the child
-    removes if this process dies first. Create a Child under `signals_wait`, so that it starts with
-    SIGINT and SIGTERM blocked. It ignores SIGINT, because Ctrl-C reaches the whole process group
+    removes if this process dies first. The child starts with SIGINT and SIGTERM blocked (see
+    `signals_wait`). It ignores SIGINT, because Ctrl-C reaches the whole process group
     and the parent decides when to stop. It calls `take_signals` once it has a handler for SIGTERM.
     It exits at once when this process dies.
     """
@@ -72,7 +72,7 @@ class Child:
         }
         # as multiprocessing does
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with other:
+        with other, signals_wait():
             command = [sys.executable, *flags, "-c", _BOOT, str(other.fileno()), function]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno(), *pass_fds]

@@ -1,0 +1,75 @@
+"""What each rank holds of a model that several ranks compute: shares of heads and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pegboard.errors import ModelError
+from pegboard.interfaces.collective import Collective
+
+Span = tuple[int, int]
+"""[start, stop)."""
+
+UNITS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""Shares are multiples of one of these, so that blocks of quantized weights stay whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that divide the layers of a model. rank: of this one in the group. collective: None
+    if there is one rank, or if nothing is computed (the model is only declared)."""
+
+    rank: int = 0
+    size: int = 1
+    collective: Collective | None = None
+
+    def share(self, count: int, unit: int | None = None) -> Span:
+        """Return this rank's part of `count` channels or rows, in units of `unit`; None = of the
+        largest of UNITS that gives each rank some. The first ranks hold more if the units cannot be
+        divided equally. Raises ModelError if there are fewer units than ranks."""
+        unit = unit or next(
+            (unit for unit in UNITS if count % unit == 0 and count // unit >= self.size), 1
+        )
+        return scaled(dealt(count // unit, self.size)[self.rank], unit)
+
+    def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
+        """Return the query heads and the KV heads of this rank. Each rank has whole groups of query
+        heads that share a KV head; if there are more ranks than KV heads, several ranks hold the
+        same KV head and divide its queries. Raises ModelError if there are too few heads."""
+        each = num_heads // num_kv_heads
+        if self.size <= num_kv_heads:
+            kv_heads = dealt(num_kv_heads, self.size)[self.rank]
+            return scaled(kv_heads, each), kv_heads
+        holders = dealt(self.size, num_kv_heads)  # the ranks of each KV head
+        kv_head = next(i for i, (_, stop) in enumerate(holders) if self.rank < stop)
+        start, stop = holders[kv_head]
+        first, last = dealt(each, stop - start)[self.rank - start]
+        return (kv_head * each + first, kv_head * each + last), (kv_head, kv_head + 1)
+
+    def summed(self, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return `call` plus the results of the other ranks."""
+        if (collective := self.collective) is None:
+            return call
+        add_up = collective.all_reduce
+        return lambda x: add_up(call(x))
+
+
+def dealt(count: int, size: int) -> Sequence[Span]:
+    """Divide `count` things among `size` ranks as equally as possible, the first ranks getting one
+    more. Raises ModelError if there are fewer things than ranks."""
+    if count < size:
+        raise ModelError(
+            f"the model has {count} heads or channels to divide among {size} ranks; use a smaller "
+            "tensor_parallel_size"
+        )
+    least, more = divmod(count, size)
+    starts = [rank * least + min(rank, more) for rank in range(size + 1)]
+    return list(zip(starts, starts[1:], strict=False))
+
+
+def scaled(span: Span, unit: int) -> Span:
+    """Return the span of the things that `span` counts in units."""
+    return span[0] * unit, span[1] * unit

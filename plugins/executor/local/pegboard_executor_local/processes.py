@@ -1,0 +1,323 @@
+"""One process for each rank, on this machine.
+
+Every rank has a link to the engine's process (`link.py`). A batch is pickled once, and every rank
+gets the same bytes. Rank 0 answers each step. The others answer it only if it failed, or if a
+transfer has ended in it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pegboard.data.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.transfers import TransferMerger
+from pegboard.errors import ConfigError, EngineDeadError, PegboardError
+from pegboard.interfaces.executor import (
+    ChildProcess,
+    ExecutorSetup,
+    Place,
+    WorkerDeath,
+    WorkerReady,
+)
+from pegboard_executor_local.link import Link, LinkClosed, dumped, framed, send_all
+from pegboard_executor_local.watch import Watch
+
+CAUSE_S = 1.0
+"""Seconds in which the cause of an error that may be a consequence arrives: a rank whose neighbour
+has failed or died may notice that first."""
+
+DEATH_S = 5.0
+"""Seconds in which the death of a rank that has closed its link is noticed."""
+
+PATIENCE_S = (1.0, 0.3, 5.0)
+"""Seconds to wait for the ranks to end: after their links are closed, after SIGUSR1, and after
+SIGKILL."""
+
+MASKS = 0
+"""The number of the messages that hand over masks. They are not answered."""
+
+
+class Question:
+    """A message that ranks answer. needs: how many, from rank 0 on, answer it if all goes well.
+    is_hasty: an error that is no consequence of another one is raised before the others have
+    answered."""
+
+    def __init__(self, needs: int, ranks: int, *, is_hasty: bool) -> None:
+        self.needs = needs
+        self.ranks = ranks
+        self.is_hasty = is_hasty
+        self.answers: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.limit: float | None = None
+
+    def take(self, rank: int, is_error: bool, value: Any) -> None:
+        if not is_error:
+            self.answers[rank] = value
+            return
+        self.errors[rank] = value
+        if self.is_hasty and self.limit is None:
+            self.limit = time.monotonic() + CAUSE_S
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The first error that is no consequence of another one."""
+        causes = (error for error in self.errors.values() if not is_consequence(error))
+        return next(causes, None)
+
+    def is_settled(self) -> bool:
+        if not self.errors:
+            return len(self.answers) >= self.needs
+        if len(self.answers) + len(self.errors) == self.ranks:
+            return True
+        is_late = self.limit is not None and time.monotonic() >= self.limit
+        return is_late or (self.is_hasty and self.cause is not None)
+
+    def patience_ms(self) -> float | None:
+        """Return how many milliseconds to wait for the next answer; None = without a limit."""
+        if self.limit is None:
+            return None
+        return max(0.0, self.limit - time.monotonic()) * 1000 + 1
+
+    def result(self) -> dict[int, Any]:
+        """Return the answers by rank. Raises the error of a rank."""
+        if self.errors:
+            raise self.cause or next(iter(self.errors.values()))
+        return self.answers
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether the error may only say that another rank did not come to a collective: that is an
+    EngineDeadError, or an error of a library."""
+    return not isinstance(error, PegboardError) or isinstance(error, EngineDeadError)
+
+
+class Step:
+    """A submitted step."""
+
+    def __init__(self, executor: "ProcessExecutor", number: int) -> None:
+        self._executor = executor
+        self._number = number
+        self._output: StepOutput | None = None
+        self._error: BaseException | None = None
+
+    def result(self) -> StepOutput:
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._executor.output_of(self._number)
+            except BaseException as error:
+                self._error = error
+                raise
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
+
+
+class ProcessExecutor:
+    def __init__(self, options: None, setup: ExecutorSetup) -> None:
+        self._setup = setup
+        self._children: list[ChildProcess] = []
+        self._links: list[Link] = []
+        self._ranks: dict[int, int] = {}
+        self._arrivals = select.poll()
+        self._watch: Watch | None = None
+        self._folder: str | None = None
+        self._on_death: Callable[[WorkerDeath], None] | None = None
+        self._num_questions = 0
+        self._questions: dict[int, Question] = {}
+        self._late_error: BaseException | None = None
+        self._transfers = TransferMerger(setup.ranks)
+
+    # --- start and stop ---------------------------------------------------------------------------
+
+    def start(self) -> list[WorkerReady]:
+        ranks = self._setup.ranks
+        try:
+            self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
+            address = (Path(self._folder) / "meet").as_uri() if ranks > 1 else ""
+            # pickled before any process starts, because it may fail
+            starts = [
+                dumped(("start", self._setup.make_worker, Place(rank, ranks, rank, ranks, address)))
+                for rank in range(ranks)
+            ]
+            for rank in range(ranks):
+                self._start_process(rank)
+            self._watch = Watch(self._children, self._wake)
+            if self._on_death is not None:
+                self._watch.tell(self._on_death)
+            # each gets its own at once, so all of them load at the same time
+            number = self._new_question(ranks, is_hasty=True)
+            for link, start in zip(self._links, starts, strict=True):
+                self._send([link], number, start)
+            ready = self._settled(number).result()
+        except BaseException:
+            self.stop()
+            raise
+        self._remove_folder()
+        return [ready[rank] for rank in range(ranks)]
+
+    def _start_process(self, rank: int) -> None:
+        start_process = self._setup.start_process
+        if start_process is None:
+            raise ConfigError(
+                "the executor mp starts a process for each rank, but this engine starts none; "
+                "choose --distributed-executor-backend in_process"
+            )
+        engine_end, rank_end = socket.socketpair()
+        link = Link(engine_end)
+        self._links.append(link)
+        self._ranks[link.fileno()] = rank
+        self._arrivals.register(link, select.POLLIN)
+        with rank_end:
+            number = rank_end.fileno()
+            child = start_process(
+                "pegboard_executor_local.rank:main",
+                role=f"worker {rank}",
+                folder=self._folder,
+                pass_fds=(number,),
+                fd=number,
+            )
+        self._children.append(child)
+
+    def watch(self, on_death: Callable[[WorkerDeath], None]) -> None:
+        self._on_death = on_death
+        if self._watch is not None:
+            self._watch.tell(on_death)
+
+    def _wake(self) -> None:
+        """Wake the engine's thread if it waits for an answer: none comes any more."""
+        for link in self._links:
+            link.shut_down()
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        for link in self._links:
+            link.close()
+        end_all(self._children)
+        self._children.clear()
+        self._links.clear()
+        self._questions.clear()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    # --- steps and calls --------------------------------------------------------------------------
+
+    def submit(self, batch: Batch) -> Step:
+        number = self._new_question(1, is_hasty=True)
+        self._send(self._links, number, dumped(("step", batch)))
+        return Step(self, number)
+
+    def output_of(self, number: int) -> StepOutput:
+        """Wait for the result of a step. It has the reports of all ranks on transfers."""
+        output: StepOutput = self._settled(number).result()[0]
+        output.transfers = self._transfers.take()
+        return output
+
+    def provide_masks(self, step: int, masks: TokenMasks) -> None:
+        self._send(self._links, MASKS, dumped((step, masks)))
+
+    def call(self, method: str, *args: object) -> list[object]:
+        number = self._new_question(self._setup.ranks, is_hasty=False)
+        self._send(self._links, number, dumped(("call", method, *args)))
+        answers = self._settled(number).result()
+        return [answers[rank] for rank in range(self._setup.ranks)]
+
+    def _new_question(self, needs: int, *, is_hasty: bool) -> int:
+        self._num_questions += 1
+        self._questions[self._num_questions] = Question(needs, self._setup.ranks, is_hasty=is_hasty)
+        return self._num_questions
+
+    def _send(self, links: Sequence[Link], number: int, payload: bytes) -> None:
+        self._raise_late_error()
+        try:
+            send_all(links, framed(number, payload), self._take)
+        except LinkClosed:
+            self._raise_death()
+
+    def _settled(self, number: int) -> Question:
+        """Wait for the answers to a question, and forget it."""
+        question = self._questions.get(number)
+        if question is None:
+            raise EngineDeadError("the workers were stopped before they answered")
+        try:
+            while not question.is_settled():
+                self._raise_late_error()
+                for end, _ in self._arrivals.poll(question.patience_ms()):
+                    self._take(self._links[self._ranks[end]])
+        except LinkClosed:
+            self._raise_death()
+        finally:
+            self._questions.pop(number, None)
+        return question
+
+    def _take(self, link: Link) -> None:
+        """Receive a message of a rank."""
+        number, message = link.receive()
+        kind, value = pickle.loads(message)
+        rank = self._ranks[link.fileno()]
+        question = self._questions.get(number)
+        if kind == "transfers":
+            self._transfers.add(rank, value)
+        elif question is not None:
+            question.take(rank, kind == "error", value)
+            if isinstance(value, StepOutput):
+                self._transfers.add(rank, value.transfers)
+        elif kind == "error":
+            self._late_error = self._late_error or value
+
+    def _raise_late_error(self) -> None:
+        """Raise the error of a rank in a step that has already been answered."""
+        error = self._late_error
+        self._late_error = None
+        if error is not None:
+            raise error
+
+    def _raise_death(self) -> NoReturn:
+        """A link is closed, so a rank has died."""
+        death = self._watch.reason(DEATH_S) if self._watch is not None else None
+        if death is None:
+            raise EngineDeadError("a worker has closed its link to the engine; its log says why")
+        raise EngineDeadError(f"worker {death.rank} died: {death.reason}")
+
+
+def end_all(children: Sequence[ChildProcess]) -> None:
+    """Let processes end that should end by themselves, and make those end that do not. They all end
+    at the same time."""
+    wait_for_ends(children, PATIENCE_S[0])
+    for child in children:
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGUSR1)
+    wait_for_ends(children, PATIENCE_S[1])
+    for child in children:
+        if child.exitcode is None:
+            child.kill()
+    for child in children:
+        child.end((PATIENCE_S[2], 0.0, 0.0))
+
+
+def wait_for_ends(children: Sequence[ChildProcess], timeout_s: float) -> None:
+    """Wait until all processes have ended, but at most `timeout_s` seconds."""
+    limit = time.monotonic() + timeout_s
+    while rest := [child.sentinel for child in children if child.exitcode is None]:
+        left_s = limit - time.monotonic()
+        if left_s <= 0:
+            return
+        wait(rest, left_s)
+        time.sleep(0.002)  # a process has an exit code a little later than it closes its link

@@ -1,0 +1,115 @@
+"""Models that ranks divide compute what transformers computes: with ranks that are threads of this
+process, and with processes that share memory. `pytest tests/parity --ranks 2` runs all parity tests
+so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
+
+from pegboard import LLM, SamplingParams
+from pegboard.errors import ConfigError, EngineDeadError, ModelError
+
+HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
+LATENT = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "heads in unequal shares": ("llama", HEADS),
+    "tied, biases": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "merged projections": ("phi3", {"pad_token_id": 0}),
+    "one head of keys": ("gpt_bigcode", {"n_head": 4, "n_embd": 32, "n_layer": 3, "n_inner": 48}),
+    "norms of all heads": ("olmo2", {}),
+    "experts": ("mixtral", EXPERTS),
+    "experts, sinks": ("gpt_oss", {**EXPERTS, "head_dim": 8, "sliding_window": 9}),
+    "latents": ("deepseek_v3", LATENT),
+}
+Write = Callable[..., Any]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    """Three ranks share the two KV heads of most of these models."""
+    kind, values = MODELS[name]
+    divide(monkeypatch, count)
+    check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
+
+
+@pytest.mark.parametrize("name", ["heads in unequal shares", "experts", "latents"])
+def test_processes(write: Write, name: str) -> None:
+    """The exchange is part of the recording. Blocks of 16 are those of the native attention."""
+    kind, values = MODELS[name]
+    reference = write(kind, **values)
+    settings: dict[str, Any] = {"tensor_parallel_size": 2, "block_size": 16}
+    check_parity(reference, lengths=(6, 33), **settings)
+    check_cached(reference, (32, 20, 32), **settings)
+
+
+def test_states_of_requests_on_all_ranks(write: Write) -> None:
+    """Requests that are preempted, drafted or masked give the tokens of one rank."""
+    reference = write("llama", **HEADS)
+    prompts = [{"prompt_token_ids": ids} for ids in random_prompts((7, 11, 5, 9))]
+    params = [
+        SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, detokenize=False),
+        SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False),
+        SamplingParams(temperature=0.7, top_k=5, seed=4, n=2, max_tokens=9, detokenize=False),
+        SamplingParams(temperature=0.0, min_p=0.1, max_tokens=20, detokenize=False),
+    ]
+    answers = []
+    for ranks in (1, 2):
+        settings: dict[str, Any] = {
+            "tensor_parallel_size": ranks,
+            "num_gpu_blocks_override": 14,
+            "max_model_len": 44,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+            "max_in_flight": 2,
+        }
+        with open_llm(reference.directory, **settings) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers.append([[each.token_ids for each in out.outputs] for out in outputs])
+            assert llm.collective_rpc("memory")[ranks - 1]["total"] > 0
+    assert answers[0] == answers[1]
+
+
+def test_what_ranks_cannot_divide_is_refused_by_name(write: Write) -> None:
+    def opened(directory: Any, ranks: int) -> LLM:
+        return open_llm(directory, tensor_parallel_size=ranks, num_threads=1)
+
+    with pytest.raises(ConfigError, match="MambaForCausalLM.*cannot divide its layers"):
+        opened(write("mamba", "states", state_size=4, num_attention_heads=None).directory, 2)
+    with pytest.raises(ModelError, match="4 heads or channels to divide among 5 ranks|has 2 heads"):
+        opened(write("llama").directory, 5)
+
+
+def test_a_rank_that_dies_is_named(write: Write) -> None:
+
+    with open_llm(write("llama").directory, tensor_parallel_size=2) as llm:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        workers = [pid for pid in children if b"rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(workers[1]), signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="worker 1 died: signal SIGKILL"):
+            llm.generate([{"prompt_token_ids": [5, 6]}], use_tqdm=False)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
