@@ -1,8 +1,9 @@
 """The specs of this package."""
 
 from pegboard.interfaces.attention import AttentionSpec
+from pegboard.interfaces.collective import CollectiveSpec
 from pegboard.interfaces.kernel import KernelSpec
-from pegboard.interfaces.spec import Multiple
+from pegboard.interfaces.spec import AtMost, Multiple
 
 
 def _compiled(implementation: str, *flags: str) -> KernelSpec:
@@ -96,4 +97,13 @@ MLA = AttentionSpec(
         "block_size": True,
     },
     flags=frozenset({"replay"}),
+)
+
+SHARED_MEMORY = CollectiveSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.collective:SharedMemoryCollective",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={"hosts": AtMost(1)},
 )

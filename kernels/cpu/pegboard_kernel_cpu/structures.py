@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 
 class Step(Structure):
@@ -459,6 +459,30 @@ class LookupPacked(Structure):
         ("out_stride", c_int64),
         ("weight", c_void_p),
         ("columns", c_int64),
+        ("type", c_int64),
+    )
+
+
+class Member(Structure):
+    _fields_ = (
+        ("shared", c_void_p),
+        ("rank", c_int64),
+        ("ranks", c_int64),
+        ("timeout", c_int64),
+        ("issued", c_uint64),
+        ("done", c_int64),
+    )
+
+
+class Exchange(Structure):
+    _fields_ = (
+        ("member", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("item", c_int64),
         ("type", c_int64),
     )
 
