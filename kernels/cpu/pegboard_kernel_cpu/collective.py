@@ -125,9 +125,8 @@ def _did_not_come(setup: CollectiveSetup, call: str, absent: list[int]) -> Engin
 def _joined(setup: CollectiveSetup) -> mmap.mmap:
     """Return the memory of the group, which all ranks have mapped. In its first page, each rank has
     a byte that says so."""
-    digest = hashlib.sha256(repr((setup.address, setup.group, setup.ranks)).encode()).hexdigest()
-    path = FOLDER / f"pegboard-{digest[:32]}"
-    size = mmap.PAGESIZE + library().size_of_collective(len(setup.ranks))
+    path = _place(setup)
+    size = _size(setup)
     deadline = time.monotonic() + setup.timeout_s
     with _created(path, size) if setup.rank == 0 else _found(path, size, deadline) as file:
         if file is None:
@@ -140,6 +139,15 @@ def _joined(setup: CollectiveSetup) -> mmap.mmap:
                 raise _did_not_come(setup, "the start", absent)
             time.sleep(POLL_S)
     return memory
+
+
+def _place(setup: CollectiveSetup) -> Path:
+    digest = hashlib.sha256(repr((setup.address, setup.group, setup.ranks)).encode()).hexdigest()
+    return FOLDER / f"pegboard-{digest[:32]}"
+
+
+def _size(setup: CollectiveSetup) -> int:
+    return mmap.PAGESIZE + int(library().size_of_collective(len(setup.ranks)))
 
 
 @contextmanager

@@ -1,0 +1,134 @@
+"""The collective of shared memory: its contract, recorded calls, and its kernels on every level."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from pegboard_kernel_cpu import collective as shared_memory
+from pegboard_kernel_cpu.collective import SharedMemoryCollective
+from pegboard_kernel_cpu.library import Library
+from pegboard_kernel_cpu.replay import NativeReplay
+from pegboard_kernel_cpu.structures import Exchange, Member
+
+from pegboard.errors import ConfigError, EngineDeadError
+from pegboard.interfaces.collective import CollectiveSetup
+from pegboard_testing.contract_collective import CollectiveContract, error_of, shared_names
+from pegboard_testing.contract_generic import check_entry, installed_entry
+
+
+def test_contract() -> None:
+    check_entry(installed_entry("collective", "shared_memory"))
+
+
+class TestSharedMemory(CollectiveContract):
+    def collective(self, setup: CollectiveSetup) -> SharedMemoryCollective:
+        return SharedMemoryCollective(None, setup)
+
+    def rank_replays(self, setup: CollectiveSetup) -> list[Any]:
+        """Replay both calls for several numbers of tokens. Then the last rank does not come."""
+        collective = self.collective(setup)
+
+        def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole = collective.all_gather(x[:, 2:5])
+            total = collective.all_reduce((x * 2).view(-1, 4, 8))
+            return whole, total.view(-1, 32) + x
+
+        x = torch.zeros(700, 32)
+        recording = NativeReplay().record(run, [x])
+        found: list[Any] = []
+        for count in (1, 700, 3):
+            x[:count] = torch.arange(32.0) + setup.rank + torch.arange(count)[:, None]
+            found.append([result.clone() for result in recording(count)])
+        if setup.rank == len(setup.ranks) - 1:
+            self.kept = collective
+        else:
+            found.append(error_of(lambda: recording(1))[0])
+        return found
+
+    def test_recorded_calls(self) -> None:
+        results = self.on_ranks("rank_replays", ranks=(0, 5), timeout_s=1.0)
+        for place, count in enumerate((1, 700, 3)):
+            first, second = (
+                torch.arange(32.0) + rank + torch.arange(count)[:, None] for rank in (0, 1)
+            )
+            for own, result in zip((first, second), results, strict=True):
+                assert torch.equal(result[place][0], torch.cat([first[:, 2:5], second[:, 2:5]], 1))
+                assert torch.equal(result[place][1], 2 * (first + second) + own)
+        assert "all_gather" in results[0][3] and "5" in results[0][3]
+
+    def rank_starts_slowly(self, setup: CollectiveSetup) -> list[float]:
+        """A file of ranks that were killed has the name of this group."""
+        if setup.rank == 0:
+            time.sleep(0.2)
+        else:
+            path = shared_memory._place(setup)
+            path.write_bytes(bytes(shared_memory._size(setup)))
+        with self.member(setup) as collective:
+            return collective.all_reduce(torch.ones(1, 2))[0].tolist()
+
+    def test_what_remains_of_killed_ranks_is_replaced(self) -> None:
+        before = shared_names()
+        assert self.on_ranks("rank_starts_slowly", ranks=(0, 1)) == [[2.0, 2.0]] * 2
+        assert shared_names() == before
+
+
+def alone(folder: Any) -> SharedMemoryCollective:
+    setup = CollectiveSetup("tensor", (0,), 0, f"{folder.as_uri()}/meet", "cpu", 1.0)
+    return SharedMemoryCollective(None, setup)
+
+
+def test_dtypes_that_cannot_be_added(tmp_path: Any) -> None:
+    collective = alone(tmp_path)
+    with pytest.raises(ConfigError, match="int64"):
+        collective.all_reduce(torch.ones(1, 2, dtype=torch.int64))
+    ids = torch.arange(6).view(2, 3)
+    assert torch.equal(collective.all_gather(ids), ids)
+    collective.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        collective.all_gather(ids)
+
+
+@pytest.mark.parametrize("dtype", shared_memory.TYPES)
+@pytest.mark.parametrize("kernel", ["all_reduce", "all_gather"])
+def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype) -> None:
+    """Two teams share memory, one of them with a single thread. The tensors of 0.6 to 1.2 MB wrap
+    around the cells, and their rows do not fill vectors."""
+    path = native._functions._name
+    teams = [native, Library(native.level, path, 1)]
+    size = native.size_of_collective(2)
+    memory = torch.zeros(size + 64, dtype=torch.uint8)
+    start = -(-memory.data_ptr() // 64) * 64
+    members = [Member(shared=start, rank=rank, ranks=2, timeout=int(2e10)) for rank in (0, 1)]
+    wide = [torch.randn(300, 1031).to(dtype) for _ in members]
+    xs = [each[:, :1029] for each in wide]
+    outs = [torch.zeros(300, 1029 * (1 if kernel == "all_reduce" else 2), dtype=dtype) for _ in xs]
+
+    def run(rank: int) -> None:
+        for _ in range(2):
+            arguments = Exchange(
+                member=ctypes.addressof(members[rank]),
+                x=xs[rank].data_ptr(),
+                x_stride=1031,
+                out=outs[rank].data_ptr(),
+                out_stride=outs[rank].shape[1],
+                columns=1029,
+                item=dtype.itemsize,
+                type=shared_memory.TYPES[dtype],
+            )
+            teams[rank].team_run([(kernel, arguments)], 300)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    teams[1].stop()
+    both = [x.float() for x in xs]
+    expected = both[0] + both[1] if kernel == "all_reduce" else torch.cat(both, 1)
+    for out in outs:
+        assert torch.equal(out, expected.to(dtype))
