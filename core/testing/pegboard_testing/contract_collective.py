@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -128,14 +129,17 @@ def error_of(run: Callable[[], object]) -> tuple[str, float]:
     return "no error", time.monotonic() - start
 
 
-def held() -> tuple[int, int, list[str]]:
-    """Return how many files and threads this process has, and the names in shared memory."""
-    open_files = len(os.listdir("/proc/self/fd"))
-    return open_files, len(os.listdir("/proc/self/task")), shared_names()
+def named_memory() -> list[str]:
+    """Return the files in shared memory that this process uses and that still have a name: they
+    would remain if all ranks were killed."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.partition("/dev/shm/")[2] for line in lines}
+    return [path for path in paths if path and not path.endswith("(deleted)") and "KMP" not in path]
 
 
-def shared_names() -> list[str]:
-    return sorted(os.listdir("/dev/shm"))
+def held() -> tuple[int, int]:
+    """Return how many files and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 class CollectiveContract:
@@ -174,17 +178,23 @@ class CollectiveContract:
     ) -> list[Any]:
         """Run a method with (setup, *arguments) on each rank, and return the results. Raises what
         it raised, or EOFError if a rank has died. ranks: their global numbers."""
+        results = self.answers(method, *arguments, ranks=ranks, timeout_s=timeout_s)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def answers(
+        self, method: str, *arguments: Any, ranks: Sequence[int], timeout_s: float
+    ) -> list[Any]:
+        """Return what a method returned or raised on each rank."""
         with TemporaryDirectory() as folder:
             processes = self.ranks(len(ranks))
             for rank, process in enumerate(processes):
                 address = f"{Path(folder).as_uri()}/meet"
                 setup = CollectiveSetup("tensor", tuple(ranks), rank, address, "cpu", timeout_s)
                 process.start(method, setup, *arguments)
-            results = [process.result(START_S + timeout_s) for process in processes]
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
+            return [process.result(START_S + timeout_s) for process in processes]
 
     @contextmanager
     def member(self, setup: CollectiveSetup) -> Iterator[Collective]:
@@ -301,22 +311,21 @@ class CollectiveContract:
         assert "'tensor'" in message and "7" in message, message
         assert seconds < SHORT_S + PATIENCE_S, f"the error came after {seconds:.1f} s"
 
-    def rank_is_killed(self, setup: CollectiveSetup) -> tuple[str, float]:
+    def rank_is_killed(self, setup: CollectiveSetup) -> tuple[str, list[str]]:
         """The last rank dies after the first call."""
-        collective = self.collective(setup)
-        collective.all_reduce(torch.ones(2, 3))
-        if setup.rank == len(setup.ranks) - 1:
-            os.kill(os.getpid(), 9)
-        found = error_of(lambda: collective.all_reduce(torch.ones(2, 3)))
-        collective.close()
-        return found
+        with self.member(setup) as collective:
+            collective.all_reduce(torch.ones(2, 3))
+            if setup.rank == len(setup.ranks) - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            names = named_memory()
+            return error_of(lambda: collective.all_reduce(torch.ones(2, 3)))[0], names
 
     def test_a_rank_that_is_killed(self) -> None:
-        self.on_ranks("rank_repeats", 1)  # all processes are there
-        before = shared_names()
-        with pytest.raises(EOFError):
-            self.on_ranks("rank_is_killed", timeout_s=SHORT_S)
-        assert shared_names() == before, "something remains in /dev/shm"
+        *answers, last = self.answers("rank_is_killed", ranks=(0, 1, 2), timeout_s=SHORT_S)
+        assert isinstance(last, EOFError)
+        for message, names in answers:
+            assert "'tensor'" in message and "all_reduce" in message, message
+            assert names == [], f"these files would remain in /dev/shm: {names}"
 
     def rank_closes(self, setup: CollectiveSetup) -> list[Any]:
         """Return what this process holds after it was in a second and in a third group."""

@@ -17,7 +17,7 @@ from pegboard_kernel_cpu.structures import Exchange, Member
 
 from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
-from pegboard_testing.contract_collective import CollectiveContract, error_of, shared_names
+from pegboard_testing.contract_collective import CollectiveContract, error_of
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
@@ -69,12 +69,12 @@ class TestSharedMemory(CollectiveContract):
             path = shared_memory._place(setup)
             path.write_bytes(bytes(shared_memory._size(setup)))
         with self.member(setup) as collective:
-            return collective.all_reduce(torch.ones(1, 2))[0].tolist()
+            total: list[float] = collective.all_reduce(torch.ones(1, 2))[0].tolist()
+            assert not shared_memory._place(setup).exists()
+            return total
 
     def test_what_remains_of_killed_ranks_is_replaced(self) -> None:
-        before = shared_names()
         assert self.on_ranks("rank_starts_slowly", ranks=(0, 1)) == [[2.0, 2.0]] * 2
-        assert shared_names() == before
 
 
 def alone(folder: Any) -> SharedMemoryCollective:
