@@ -12,8 +12,9 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
-from pegboard.errors import ConfigError, EngineDeadError
+from pegboard.errors import CannotRecord, ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
 
 POLL_S = 0.001
@@ -43,14 +44,15 @@ class TorchCollective:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collective.all_reduce`. x [T, …] is overwritten if it is contiguous."""
+        group = self._live_for(x)
         whole = x.contiguous()
         with self._failures("all_reduce"):
-            self._live().allreduce([whole]).wait()
+            group.allreduce([whole]).wait()
         return whole
 
     def all_gather(self, x: Tensor) -> Tensor:
         """See `Collective.all_gather`. x: [T, n]."""
-        group = self._live()
+        group = self._live_for(x)
         ranks = len(self._setup.ranks)
         below = x.new_empty(ranks * x.shape[0], x.shape[1])
         with self._failures("all_gather"):
@@ -63,7 +65,10 @@ class TorchCollective:
         self._group = None
         self._store = None
 
-    def _live(self) -> Any:
+    def _live_for(self, x: Tensor) -> Any:
+        """Return the process group. Raises CannotRecord for the stand-in of a tensor."""
+        if type(x) is not Tensor:
+            raise CannotRecord(f"torch's process groups exchange tensors, not {type(x).__name__}")
         if self._group is None:
             raise EngineDeadError(f"group {self._setup.group!r}: it is closed")
         return self._group
@@ -122,9 +127,9 @@ def _store(setup: CollectiveSetup, limit: timedelta) -> Any:
     address = urlsplit(setup.address)
     if address.scheme == "file" and address.path:
         path = f"{unquote(address.path)}.{name}"
-        return distributed.FileStore(path, len(setup.ranks))
+        return FileStore(path, len(setup.ranks))
     if address.scheme == "tcp" and address.hostname and address.port:
-        store = distributed.TCPStore(
+        store = TCPStore(
             address.hostname,
             address.port,
             is_master=setup.ranks[setup.rank] == 0,
@@ -132,14 +137,14 @@ def _store(setup: CollectiveSetup, limit: timedelta) -> Any:
             wait_for_workers=False,
             multi_tenant=True,  # the groups of a process share rank 0's server
         )
-        return distributed.PrefixStore(name, store)
+        return PrefixStore(name, store)
     raise ConfigError(
         f"ranks cannot meet at {setup.address!r}: expected file:///path or tcp://host:port"
     )
 
 
 def _gloo(store: Any, setup: CollectiveSetup, limit: timedelta) -> Any:
-    gloo = distributed.ProcessGroupGloo
+    gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = limit
     is_local = setup.address.startswith("file:")
@@ -153,7 +158,7 @@ def _nccl(store: Any, setup: CollectiveSetup, limit: timedelta) -> Any:
     """Return the group after its first call, which makes NCCL's communicator."""
     if not distributed.is_nccl_available():
         raise ConfigError("this torch has no NCCL: install one that is built for GPUs")
-    nccl = distributed.ProcessGroupNCCL
+    nccl: Any = distributed.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = limit
     device = torch.device(setup.device)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from pegboard_collective_torch.collective import TorchCollective
 
-from pegboard.errors import ConfigError, EngineDeadError
+from pegboard.errors import CannotRecord, ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
 from pegboard_testing.contract_collective import CollectiveContract
 from pegboard_testing.contract_generic import check_entry, installed_entry
@@ -45,9 +46,25 @@ def test_addresses_that_are_none(address: str) -> None:
         TorchCollective(None, CollectiveSetup("tensor", (0,), 0, address, "cpu", 1.0))
 
 
-def test_a_device_without_nccl(tmp_path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    setup = CollectiveSetup("tensor", (0,), 0, f"{tmp_path.as_uri()}/meet", "cuda:0", 1.0)
-    with pytest.raises((ConfigError, EngineDeadError)):
-        TorchCollective(None, setup)
+def alone(folder: Path, device: str = "cpu") -> TorchCollective:
+    setup = CollectiveSetup("tensor", (0,), 0, f"{folder.as_uri()}/meet", device, 1.0)
+    return TorchCollective(None, setup)
+
+
+def test_a_device_without_nccl(tmp_path: Path) -> None:
+    if torch.distributed.is_nccl_available():
+        pytest.skip("this torch has NCCL")
+    with pytest.raises(ConfigError, match="no NCCL"):
+        alone(tmp_path, "cuda:0")
+
+
+def test_stand_ins_are_refused(tmp_path: Path) -> None:
+    class StandIn(torch.Tensor):
+        pass
+
+    collective = alone(tmp_path)
+    with pytest.raises(CannotRecord, match="StandIn"):
+        collective.all_reduce(torch.ones(1, 1).as_subclass(StandIn))
+    collective.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        collective.all_gather(torch.ones(1, 1))
