@@ -107,3 +107,12 @@ MLA = AttentionSpec(
     },
     flags=frozenset({"replay"}),
 )
+
+SHARED_MEMORY = CollectiveSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.collective:SharedMemoryCollective",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={"hosts": AtMost(1)},
+)

@@ -308,6 +308,7 @@ class Program:
         self.size = recorder.rows
         self.calls = recorder.calls
         self._keep = recorder.keep
+        self._checks = tuple({call.check: None for call in self.calls if call.check is not None})
         held = [call.holds for call in self.calls]
         self._constants = Constants(computed, [*held, *recorder.keep])
         self._collectives = {each for each in held if isinstance(each, SharedMemory)}
@@ -332,8 +333,8 @@ class Program:
         if self._constants.sources:
             self._constants.refresh()
         self.library.run(self._instructions, len(self._due), num_rows)
-        for collective in self._collectives:
-            collective.check()
+        for check in self._checks:
+            check()
         return self._views
 
     def move_to(self, arena: Tensor) -> None:

@@ -493,4 +493,28 @@ class LookupPacked(Structure):
     )
 
 
+class Member(Structure):
+    _fields_ = (
+        ("shared", c_void_p),
+        ("rank", c_int64),
+        ("ranks", c_int64),
+        ("timeout", c_int64),
+        ("issued", c_uint64),
+        ("done", c_int64),
+    )
+
+
+class Exchange(Structure):
+    _fields_ = (
+        ("member", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("item", c_int64),
+        ("type", c_int64),
+    )
+
+
 InstructionList = POINTER(Instruction)
