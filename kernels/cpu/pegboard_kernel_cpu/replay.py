@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard_kernel_cpu.collective import SharedMemory
 from pegboard_kernel_cpu.constants import Computed, ConstantNotes, Constants
 from pegboard_kernel_cpu.functions import FUNCTIONS, record
 from pegboard_kernel_cpu.library import library
@@ -311,7 +310,6 @@ class Program:
         self._checks = tuple({call.check: None for call in self.calls if call.check is not None})
         held = [call.holds for call in self.calls]
         self._constants = Constants(computed, [*held, *recorder.keep])
-        self._collectives = {each for each in held if isinstance(each, SharedMemory)}
         self.library = library()
         self._outputs: list[Any] = list(outputs)
         self._drop_unused()
