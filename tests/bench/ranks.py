@@ -3,7 +3,7 @@
     python tests/bench/ranks.py [--write]
 
 One rank with N threads is compared with two ranks of N / 2 threads, and the executor `mp` with
-`in_process`, in turns. Each number is the median of ROUNDS rounds. Then the exchange of tensors
+`uni`, in turns. Each number is the median of ROUNDS rounds. Then the exchange of tensors
 between two processes. --write puts the tables on docs/scaling.md.
 """
 
