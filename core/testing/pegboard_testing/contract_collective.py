@@ -290,9 +290,9 @@ class CollectiveContract:
         if setup.rank == len(setup.ranks) - 1:
             self.kept = collective
             return "", 0
-        found = error_of(lambda: getattr(collective, call)(x))
+        error = error_of(lambda: getattr(collective, call)(x))
         collective.close()
-        return found
+        return error
 
     @pytest.mark.parametrize("call", CALLS)
     def test_a_rank_that_does_not_come(self, call: str) -> None:
@@ -329,7 +329,7 @@ class CollectiveContract:
 
     def rank_closes(self, setup: CollectiveSetup) -> list[Any]:
         """Return what this process holds after it was in a second and in a third group."""
-        found = []
+        counts = []
         for number in range(3):
             collective = self.collective(replace(setup, group=f"group {number}"))
             collective.all_reduce(torch.ones(2, 3))
@@ -337,8 +337,8 @@ class CollectiveContract:
             collective.close()
             collective.close()
             del collective
-            found.append(held())
-        return found[1:]
+            counts.append(held())
+        return counts[1:]
 
     def test_closing_leaves_nothing(self) -> None:
         """A third group leaves nothing that the second one did not leave."""
