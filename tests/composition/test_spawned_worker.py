@@ -52,7 +52,7 @@ def test_a_worker_in_another_process_gives_the_same_tokens(checkpoint: Path) -> 
         ),
     ]
     answers = []
-    for backend, max_in_flight in (("in_process", 1), ("mp", 1), ("mp", 2)):
+    for backend, max_in_flight in (("uni", 1), ("mp", 1), ("mp", 2)):
         llm = LLM(
             str(checkpoint),
             kv_cache_memory_bytes=1 << 20,

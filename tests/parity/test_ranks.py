@@ -14,7 +14,7 @@ import pytest
 from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import ConfigError, EngineDeadError, ModelError
+from pegboard.errors import ConfigError, EngineDeadError, ModelError, PluginFailure
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
@@ -47,6 +47,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "latents": ("deepseek_v3", LATENT),
 }
 Write = Callable[..., Any]
+FAILING = """
+class Failing:
+    argmax_invariant = False
+    host_tokens = False
+
+    def __init__(self, options, setup): ...
+
+    def update(self, added, removed): ...
+
+    def apply(self, logits, rows, depth, drafts):
+        return 1 // 0
+
+    def extend(self, rows, token_ids): ...
+"""
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -113,3 +127,17 @@ def test_a_rank_that_dies_is_named(write: Write) -> None:
         with pytest.raises(EngineDeadError, match="worker 1 died: signal SIGKILL"):
             llm.generate([{"prompt_token_ids": [5, 6]}], use_tqdm=False)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_a_plugin_that_fails_on_a_rank_is_named(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traceback stays in the rank's process, so the plugin is found there."""
+    (tmp_path / "acme_failing.py").write_text(FAILING)
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": 2,
+        "logits_processors": ["acme_failing:Failing"],
+    }
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginFailure, match="plugin logits_processor:Failing .*ZeroDivisionError"):
+        open_llm(write("llama").directory, **settings)

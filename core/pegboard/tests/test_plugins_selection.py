@@ -466,7 +466,7 @@ def test_the_owner_of_a_module(fake_distributions: FakeDistributions) -> None:
     assert (found["own"], found["own_b.deep"], found["pair"], found["solo"]) == (
         one,
         other,
-        "acme 1.0",
+        "sampler:a/b (acme 1.0)",
         "model:M (acme 1.0)",
     )
     assert "outer" not in found and "" not in found

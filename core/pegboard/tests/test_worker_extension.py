@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +45,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def worker(path: str | None) -> Any:
     config = EngineConfig(worker_extension_cls=path)
-    return make_worker(None, WorkerPlan(config, None, (), dict), Place(rank=2))  # type: ignore[arg-type]
+    registry: Any = SimpleNamespace(modules=dict)
+    return make_worker(registry, WorkerPlan(config, None, (), dict), Place(rank=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["rl_methods:Extension", "rl_methods.Extension"])

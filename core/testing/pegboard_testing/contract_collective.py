@@ -1,158 +1,346 @@
 """Contract tests of the kind `collective`. A plugin's test file:
 
     class TestMyCollective(CollectiveContract):
-        collective = "my_module:MyCollective"
+        def collective(self, setup: CollectiveSetup) -> Collective:
+            return MyCollective(None, setup)
 
-Each rank is a process. `collective` is what the spec calls `implementation`; it is called with
-options None.
+Each rank is a process, which imports the plugin's test file and makes the class in it. Methods
+named rank_… run there. A plugin may add its own, and run them with `on_ranks`.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import getfile
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from pegboard.errors import EngineDeadError
-from pegboard.interfaces.collective import CollectiveSetup
-from pegboard.plugins.importing import import_object
+from pegboard.interfaces.collective import Collective, CollectiveSetup
 
-RUN = (
-    "import pickle, sys; from pegboard_testing.contract_collective import run_rank; "
-    "run_rank(*pickle.load(sys.stdin.buffer))"
+SERVE = "import sys; from pegboard_testing.contract_collective import serve; serve(*sys.argv[1:])"
+START_S = 60.0
+"""How long a process may take to import torch and the plugin."""
+
+LIMIT_S = 30.0
+"""How long ranks wait in tests in which all of them come."""
+
+SHORT_S = 1.0
+PATIENCE_S = 4.0
+"""A rank that waits for one that does not come gets an error after SHORT_S seconds, and at most
+PATIENCE_S later."""
+
+CALLS = ("all_reduce", "all_gather")
+ERRORS = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+"""dtype → difference between a sum and the exact one; halves may be rounded after each addition."""
+
+SOME = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
 )
-SHAPES = [(1, 1), (1, 576), (32, 576), (7, 33), (300, 70), (2000, 1031)]
-"""The last one has 8 MB in float32."""
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-LIMIT_S = 60.0
+shapes = st.tuples(st.integers(1, 40), st.sampled_from([1, 5, 16, 33, 576, 1000]))
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
-def tensor_of(rank: int, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    """Return what a rank gives. Sums are the same in every order, because they are exact."""
-    generator = torch.Generator().manual_seed(1000 * rank + shape[0])
-    return torch.randint(-4, 5, shape, generator=generator).to(dtype)
+def tensor_of(rank: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return what a rank gives to a call."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def exchange(collective: Any, rank: int, size: int) -> list[str]:
-    """Call everything in every shape, and return what was wrong."""
-    wrong = []
-    for shape in SHAPES:
-        for dtype in DTYPES:
-            tensors = [tensor_of(each, shape, dtype) for each in range(size)]
-            total = collective.all_reduce(tensors[rank].clone())
-            side_by_side = collective.all_gather(tensors[rank].clone())
-            if not torch.equal(total, torch.stack(tensors).sum(0)) or total.dtype != dtype:
-                wrong.append(f"all_reduce of {shape} {dtype}")
-            if not torch.equal(side_by_side, torch.cat(tensors, 1)):
-                wrong.append(f"all_gather of {shape} {dtype}")
-    return wrong
+class RankProcess:
+    """A process that runs methods of a test class."""
+
+    def __init__(self, tests: type) -> None:
+        self._connection, other = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(other.fileno()), getfile(tests), tests.__qualname__],
+            pass_fds=(other.fileno(),),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        other.close()
+
+    def start(self, method: str, *arguments: Any) -> None:
+        self._connection.send_bytes(pickle.dumps((method, arguments)))
+
+    def result(self, limit_s: float) -> Any:
+        """Return what the method returned, or the exception that it raised. If there is no answer
+        in time, the process is killed."""
+        if not self._connection.poll(limit_s):
+            self.kill()
+            return AssertionError(f"a rank has not answered within {limit_s:g} s")
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except EOFError as error:
+            self.process.wait()
+            return error
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._connection.close()
 
 
-def roundings(collective: Any, rank: int, size: int) -> bytes:
-    """Return the bits of a sum that depends on the order of the ranks."""
-    x = torch.randn(19, 23, generator=torch.Generator().manual_seed(rank))
-    total: torch.Tensor = collective.all_reduce(x)
-    return total.numpy().tobytes()
-
-
-def parts(collective: Any, rank: int, size: int) -> list[list[float]]:
-    """Exchange views: some columns of wider rows."""
-    wide = torch.arange(12.0).view(3, 4) + 100 * rank
-    total: list[list[float]] = collective.all_reduce(wide[:, 1:3]).tolist()
-    return total
-
-
-def absent(collective: Any, rank: int, size: int) -> str:
-    """The last rank does not come to the second exchange."""
-    x = torch.ones(2, 3)
-    collective.all_reduce(x)
-    if rank == size - 1:
-        return ""
-    try:
-        collective.all_reduce(x)
-    except EngineDeadError as error:
-        return str(error)
-    return "no error"
-
-
-def closed(collective: Any, rank: int, size: int) -> str:
-    collective.all_reduce(torch.ones(1, 1))
-    collective.close()
-    collective.close()
-    return "closed"
-
-
-def run_rank(implementation: str, setup: CollectiveSetup, function: Callable[..., Any]) -> None:
-    """The body of a rank's process."""
+def serve(descriptor: str, path: str, name: str) -> None:
+    """The body of a rank's process: run methods until the test's process ends."""
     torch.set_num_threads(1)
-    collective = import_object(implementation)(None, setup)
-    result = function(collective, setup.rank, len(setup.ranks))
-    sys.stdout.buffer.write(pickle.dumps(result))
-    sys.stdout.flush()
-    os.close(sys.stdout.fileno())
-    time.sleep(LIMIT_S)  # others may still read; the test kills this process
+    spec = spec_from_file_location("tests_of_a_rank", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tests = getattr(module, name)()
+    connection = Connection(int(descriptor))
+    while True:
+        try:
+            method, arguments = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            result = getattr(tests, method)(*arguments)
+        except Exception as error:  # noqa: BLE001 - the test raises it
+            result = error
+        connection.send_bytes(pickle.dumps(result))
+
+
+def error_of(run: Callable[[], object]) -> tuple[str, float]:
+    """Return the message of the EngineDeadError that the function raises, and after how long."""
+    start = time.monotonic()
+    try:
+        run()
+    except EngineDeadError as error:
+        return str(error), time.monotonic() - start
+    return "no error", time.monotonic() - start
+
+
+def named_memory() -> list[str]:
+    """Return the files in shared memory that this process uses and that still have a name: they
+    would remain if all ranks were killed."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.partition("/dev/shm/")[2] for line in lines}
+    return [path for path in paths if path and not path.endswith("(deleted)") and "KMP" not in path]
+
+
+def held() -> tuple[int, int]:
+    """Return how many files and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 class CollectiveContract:
     """Every collective passes these. Override `collective`."""
 
-    collective: str
-    sizes: Sequence[int] = (2, 3)
+    processes: list[RankProcess]
+    kept: Collective
+
+    def collective(self, setup: CollectiveSetup) -> Collective:
+        """Return a new collective."""
+        raise AssertionError("override CollectiveContract.collective")
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.processes = []
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        for process in cls.processes:
+            process.kill()
+
+    def ranks(self, count: int) -> list[RankProcess]:
+        """Return living processes, which later tests use again."""
+        living = [each for each in self.processes if each.process.poll() is None]
+        while len(living) < count:
+            living.append(RankProcess(type(self)))
+        self.processes[:] = living
+        return living[:count]
 
     def on_ranks(
-        self, folder: Path, size: int, function: Callable[..., Any], timeout_s: float = LIMIT_S
+        self,
+        method: str,
+        *arguments: Any,
+        ranks: Sequence[int] = (0, 1, 2),
+        timeout_s: float = LIMIT_S,
     ) -> list[Any]:
-        """Return what the function returns on each rank."""
-        address = f"{folder.as_uri()}/meet"
-        processes = []
-        for rank in range(size):
-            setup = CollectiveSetup("tensor", tuple(range(size)), rank, address, "cpu", timeout_s)
-            process = subprocess.Popen(
-                [sys.executable, "-c", RUN],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps((self.collective, setup, function)))
-            process.stdin.close()
-            processes.append(process)
+        """Run a method with (setup, *arguments) on each rank, and return the results. Raises what
+        it raised, or EOFError if a rank has died. ranks: their global numbers."""
+        results = self.answers(method, *arguments, ranks=ranks, timeout_s=timeout_s)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def answers(
+        self, method: str, *arguments: Any, ranks: Sequence[int], timeout_s: float
+    ) -> list[Any]:
+        """Return what a method returned or raised on each rank."""
+        with TemporaryDirectory() as folder:
+            processes = self.ranks(len(ranks))
+            for rank, process in enumerate(processes):
+                address = f"{Path(folder).as_uri()}/meet"
+                setup = CollectiveSetup("tensor", tuple(ranks), rank, address, "cpu", timeout_s)
+                process.start(method, setup, *arguments)
+            return [process.result(START_S + timeout_s) for process in processes]
+
+    @contextmanager
+    def member(self, setup: CollectiveSetup) -> Iterator[Collective]:
+        collective = self.collective(setup)
         try:
-            results = []
-            for process in processes:
-                assert process.stdout is not None
-                results.append(pickle.loads(process.stdout.read()))
-            return results
+            yield collective
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-                assert process.stdout is not None
-                process.stdout.close()
+            collective.close()
 
-    def test_sums_and_rows_side_by_side(self, tmp_path: Path) -> None:
-        for size in self.sizes:
-            folder = tmp_path / str(size)
-            folder.mkdir()
-            assert self.on_ranks(folder, size, exchange) == [[]] * size
+    def rank_calls(self, setup: CollectiveSetup, call: str, inputs: Sequence[Any]) -> list[Tensor]:
+        """Return the results of calls with tensors of these (shape, dtype)."""
+        with self.member(setup) as collective:
+            tensors = [tensor_of(setup.rank, shape, dtype) for shape, dtype in inputs]
+            return [getattr(collective, call)(x) for x in tensors]
 
-    def test_all_ranks_get_the_same_bits(self, tmp_path: Path) -> None:
-        assert len(set(self.on_ranks(tmp_path, 3, roundings))) == 1
+    def check_sums(self, *inputs: tuple[Sequence[int], torch.dtype]) -> None:
+        results = self.on_ranks("rank_calls", "all_reduce", inputs)
+        for place, (shape, dtype) in enumerate(inputs):
+            given = [tensor_of(rank, shape, dtype).double() for rank in range(3)]
+            first = results[0][place]
+            assert first.dtype == dtype and first.shape == torch.Size(shape)
+            expected = torch.stack(given).sum(0)
+            error = ERRORS[dtype]
+            torch.testing.assert_close(first.double(), expected, rtol=error, atol=error)
+            for other in results[1:]:
+                assert torch.equal(first, other[place]), "two ranks got different sums"
 
-    def test_columns_of_wider_rows(self, tmp_path: Path) -> None:
-        wide = 2 * torch.arange(12.0).view(3, 4) + 100
-        assert self.on_ranks(tmp_path, 2, parts) == [wide[:, 1:3].tolist()] * 2
+    @SOME
+    @given(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=4))
+    def test_all_ranks_get_the_same_sums(self, inputs: list[Any]) -> None:
+        self.check_sums(*inputs)
 
-    def test_a_rank_that_does_not_come_is_an_error(self, tmp_path: Path) -> None:
-        message, _ = self.on_ranks(tmp_path, 2, absent, timeout_s=2.0)
-        assert "'tensor'" in message and "1" in message, message
+    def test_tensors_of_more_dimensions(self) -> None:
+        self.check_sums(((3, 4, 5), torch.float32), ((7,), torch.float32))
 
-    def test_it_may_be_closed_twice(self, tmp_path: Path) -> None:
-        assert self.on_ranks(tmp_path, 2, closed) == ["closed"] * 2
+    def test_large_tensors(self) -> None:
+        self.check_sums(((2000, 1031), torch.float32), ((3, 700_001), torch.bfloat16))
+
+    @SOME
+    @given(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=4))
+    def test_rows_are_gathered_in_the_order_of_the_ranks(self, inputs: list[Any]) -> None:
+        results = self.on_ranks("rank_calls", "all_gather", inputs)
+        for place, (shape, dtype) in enumerate(inputs):
+            expected = torch.cat([tensor_of(rank, shape, dtype) for rank in range(3)], 1)
+            for result in results:
+                assert torch.equal(result[place], expected)
+
+    def test_large_tensors_are_gathered(self) -> None:
+        results = self.on_ranks("rank_calls", "all_gather", [((1000, 1031), torch.float32)])
+        expected = torch.cat([tensor_of(rank, (1000, 1031), torch.float32) for rank in range(3)], 1)
+        for result in results:
+            assert torch.equal(result[0], expected)
+
+    def rank_columns(self, setup: CollectiveSetup) -> list[Tensor]:
+        with self.member(setup) as collective:
+            wide = torch.arange(12.0).view(3, 4) + 100 * setup.rank
+            return [collective.all_gather(wide[:, 1:3]), collective.all_reduce(wide[:, 1:3])]
+
+    def test_some_columns_of_wider_rows(self) -> None:
+        wide = torch.arange(12.0).view(3, 4)
+        gathered = torch.cat([wide[:, 1:3], wide[:, 1:3] + 100], 1)
+        for result in self.on_ranks("rank_columns", ranks=(0, 1)):
+            assert torch.equal(result[0], gathered)
+            assert torch.equal(result[1], 2 * wide[:, 1:3] + 100)
+
+    def rank_repeats(self, setup: CollectiveSetup, count: int) -> list[str]:
+        """Call both in turn in two groups at one address. The ranks are not in step."""
+        wrong = []
+        size = len(setup.ranks)
+        second = replace(setup, group="data")
+        with self.member(setup) as one, self.member(second) as two:
+            for step in range(count):
+                if step % 16 == setup.rank:
+                    time.sleep(0.002)
+                group = two if step % 3 == 1 else one
+                x = torch.full((step % 7 + 1, 40), float(step + setup.rank))
+                gathered = group.all_gather(x[:, :1])[0].tolist()
+                total = group.all_reduce(x)
+                if gathered != [step + rank for rank in range(size)]:
+                    wrong.append(f"all_gather {step}: {gathered}")
+                if not (total == size * step + sum(range(size))).all():
+                    wrong.append(f"all_reduce {step}")
+        return wrong
+
+    def test_many_calls_in_two_groups(self) -> None:
+        assert self.on_ranks("rank_repeats", 100) == [[]] * 3
+
+    def rank_alone(self, setup: CollectiveSetup, call: str) -> tuple[str, float]:
+        """The last rank does not come to the second call, and does not close the group."""
+        collective = self.collective(setup)
+        x = torch.ones(2, 3)
+        getattr(collective, call)(x)
+        if setup.rank == len(setup.ranks) - 1:
+            self.kept = collective
+            return "", 0
+        error = error_of(lambda: getattr(collective, call)(x))
+        collective.close()
+        return error
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_a_rank_that_does_not_come(self, call: str) -> None:
+        """The error names the group, the call and the rank."""
+        results = self.on_ranks("rank_alone", call, ranks=(4, 7, 9), timeout_s=SHORT_S)
+        for message, seconds in results[:-1]:
+            assert "'tensor'" in message and call in message and "9" in message, message
+            assert "4" not in message.partition("(")[0], f"rank 4 came: {message}"
+            assert seconds < SHORT_S + PATIENCE_S, f"the error came after {seconds:.1f} s"
+
+    def rank_starts_alone(self, setup: CollectiveSetup) -> tuple[str, float]:
+        return ("", 0) if setup.rank == 1 else error_of(lambda: self.collective(setup))
+
+    def test_a_rank_that_does_not_start(self) -> None:
+        (message, seconds), _ = self.on_ranks("rank_starts_alone", ranks=(4, 7), timeout_s=SHORT_S)
+        assert "'tensor'" in message and "7" in message, message
+        assert seconds < SHORT_S + PATIENCE_S, f"the error came after {seconds:.1f} s"
+
+    def rank_is_killed(self, setup: CollectiveSetup) -> tuple[str, list[str]]:
+        """The last rank dies after the first call."""
+        with self.member(setup) as collective:
+            collective.all_reduce(torch.ones(2, 3))
+            if setup.rank == len(setup.ranks) - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            names = named_memory()
+            return error_of(lambda: collective.all_reduce(torch.ones(2, 3)))[0], names
+
+    def test_a_rank_that_is_killed(self) -> None:
+        *answers, last = self.answers("rank_is_killed", ranks=(0, 1, 2), timeout_s=SHORT_S)
+        assert isinstance(last, EOFError)
+        for message, names in answers:
+            assert "'tensor'" in message and "all_reduce" in message, message
+            assert names == [], f"these files would remain in /dev/shm: {names}"
+
+    def rank_closes(self, setup: CollectiveSetup) -> list[Any]:
+        """Return what this process holds after it was in a second and in a third group."""
+        counts = []
+        for number in range(3):
+            collective = self.collective(replace(setup, group=f"group {number}"))
+            collective.all_reduce(torch.ones(2, 3))
+            collective.all_gather(torch.ones(2, 3))
+            collective.close()
+            collective.close()
+            del collective
+            counts.append(held())
+        return counts[1:]
+
+    def test_closing_leaves_nothing(self) -> None:
+        """A third group leaves nothing that the second one did not leave."""
+        for before, after in self.on_ranks("rank_closes"):
+            assert before == after

@@ -32,6 +32,7 @@ from pegboard.log import get_logger
 from pegboard_kernel_cpu.cache_files import (
     SEAL,
     Damaged,
+    alone_in,
     check_room,
     explain,
     make_folder,
@@ -220,7 +221,9 @@ def compiled(level: str, avoided: Collection[Path] = ()) -> Path:
         try:
             check_room(folder, ROOM)
             make_folder(folder)
-            path = _compile(command, level, folder)
+            with alone_in(folder):
+                # another process, such as that of another rank, may have compiled it meanwhile
+                path = find(level, avoided) or _compile(command, level, folder)
         except OSError as error:
             reasons.append(f"{folder}: {explain(error)}")
             continue

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pegboard.log import get_logger
@@ -96,6 +97,19 @@ def make_folder(folder: Path) -> None:
     check_owner(folder.stat(), folder)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(folder))
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder. The lock ends with the process. Where the file
+    system has no locks, processes work side by side."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

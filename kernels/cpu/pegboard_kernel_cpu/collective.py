@@ -1,141 +1,225 @@
-"""Collective `shared_memory`: ranks on one host exchange rows through memory that they share (see
-csrc/collective.c). It can be recorded.
-
-The memory has no name: the first rank makes it (memfd_create), and the others open it through the
-first one's process. So nothing remains, however the processes end.
-"""
+"""The ranks of one host exchange tensors through memory that they share (csrc/collective.c)."""
 
 from __future__ import annotations
 
-import ctypes
-import json
+import fcntl
+import hashlib
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import addressof, c_char
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor
 
 from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
-from pegboard_kernel_cpu.structures import Member, Share, TakeShares
-from pegboard_kernel_cpu.values import Call, Value, new, refusal, rows_of, submit
+from pegboard_kernel_cpu.library import library
+from pegboard_kernel_cpu.structures import Exchange, Member
+from pegboard_kernel_cpu.values import Call, new, rows_of, submit
 
-FIRST_SLOT = 65536
-LINE = 64
-SLOT_BYTES = 64 << 20
-"""Bytes of a rank's rows in one exchange. Only pages that are written take memory."""
-LOOK_S = 0.002
+FOLDER = Path("/dev/shm")
+POLL_S = 0.001
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""dtype → Type of csrc/collective.c."""
+
+ADDS = 1 << 63
+"""In a failure: the call was all_reduce."""
 
 
-class SharedMemory:
-    """See `pegboard.interfaces.collective.Collective`."""
+class SharedMemoryCollective:
+    """Implements `pegboard.interfaces.collective.Collective`. Calls on stand-ins are recorded.
+
+    The memory is a file that has no name any more when the constructor returns, so that nothing
+    remains of ranks that are killed."""
 
     def __init__(self, options: None, setup: CollectiveSetup) -> None:
-        self.setup = setup
-        self.size = len(setup.ranks)
-        parts = urlsplit(setup.address)
-        if parts.scheme != "file":
-            raise ConfigError(f"ranks meet at {setup.address!r}; shared memory needs file:///path")
-        names = "-".join(map(str, setup.ranks))
-        self.place = Path(f"{unquote(parts.path)}-{setup.group}-{names}")
-        self.num_bytes = FIRST_SLOT + 2 * self.size * SLOT_BYTES
-        self.memory = self._open()
-        view = (ctypes.c_char * self.num_bytes).from_buffer(self.memory)
-        self.address = ctypes.addressof(view)
-        self.member = Member(
-            memory=self.address,
-            rank=setup.rank,
-            size=self.size,
-            slot_bytes=SLOT_BYTES,
-            timeout=int(setup.timeout_s * 1e9),
-        )
-        self.all_reduce(torch.zeros(1, 1))  # all ranks have the memory
-
-    def _open(self) -> mmap.mmap:
-        if self.setup.rank == 0:
-            file = os.memfd_create("pegboard-ranks")
-            os.ftruncate(file, self.num_bytes)
-            new_place = self.place.with_suffix(".new")
-            new_place.write_text(json.dumps([os.getpid(), file]), "ascii")
-            new_place.rename(self.place)
-        else:
-            process, number = self._first_rank()
-            file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(file, self.num_bytes)
-        finally:
-            if self.setup.rank:
-                os.close(file)
-            else:
-                self.file = file
-
-    def _first_rank(self) -> tuple[int, int]:
-        """Return the process of the group's first rank, and its number of the memory."""
-        until = time.monotonic() + self.setup.timeout_s
-        while time.monotonic() < until:
-            try:
-                process, number = json.loads(self.place.read_text("ascii"))
-            except FileNotFoundError:
-                time.sleep(LOOK_S)
-            else:
-                return process, number
-        raise self._error("start", [0])
+        """Wait for all ranks. Raises EngineDeadError if one does not come in time, and ConfigError
+        if there are too many of them or the memory cannot be had."""
+        most = library().constant("collective_max_ranks")
+        if len(setup.ranks) > most:
+            raise ConfigError(
+                f"group {setup.group!r} has {len(setup.ranks)} ranks; shared_memory takes at most "
+                f"{most}"
+            )
+        self._group: Group | None = Group(setup)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self._exchange(x, "sum_shares", 1)
+        """See `Collective.all_reduce`. x [T, …]: float32, bfloat16 or float16; the sums of the last
+        two are rounded once. They are written to x if its rows are contiguous."""
+        if x.dtype not in TYPES:
+            raise ConfigError(
+                f"all_reduce got {x.dtype}; shared_memory adds float32, bfloat16 and float16"
+            )
+        if not x.numel():
+            return x
+        rows = rows_of(x)
+        self._submit("all_reduce", rows, rows, TYPES[x.dtype])
+        return rows if x.dim() == 2 else rows.view(x.shape)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self._exchange(x, "gather_shares", self.size)
-
-    def _exchange(self, x: Tensor, kernel: str, width: int) -> Tensor:
+        """See `Collective.all_gather`. x [T, n] may have any dtype."""
+        group = self._live("all_gather")
         rows = rows_of(x)
-        columns = rows.shape[1]
-        most = SLOT_BYTES // (4 * columns)
-        if type(x) is Value:
-            if x.shape[0] > most or x.dtype != torch.float32:
-                raise refusal(f"exchanges {list(x.shape)} of {x.dtype} between ranks")
-            return self._submit(rows, kernel, width).view(*x.shape[:-1], -1)
-        parts = [self._submit(part, kernel, width) for part in rows.float().split(most)]
-        self.check()
-        result = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return result.to(x.dtype).view(*x.shape[:-1], -1)
-
-    def _submit(self, rows: Tensor, kernel: str, width: int) -> Tensor:
-        columns = rows.shape[1]
-        member = ctypes.addressof(self.member)
-        out = new(rows, width * columns)
-        share = Share(columns=columns, member=member)
-        take = TakeShares(columns=columns, member=member)
-        submit(
-            rows,
-            Call("share", share, {"x": rows}, {}, self),
-            Call(kernel, take, {}, {"out": out}, self),
-        )
+        out = new(rows, rows.shape[1] * group.member.ranks, rows.dtype)
+        if x.numel():
+            self._submit("all_gather", rows, out, 0)
         return out
 
-    def check(self) -> None:
-        """Raise EngineDeadError if a rank did not come to the last exchanges in time."""
-        if ctypes.c_int64.from_address(self.address).value:
-            number = self.member.number
-            raise self._error(
-                f"exchange {number}",
-                [rank for rank in range(self.size) if self._written(rank) < number],
-            )
-
-    def _written(self, rank: int) -> int:
-        return ctypes.c_uint64.from_address(self.address + LINE * (rank + 1)).value
-
-    def _error(self, call: str, absent: list[int]) -> EngineDeadError:
-        ranks = ", ".join(str(self.setup.ranks[rank]) for rank in absent) or "none"
-        return EngineDeadError(
-            f"{call} of the group {self.setup.group!r}: a rank did not come within "
-            f"{self.setup.timeout_s:g} s; missing now: {ranks}"
-        )
-
     def close(self) -> None:
-        if self.setup.rank == 0 and self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+        """The memory is freed when no recording holds it any more."""
+        self._group = None
+
+    def _live(self, call: str) -> Group:
+        if self._group is None:
+            raise EngineDeadError(f"{call} was called on a group of ranks that is closed")
+        return self._group
+
+    def _submit(self, kernel: str, rows: Tensor, out: Tensor, type_: int) -> None:
+        group = self._live(kernel)
+        arguments = Exchange(
+            member=addressof(group.member),
+            columns=rows.shape[1],
+            item=rows.element_size(),
+            type=type_,
+        )
+        submit(rows, Call(kernel, arguments, {"x": rows}, {"out": out}, check=group.check))
+
+
+class Group:
+    """The memory of a group, as one rank sees it."""
+
+    def __init__(self, setup: CollectiveSetup) -> None:
+        self.setup = setup
+        self._memory = _joined(setup)
+        self._start = c_char.from_buffer(self._memory, mmap.PAGESIZE)
+        self.member = Member(
+            shared=addressof(self._start),
+            rank=setup.rank,
+            ranks=len(setup.ranks),
+            timeout=round(setup.timeout_s * 1e9),
+        )
+        self._failure = memoryview(self._memory)[mmap.PAGESIZE : mmap.PAGESIZE + 8].cast("Q")
+
+    def check(self) -> None:
+        """Raise EngineDeadError if a rank did not come in time, now or in an earlier call."""
+        failure = self._failure[0]
+        if failure:
+            call = "all_reduce" if failure & ADDS else "all_gather"
+            absent = [place for place in range(len(self.setup.ranks)) if failure >> place & 1]
+            raise _did_not_come(self.setup, call, absent)
+
+
+def _did_not_come(setup: CollectiveSetup, call: str, absent: list[int]) -> EngineDeadError:
+    """absent: the places in the group of the ranks that did not come."""
+    ranks = ", ".join(str(setup.ranks[place]) for place in absent)
+    return EngineDeadError(
+        f"group {setup.group!r}: {call} waited for {setup.timeout_s:g} s, and these ranks did not "
+        f"come: {ranks}"
+    )
+
+
+def _joined(setup: CollectiveSetup) -> mmap.mmap:
+    """Return the memory of the group, which all ranks have mapped. In its first page, each rank has
+    a byte that says so."""
+    path = _place(setup)
+    size = _size(setup)
+    deadline = time.monotonic() + setup.timeout_s
+    with _created(path, size) if setup.rank == 0 else _found(path, size, deadline) as file:
+        if file is None:
+            raise _did_not_come(setup, "the start", [0])
+        memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        memory[setup.rank] = 1
+        while not all(came := memory[: len(setup.ranks)]):
+            if time.monotonic() > deadline:
+                absent = [place for place, has_come in enumerate(came) if not has_come]
+                raise _did_not_come(setup, "the start", absent)
+            time.sleep(POLL_S)
+    return memory
+
+
+def _place(setup: CollectiveSetup) -> Path:
+    digest = hashlib.sha256(repr((setup.address, setup.group, setup.ranks)).encode()).hexdigest()
+    return FOLDER / f"pegboard-{digest[:32]}"
+
+
+def _size(setup: CollectiveSetup) -> int:
+    return mmap.PAGESIZE + int(library().size_of_collective(len(setup.ranks)))
+
+
+@contextmanager
+def _created(path: Path, size: int) -> Iterator[int]:
+    """Yield a new file that is locked, and whose name is gone afterwards. A file that nobody locks
+    is left from a rank that was killed, and is replaced."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            file = os.open(path, flags, 0o600)
+        except FileExistsError:
+            _remove_abandoned(path)
+            file = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{path}: ranks cannot share memory: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            raise ConfigError(
+                f"{FOLDER} has no room for the {size >> 10} KiB that ranks share: "
+                f"{error.strerror}; mount it with more"
+            ) from error
+        yield file
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _remove_abandoned(path: Path) -> None:
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not _is_abandoned(file):
+            raise ConfigError(f"{path}: another group of ranks has the same name and address")
+        path.unlink()
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _found(path: Path, size: int, deadline: float) -> Iterator[int | None]:
+    """Wait for the file of the first rank and yield it; None if it does not come in time."""
+    file = _open_found(path, size)
+    while file is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        file = _open_found(path, size)
+    try:
+        yield file
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _open_found(path: Path, size: int) -> int | None:
+    """Return the file, if it has its full size, belongs to this user and its maker lives."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    facts = os.fstat(file)
+    if facts.st_size == size and facts.st_uid == os.geteuid() and not _is_abandoned(file):
+        return file
+    os.close(file)
+    return None
+
+
+def _is_abandoned(file: int) -> bool:
+    """Return whether no process that lives has made the file: its maker has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True

@@ -63,6 +63,9 @@ class Library:
             ctypes.POINTER(CodeFormat),
             c_void_p,
         )
+        functions.collective_bytes.restype = c_int64
+        functions.collective_bytes.argtypes = (c_int64,)
+        self.size_of_collective = functions.collective_bytes
         self.pack_linear_float = functions.pack_linear_float
         self.unpack_linear_float = functions.unpack_linear_float
         self.pack_blocks = functions.pack_blocks

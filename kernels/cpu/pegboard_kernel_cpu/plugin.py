@@ -63,15 +63,6 @@ BLOCK_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNBlockWeight")
 CODE_WEIGHT_ONEDNN = _onednn("onednn_weight:OneDNNCodeWeight")
 REPLAY = _compiled("replay:NativeReplay", "recorder")
 
-SHARED_MEMORY = CollectiveSpec(
-    api="1.0",
-    implementation="pegboard_kernel_cpu.collective:SharedMemory",
-    probe="pegboard_kernel_cpu.probe:probe",
-    platforms=frozenset({"cpu"}),
-    tier="tuned",
-    supports={"hosts": AtMost(1)},
-)
-
 ATTENTION = AttentionSpec(
     api="1.0",
     implementation="pegboard_kernel_cpu.attention:NativeAttention",
@@ -106,4 +97,13 @@ MLA = AttentionSpec(
         "block_size": True,
     },
     flags=frozenset({"replay"}),
+)
+
+SHARED_MEMORY = CollectiveSpec(
+    api="1.0",
+    implementation="pegboard_kernel_cpu.collective:SharedMemoryCollective",
+    probe="pegboard_kernel_cpu.probe:probe",
+    platforms=frozenset({"cpu"}),
+    tier="tuned",
+    supports={"hosts": AtMost(1)},
 )

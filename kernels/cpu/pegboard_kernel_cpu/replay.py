@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pegboard_kernel_cpu.collective import SharedMemory
 from pegboard_kernel_cpu.constants import Computed, ConstantNotes, Constants
 from pegboard_kernel_cpu.functions import FUNCTIONS, record
 from pegboard_kernel_cpu.library import library
@@ -308,9 +307,9 @@ class Program:
         self.size = recorder.rows
         self.calls = recorder.calls
         self._keep = recorder.keep
+        self._checks = tuple({call.check: None for call in self.calls if call.check is not None})
         held = [call.holds for call in self.calls]
         self._constants = Constants(computed, [*held, *recorder.keep])
-        self._collectives = {each for each in held if isinstance(each, SharedMemory)}
         self.library = library()
         self._outputs: list[Any] = list(outputs)
         self._drop_unused()
@@ -332,8 +331,8 @@ class Program:
         if self._constants.sources:
             self._constants.refresh()
         self.library.run(self._instructions, len(self._due), num_rows)
-        for collective in self._collectives:
-            collective.check()
+        for check in self._checks:
+            check()
         return self._views
 
     def move_to(self, arena: Tensor) -> None:

@@ -218,36 +218,6 @@ class Hadamard(Structure):
     )
 
 
-class Member(Structure):
-    _fields_ = (
-        ("memory", c_void_p),
-        ("rank", c_int64),
-        ("size", c_int64),
-        ("slot_bytes", c_int64),
-        ("timeout", c_int64),
-        ("number", c_uint64),
-        ("done", c_uint64),
-    )
-
-
-class Share(Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("x_stride", c_int64),
-        ("columns", c_int64),
-        ("member", c_void_p),
-    )
-
-
-class TakeShares(Structure):
-    _fields_ = (
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("columns", c_int64),
-        ("member", c_void_p),
-    )
-
-
 class Pointwise(Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -489,6 +459,30 @@ class LookupPacked(Structure):
         ("out_stride", c_int64),
         ("weight", c_void_p),
         ("columns", c_int64),
+        ("type", c_int64),
+    )
+
+
+class Member(Structure):
+    _fields_ = (
+        ("shared", c_void_p),
+        ("rank", c_int64),
+        ("ranks", c_int64),
+        ("timeout", c_int64),
+        ("issued", c_uint64),
+        ("done", c_int64),
+    )
+
+
+class Exchange(Structure):
+    _fields_ = (
+        ("member", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("columns", c_int64),
+        ("item", c_int64),
         ("type", c_int64),
     )
 

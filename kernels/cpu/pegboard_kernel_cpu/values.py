@@ -9,6 +9,7 @@ every other operation raises CannotRecord, which names the operation.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from ctypes import Structure
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ class Call:
     is both read and written is in `reads` and in `writes`. holds: another object whose memory the
     arguments point to. copies: rows per token of the step, if it is recorded. can_join: whether the
     C source has `<kernel>_count` and `<kernel>_task`, so that its tasks can run beside those of
-    another kernel."""
+    another kernel. check: called after the kernel has run; it raises what the kernel could not."""
 
     kernel: str
     arguments: Structure
@@ -39,6 +40,7 @@ class Call:
     holds: Any = None
     copies: int = 1
     can_join: bool = False
+    check: Callable[[], None] | None = None
 
     def point(self) -> None:
         """Write the addresses of the tensors into the arguments."""
@@ -69,6 +71,9 @@ def submit(x: Tensor, *calls: Call) -> None:
     for call in calls:
         call.point()
     library().team_run([(call.kernel, call.arguments) for call in calls], x.shape[0])
+    for call in calls:
+        if call.check is not None:
+            call.check()
 
 
 def new(x: Tensor, width: int, dtype: torch.dtype = torch.float32, copies: int = 1) -> Tensor:

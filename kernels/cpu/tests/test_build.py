@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,19 @@ def test_a_level_is_compiled_once(empty_library: Path, monkeypatch: pytest.Monke
     assert path.parent.parent == empty_library and [*path.parent.iterdir()] == [path]
     before = path.stat().st_mtime_ns
     assert build.compiled("plain") == path and path.stat().st_mtime_ns == before
+
+
+def test_processes_that_start_together_compile_once(
+    empty_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of several ranks do. Each opens the folder itself, so threads are enough here."""
+    made = []
+    make = build._make
+    monkeypatch.setattr(build, "_trial", lambda path: None)
+    monkeypatch.setattr(build, "_make", lambda *args: (made.append(args), make(*args)))
+    with ThreadPoolExecutor(3) as threads:
+        paths = {*threads.map(build.compiled, ["plain"] * 3)}
+    assert len(paths) == len(made) == 1
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,23 @@
-"""The collective of this package passes the contract of its kind, also with several threads for
-each rank, and in recordings."""
+"""The collective of shared memory: its contract, recorded calls, and its kernels on every level."""
 
 from __future__ import annotations
 
-import os
+import ctypes
 import threading
-from pathlib import Path
+import time
 from typing import Any
 
 import pytest
 import torch
-from pegboard_kernel_cpu.collective import SharedMemory
+from pegboard_kernel_cpu import collective as shared_memory
+from pegboard_kernel_cpu.collective import SharedMemoryCollective
+from pegboard_kernel_cpu.library import Library
 from pegboard_kernel_cpu.replay import NativeReplay
-from torch import Tensor
+from pegboard_kernel_cpu.structures import Exchange, Member
 
 from pegboard.errors import ConfigError, EngineDeadError
 from pegboard.interfaces.collective import CollectiveSetup
-from pegboard_testing.contract_collective import CollectiveContract
+from pegboard_testing.contract_collective import CollectiveContract, error_of
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
@@ -24,86 +25,110 @@ def test_contract() -> None:
     check_entry(installed_entry("collective", "shared_memory"))
 
 
-def with_threads(options: None, setup: CollectiveSetup) -> SharedMemory:
-    torch.set_num_threads(3)
-    return SharedMemory(options, setup)
-
-
 class TestSharedMemory(CollectiveContract):
-    collective = "pegboard_kernel_cpu.collective:SharedMemory"
+    def collective(self, setup: CollectiveSetup) -> SharedMemoryCollective:
+        return SharedMemoryCollective(None, setup)
 
-    def test_exchanges_are_recorded(self, tmp_path: Path) -> None:
-        first, second = self.on_ranks(tmp_path, 2, recorded)
-        assert first == second == [[9.0 * n, 30.0 * n] for n in (1, 2, 5)]
+    def rank_replays(self, setup: CollectiveSetup) -> list[Any]:
+        """Replay both calls for several numbers of tokens. Then the last rank does not come."""
+        collective = self.collective(setup)
 
-    def test_a_rank_that_does_not_come_to_a_recorded_exchange(self, tmp_path: Path) -> None:
-        message, _ = self.on_ranks(tmp_path, 2, absent_later, timeout_s=2.0)
-        assert "of the group 'tensor'" in message and "missing now: 1" in message
+        def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole = collective.all_gather(x[:, 2:5])
+            total = collective.all_reduce((x * 2).view(-1, 4, 8))
+            return whole, total.view(-1, 32) + x
+
+        x = torch.zeros(700, 32)
+        recording = NativeReplay().record(run, [x])
+        found: list[Any] = []
+        for count in (1, 700, 3):
+            x[:count] = torch.arange(32.0) + setup.rank + torch.arange(count)[:, None]
+            found.append([result.clone() for result in recording(count)])
+        if setup.rank == len(setup.ranks) - 1:
+            self.kept = collective
+        else:
+            found.append(error_of(lambda: recording(1))[0])
+        return found
+
+    def test_recorded_calls(self) -> None:
+        results = self.on_ranks("rank_replays", ranks=(0, 5), timeout_s=1.0)
+        for place, count in enumerate((1, 700, 3)):
+            first, second = (
+                torch.arange(32.0) + rank + torch.arange(count)[:, None] for rank in (0, 1)
+            )
+            for own, result in zip((first, second), results, strict=True):
+                assert torch.equal(result[place][0], torch.cat([first[:, 2:5], second[:, 2:5]], 1))
+                assert torch.equal(result[place][1], 2 * (first + second) + own)
+        assert "all_gather" in results[0][3] and "5" in results[0][3]
+
+    def rank_starts_slowly(self, setup: CollectiveSetup) -> list[float]:
+        """A file of ranks that were killed has the name of this group."""
+        if setup.rank == 0:
+            time.sleep(0.2)
+        else:
+            path = shared_memory._place(setup)
+            path.write_bytes(bytes(shared_memory._size(setup)))
+        with self.member(setup) as collective:
+            total: list[float] = collective.all_reduce(torch.ones(1, 2))[0].tolist()
+            assert not shared_memory._place(setup).exists()
+            return total
+
+    def test_what_remains_of_killed_ranks_is_replaced(self) -> None:
+        assert self.on_ranks("rank_starts_slowly", ranks=(0, 1)) == [[2.0, 2.0]] * 2
 
 
-class TestThreads(CollectiveContract):
-    collective = f"{__name__}:with_threads"
-    sizes = (2,)
+def alone(folder: Any) -> SharedMemoryCollective:
+    setup = CollectiveSetup("tensor", (0,), 0, f"{folder.as_uri()}/meet", "cpu", 1.0)
+    return SharedMemoryCollective(None, setup)
 
 
-def recorded(collective: SharedMemory, rank: int, size: int) -> list[list[float]]:
-    """Replay a recording with an exchange of each kind, for several numbers of tokens."""
-    replay = NativeReplay()
-    x = torch.full((5, 3), float(rank + 1))
-
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        total = collective.all_reduce(x)
-        return total, collective.all_gather(collective.all_reduce(total)[:, 1:])
-
-    program = replay.record(run, [x])
-    results = []
-    for count in (1, 2, 5):
-        total, rows = program(count)
-        assert rows.shape == (count, 4)
-        results.append([total.sum().item(), rows.sum().item() * 1.25])
-    return results
+def test_dtypes_that_cannot_be_added(tmp_path: Any) -> None:
+    collective = alone(tmp_path)
+    with pytest.raises(ConfigError, match="int64"):
+        collective.all_reduce(torch.ones(1, 2, dtype=torch.int64))
+    ids = torch.arange(6).view(2, 3)
+    assert torch.equal(collective.all_gather(ids), ids)
+    collective.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        collective.all_gather(ids)
 
 
-def absent_later(collective: SharedMemory, rank: int, size: int) -> str:
-    replay = NativeReplay()
-    program = replay.record(lambda x: (collective.all_reduce(x),), [torch.ones(2, 3)])
-    program(2)
-    if rank:
-        return ""
-    try:
-        program(1)
-    except EngineDeadError as error:
-        return str(error)
-    return "no error"
+@pytest.mark.parametrize("dtype", shared_memory.TYPES)
+@pytest.mark.parametrize("kernel", ["all_reduce", "all_gather"])
+def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype) -> None:
+    """Two teams share memory, one of them with a single thread. The tensors of 0.6 to 1.2 MB wrap
+    around the cells, and their rows do not fill vectors."""
+    path = native._functions._name
+    teams = [native, Library(native.level, path, 1)]
+    size = native.size_of_collective(2)
+    memory = torch.zeros(size + 64, dtype=torch.uint8)
+    start = -(-memory.data_ptr() // 64) * 64
+    members = [Member(shared=start, rank=rank, ranks=2, timeout=int(2e10)) for rank in (0, 1)]
+    wide = [torch.randn(300, 1031).to(dtype) for _ in members]
+    xs = [each[:, :1029] for each in wide]
+    outs = [torch.zeros(300, 1029 * (1 if kernel == "all_reduce" else 2), dtype=dtype) for _ in xs]
 
+    def run(rank: int) -> None:
+        for _ in range(2):
+            arguments = Exchange(
+                member=ctypes.addressof(members[rank]),
+                x=xs[rank].data_ptr(),
+                x_stride=1031,
+                out=outs[rank].data_ptr(),
+                out_stride=outs[rank].shape[1],
+                columns=1029,
+                item=dtype.itemsize,
+                type=shared_memory.TYPES[dtype],
+            )
+            teams[rank].team_run([(kernel, arguments)], 300)
 
-def test_nothing_has_a_name(tmp_path: Path) -> None:
-    """The memory of a group has no name that could remain."""
-    before = set(os.listdir("/dev/shm"))
-    made: dict[int, SharedMemory] = {}
-
-    def join(rank: int) -> None:
-        setup = CollectiveSetup("tensor", (0, 1), rank, f"{tmp_path.as_uri()}/meet", "cpu", 30.0)
-        made[rank] = SharedMemory.__new__(SharedMemory)
-        prepared: Any = made[rank]
-        prepared.setup = setup
-        prepared.size = 2
-        prepared.place = tmp_path / "meet"
-        prepared.num_bytes = 1 << 16
-        prepared.memory = prepared._open()
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in (1, 0)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    made[0].memory[7] = 3
-    assert made[1].memory[7] == 3
-    assert set(os.listdir("/dev/shm")) == before
-    made[0].close()
-
-
-def test_hosts_cannot_share_memory() -> None:
-    setup = CollectiveSetup("tensor", (0, 1), 0, "tcp://10.0.0.1:4000", "cpu", 1.0)
-    with pytest.raises(ConfigError, match="shared memory needs file:///path"):
-        SharedMemory(None, setup)
+    teams[1].stop()
+    both = [x.float() for x in xs]
+    expected = both[0] + both[1] if kernel == "all_reduce" else torch.cat(both, 1)
+    for out in outs:
+        assert torch.equal(out, expected.to(dtype))

@@ -201,7 +201,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     distributed_executor_backend: Annotated[
-        str | None, doc("Executor plugin; default: in_process")
+        str | None, doc("Executor plugin; default: uni, or mp for several ranks")
     ] = None
     tensor_parallel_size: Annotated[
         int, doc("Number of ranks that each layer is split over", least=1)

@@ -68,7 +68,7 @@ class Head(WeightLayer):
         if self.tied is not None:
             self.tied.is_head = True
         self.padded = -(-num_rows // self.group.size)
-        start = self.group.rank * self.padded
+        start = min(self.group.rank * self.padded, num_rows)
         self.rows = (start, min(start + self.padded, num_rows))
 
     def _part(self, name: str) -> Part:

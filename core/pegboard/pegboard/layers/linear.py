@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -60,13 +61,12 @@ class Linear(WeightLayer):
         self.is_summed = split == "columns" and self.group.size > 1
         self.whole_in_features = in_features
         self.columns = (0, in_features)
-        share = self.group.share if heads is None else (lambda _: self._channels(*heads))
+        share = self.group.share if heads is None else partial(self._channels, heads)
         if self.is_summed:
             self.columns = share(in_features)
         self.in_features = self.columns[1] - self.columns[0]
-        if split != "rows":
-            share = lambda rows: (0, rows)  # noqa: E731
-        self.hold({name: [(rows, share(rows)) for rows in each] for name, each in sections.items()})
+        held = share if split == "rows" else everything
+        self.hold({name: [(rows, held(rows)) for rows in each] for name, each in sections.items()})
         whole = sum(self.modules_by_name.values())
         if whole != out_features:
             raise ConfigError(
@@ -90,7 +90,9 @@ class Linear(WeightLayer):
                 start += rows
         self.out_features = rows_of(self.spans)
 
-    def _channels(self, num_heads: int, num_kv_heads: int, head_dim: int) -> Span:
+    def _channels(self, heads: tuple[int, int, int], count: int) -> Span:
+        """Return the channels of this rank's query heads. count: of all ranks."""
+        num_heads, num_kv_heads, head_dim = heads
         return scaled(self.group.heads(num_heads, num_kv_heads)[0], head_dim)
 
     def _layout(self) -> tuple[Part, ...]:
@@ -195,6 +197,11 @@ class QKVLinear(Linear):
             return heads[:, :num_heads], heads[:, num_heads:first_value], heads[:, first_value:]
 
         self.forward = forward
+
+
+def everything(count: int) -> Span:
+    """Return the share of a rank that holds all."""
+    return 0, count
 
 
 def stored_in(names: Sequence[str]) -> dict[str, range]:

@@ -26,14 +26,17 @@ class Group:
     size: int = 1
     collective: Collective | None = None
 
-    def share(self, count: int, unit: int | None = None) -> Span:
-        """Return this rank's part of `count` channels or rows, in units of `unit`; None = of the
-        largest of UNITS that gives each rank some. The first ranks hold more if the units cannot be
-        divided equally. Raises ModelError if there are fewer units than ranks."""
-        unit = unit or next(
-            (unit for unit in UNITS if count % unit == 0 and count // unit >= self.size), 1
-        )
+    def share(self, count: int) -> Span:
+        """Return this rank's part of `count` channels, in the largest of UNITS with which the
+        shares are nearly equal. The first ranks hold more if the units cannot be divided equally.
+        Raises ModelError if there are fewer channels than ranks."""
+        unit = next((unit for unit in UNITS if count % unit == 0 and self._fits(count // unit)), 1)
         return scaled(dealt(count // unit, self.size)[self.rank], unit)
+
+    def _fits(self, num_units: int) -> bool:
+        """Return whether the largest share of these units is at most a twentieth over the mean."""
+        largest = -(-num_units // self.size)
+        return num_units >= self.size and 20 * largest * self.size <= 21 * num_units
 
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Span, Span]:
         """Return the query heads and the KV heads of this rank. Each rank has whole groups of query

@@ -50,6 +50,10 @@ class PluginLock:
     decisions: tuple[Decision, ...] = ()
 
 
+FEW = 3
+"""The number of plugins of a package that a message names at most."""
+
+
 class Registry(Catalogue):
     """The catalogue of one process, with its choices and the objects that it builds. Tests may
     build `scan` themselves, with entries whose `value` names fakes."""
@@ -179,8 +183,8 @@ class Registry(Catalogue):
     def modules(self) -> dict[str, str]:
         """Return the modules of plugins, and their top-level packages → the plugin's id, for
         `errors.culprit`. A module that several plugins share belongs to the one that was chosen, or
-        else to their distribution. Commands are left out, because everything else runs in their
-        frames."""
+        else to all of them if they are a few of one kind, or else to their distribution. Commands
+        are left out, because everything else runs in their frames."""
         chosen = {decision.winner for decision in self.decisions.values()}
         roots: dict[str, list[Entry]] = {}
         parts: dict[str, list[Entry]] = {}
@@ -198,8 +202,11 @@ class Registry(Catalogue):
         owners = {}
         for module, entries in (roots | parts).items():
             ours = [entry for entry in entries if entry in chosen] or entries
+            distribution = f"{ours[0].distribution} {ours[0].version}"
+            names = sorted({entry.name for entry in ours})
+            are_alike = len({entry.kind for entry in ours}) == 1 and len(names) <= FEW
             owners[module] = (
-                ours[0].id if len(ours) == 1 else f"{ours[0].distribution} {ours[0].version}"
+                f"{ours[0].kind}:{'/'.join(names)} ({distribution})" if are_alike else distribution
             )
         return owners
 

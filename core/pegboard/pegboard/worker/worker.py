@@ -121,21 +121,22 @@ class Worker:
     def load(self) -> WorkerReady:
         """Take the device, build the models and load their weights. Raises ModelError, ConfigError
         or PluginError."""
-        self.declare()
-        for model in self.models:
-            free_bytes = self.setup.platform.memory().free_bytes
-            check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
-            model.load()
-        specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
-        if self.config.calculate_kv_scales:
-            self._calculate_kv_scales(specs)
-        return WorkerReady(
-            self.rank,
-            specs,
-            self._kv_memory_bytes(specs),
-            sum(model.weight_bytes() for model in self.models),
-            ", ".join(model.attention.layout() for model in self.models),
-        )
+        with blame(None, self.registry.modules):
+            self.declare()
+            for model in self.models:
+                free_bytes = self.setup.platform.memory().free_bytes
+                check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
+                model.load()
+            specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
+            if self.config.calculate_kv_scales:
+                self._calculate_kv_scales(specs)
+            return WorkerReady(
+                self.rank,
+                specs,
+                self._kv_memory_bytes(specs),
+                sum(model.weight_bytes() for model in self.models),
+                ", ".join(model.attention.layout() for model in self.models),
+            )
 
     def _kv_memory_bytes(self, specs: Mapping[int, KVCacheSpec]) -> int:
         """Return the bytes for the KV cache that the user or the platform has set. If none is set,
@@ -275,7 +276,8 @@ class Worker:
             raise ConfigError(
                 f"workers have no method {method!r}; known: {', '.join(sorted(known))}"
             )
-        return getattr(self, method)(*args)
+        with blame(None, self.registry.modules):
+            return getattr(self, method)(*args)
 
     def collective_rpc(
         self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -1,107 +1,205 @@
-/* Ranks on one host exchange rows through memory that their processes share.
+/* Ranks on one host exchange tensors through memory that they share.
  *
- *     failed | written[rank] … | slots [rank][2]
+ * The bytes of a tensor are cut into chunks. Each rank copies its chunks into cells of its own and marks them as written. Then it
+ * reads the cells of all ranks, in their order, so all ranks get the same bits. The chunks of all calls are numbered, and chunk n is in
+ * cell n % CELLS. A rank writes a cell again when all ranks have marked it as read. Chunks are copied in batches of half the cells,
+ * so a rank seldom waits for others that still read.
  *
- * An exchange has a number n. Each rank copies its rows into its slot n % 2 (`share`) and then sets written[rank] = n. It waits until
- * all ranks have done so, and reads their slots (`sum_shares`, `gather_shares`). All ranks add in the same order, so they get the
- * same bits. Two slots are enough: a rank that sets written = n has finished reading n - 1, so no one still reads the slot of n - 1
- * when n + 1 is written.
+ * All ranks have the same tasks in the same order, and a task waits only for tasks before it. So the ranks may have different
+ * numbers of threads.
  */
-#define _GNU_SOURCE
+#include "common.h"
+
 #include <sched.h>
 #include <time.h>
 
-#include "common.h"
+enum { CELL_BYTES = 8192, CELLS = 128, BATCH = CELLS / 2, MAX_RANKS = 56 };
 
-#define FIRST_SLOT 65536 /* bytes before the slots */
-#define SPINS 2000       /* before a waiting thread lets others run */
+#define PATIENCE 200
+#define YIELDS 64 /* between two looks at the clock */
+#define ADDS (1ull << 63) /* in `failure`: the call was all_reduce */
 
-/* A rank's view of its group. All threads of a kernel write the same values. */
+/* What a rank says about one of its cells: the number of the last chunk, counted from 1, that it has written to it, and that it has
+ * read from this cell of all ranks. */
 typedef struct {
-    uint8_t *memory;
-    int64_t rank, size;
-    int64_t slot_bytes;
+    ALIGNED uint64_t written;
+    uint64_t read;
+} Mark;
+
+/* The memory that the ranks share, after its first page, which is Python's. `failure` is followed by Mark[ranks][CELLS] and by
+ * uint8_t[ranks][CELLS][CELL_BYTES]. */
+typedef struct {
+    ALIGNED uint64_t failure; /* 0, or one bit for each rank that did not come in time, and the bit ADDS */
+} Shared;
+
+/* A member of a group. */
+typedef struct {
+    Shared *shared;
+    int64_t rank, ranks;
     int64_t timeout; /* nanoseconds */
-    uint64_t number; /* of the exchange that goes on */
-    uint64_t done;   /* of the last one that has ended */
+    uint64_t issued; /* chunks of all earlier calls */
+    int64_t done; /* tasks of the current call */
 } Member;
 
-typedef struct {
-    const float *x; /* [tokens][columns] */
-    int64_t x_stride;
-    int64_t columns;
-    Member *member;
-} Share;
+typedef enum { FLOAT32, BFLOAT16, FLOAT16 } Type;
 
 typedef struct {
-    float *out; /* [tokens][columns], or [tokens][size · columns] */
+    Member *member;
+    const uint8_t *x; /* [tokens][columns] */
+    int64_t x_stride;
+    uint8_t *out; /* all_reduce: [tokens][columns], may be x; all_gather: [tokens][ranks][columns] */
     int64_t out_stride;
     int64_t columns;
-    Member *member;
-} TakeShares;
+    int64_t item; /* bytes of a number */
+    int64_t type; /* of all_reduce: a Type */
+} Exchange;
 
-INLINE int64_t *failed(const Member *m) { return (int64_t *)m->memory; }
-INLINE uint64_t *written(const Member *m, int64_t rank) { return (uint64_t *)(m->memory + LINE * (rank + 1)); }
-INLINE float *slot(const Member *m, int64_t rank) {
-    return (float *)(m->memory + FIRST_SLOT + (2 * rank + (int64_t)(m->number & 1)) * m->slot_bytes);
+EXPORT const int64_t collective_max_ranks = MAX_RANKS;
+
+EXPORT int64_t collective_bytes(int64_t ranks) { return sizeof(Shared) + ranks * CELLS * (sizeof(Mark) + CELL_BYTES); }
+
+static Mark *mark_of(const Member *m, int64_t rank, uint64_t number) {
+    return (Mark *)(m->shared + 1) + rank * CELLS + number % CELLS;
 }
+
+static uint8_t *cell_of(const Member *m, int64_t rank, uint64_t number) {
+    uint8_t *cells = (uint8_t *)((Mark *)(m->shared + 1) + m->ranks * CELLS);
+    return cells + (rank * CELLS + (int64_t)(number % CELLS)) * CELL_BYTES;
+}
+
+static int has_failed(const Member *m) { return __atomic_load_n(&m->shared->failure, __ATOMIC_RELAXED) != 0; }
 
 static int64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Tell the others that this rank's rows are there, and wait for theirs. Returns 0 if a rank does not come in time, and for all ranks
- * after that. */
-static int meet(Member *m) {
-    __atomic_store_n(written(m, m->rank), m->number, __ATOMIC_RELEASE);
-    int64_t started = 0;
-    for (int64_t rank = 0; rank < m->size; rank++)
-        for (int64_t spins = 0; __atomic_load_n(written(m, rank), __ATOMIC_ACQUIRE) < m->number; spins++) {
-            if (__atomic_load_n(failed(m), __ATOMIC_RELAXED)) return 0;
-            if (spins < SPINS) continue;
-            sched_yield();
-            if (!started) started = now();
-            else if (now() - started > m->timeout) __atomic_store_n(failed(m), 1, __ATOMIC_RELAXED);
-        }
-    return !__atomic_load_n(failed(m), __ATOMIC_RELAXED);
-}
-
-/* A thread may call a kernel after all of its tasks are done, when the others are further on. So `Member` is used only within tasks. */
-
-EXPORT void share(const Step *step, Worker *worker, const void *arguments) {
-    const Share *a = arguments;
-    Member *m = a->member;
-    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
-        m->number = m->done + 1;
-        memcpy(slot(m, m->rank) + t * a->columns, a->x + t * a->x_stride, a->columns * sizeof(float));
+/* Return the ranks, as bits, whose mark of what they have read (or written) in the cell of chunk `number` is below `least`. */
+static uint64_t missing(const Member *m, uint64_t number, uint64_t least, int is_read) {
+    uint64_t ranks = 0;
+    for (int64_t rank = 0; rank < m->ranks; rank++) {
+        const Mark *mark = mark_of(m, rank, number);
+        uint64_t reached = __atomic_load_n(is_read ? &mark->read : &mark->written, __ATOMIC_ACQUIRE);
+        if (reached < least) ranks |= 1ull << rank;
     }
+    return ranks;
 }
 
-EXPORT void sum_shares(const Step *step, Worker *worker, const void *arguments) {
-    const TakeShares *a = arguments;
-    Member *m = a->member;
-    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
-        float *out = a->out + t * a->out_stride;
-        if (meet(m)) {
-            memcpy(out, slot(m, 0) + t * a->columns, a->columns * sizeof(float));
-            for (int64_t rank = 1; rank < m->size; rank++) {
-                const float *other = slot(m, rank) + t * a->columns;
-                for (int64_t c = 0; c < a->columns; c++) out[c] += other[c];
+/* Wait until no rank is missing. Return 0 if that takes too long or if another rank has given up. */
+static int await(const Member *m, uint64_t number, uint64_t least, int is_read, int adds) {
+    int64_t deadline = 0;
+    for (int64_t spins = 0;; spins++) {
+        uint64_t ranks = missing(m, number, least, is_read);
+        if (!ranks) return 1;
+        if (spins < PATIENCE) {
+            relax();
+            continue;
+        }
+        if (has_failed(m)) return 0;
+        if (spins % YIELDS == 0) {
+            int64_t time = now();
+            if (!deadline) deadline = time + m->timeout;
+            if (time > deadline) {
+                uint64_t none = 0, failure = ranks | (adds ? ADDS : 0);
+                __atomic_compare_exchange_n(&m->shared->failure, &none, failure, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+                return 0;
             }
         }
-        m->done = m->number;
+        sched_yield();
     }
 }
 
-EXPORT void gather_shares(const Step *step, Worker *worker, const void *arguments) {
-    const TakeShares *a = arguments;
-    Member *m = a->member;
-    for (int64_t t; (t = next_task(worker, step->num_tokens)) < step->num_tokens;) {
-        if (meet(m))
-            for (int64_t rank = 0; rank < m->size; rank++)
-                memcpy(a->out + t * a->out_stride + rank * a->columns, slot(m, rank) + t * a->columns, a->columns * sizeof(float));
-        m->done = m->number;
+/* Sum `count` numbers that are at the same place of all ranks' cells. */
+INLINE void sum_cells(const Member *m, uint64_t number, int64_t first, int64_t count, uint8_t *out, Type type) {
+    const uint8_t *cells[MAX_RANKS];
+    const int64_t item = type == FLOAT32 ? 4 : 2;
+    for (int64_t rank = 0; rank < m->ranks; rank++) cells[rank] = cell_of(m, rank, number) + first;
+    for (int64_t i = 0; i < count; i += LANES) {
+        int64_t lanes = count - i < LANES ? count - i : LANES;
+        uint8_t part[LANES * 4] ALIGNED = {0};
+        vfloat sum = splat(0);
+        for (int64_t rank = 0; rank < m->ranks; rank++) {
+            const uint8_t *from = cells[rank] + i * item;
+            if (lanes < LANES) from = memcpy(part, from, lanes * item);
+            vfloat x = type == FLOAT32    ? load((const float *)from)
+                       : type == BFLOAT16 ? load_bfloat16((const uint16_t *)from)
+                                          : load_half((const uint16_t *)from);
+            if (rank) sum += x;
+            else sum = x;
+        }
+        uint8_t *to = lanes < LANES ? part : out + i * item;
+        if (type == FLOAT32) store((float *)to, sum);
+        for (int lane = 0; type != FLOAT32 && lane < LANES; lane++)
+            ((uint16_t *)to)[lane] = type == BFLOAT16 ? to_bfloat16(sum[lane]) : to_half(sum[lane]);
+        if (lanes < LANES) memcpy(out + i * item, part, lanes * item);
     }
 }
+
+/* Bytes [first, end) of a tensor with rows of `width` bytes. */
+typedef struct {
+    int64_t first, end, width;
+} Span;
+
+/* Take what is in one row from the span. Return its number of bytes, and set row and column. */
+static int64_t take_row(Span *span, int64_t *row, int64_t *column) {
+    int64_t left = span->end - span->first;
+    if (left <= 0) return 0;
+    *row = span->first / span->width;
+    *column = span->first % span->width;
+    if (left > span->width - *column) left = span->width - *column;
+    span->first += left;
+    return left;
+}
+
+static void write_cell(const Exchange *a, Span span, uint64_t number) {
+    uint8_t *cell = cell_of(a->member, a->member->rank, number);
+    for (int64_t row, column, size; (size = take_row(&span, &row, &column)); cell += size)
+        memcpy(cell, a->x + row * a->x_stride * a->item + column, size);
+}
+
+static void read_cells(const Exchange *a, Span span, uint64_t number, int adds) {
+    const Member *m = a->member;
+    int64_t start = span.first;
+    for (int64_t row, column, size; (size = take_row(&span, &row, &column));) {
+        uint8_t *out = a->out + row * a->out_stride * a->item + column;
+        int64_t place = span.first - size - start, count = size / a->item;
+        if (!adds)
+            for (int64_t rank = 0; rank < m->ranks; rank++) memcpy(out + rank * span.width, cell_of(m, rank, number) + place, size);
+        else if (a->type == FLOAT32) sum_cells(m, number, place, count, out, FLOAT32);
+        else if (a->type == BFLOAT16) sum_cells(m, number, place, count, out, BFLOAT16);
+        else sum_cells(m, number, place, count, out, FLOAT16);
+    }
+}
+
+static void exchange(const Step *step, Worker *worker, const Exchange *a, int adds) {
+    Member *m = a->member;
+    int64_t rows = step->num_tokens, width = a->columns * a->item, total = rows * width;
+    if (adds && a->x_stride == a->columns && a->out_stride == a->columns) width = total; /* one row */
+    int64_t chunks = (total + CELL_BYTES - 1) / CELL_BYTES, num_tasks = 2 * chunks;
+    for (int64_t task; (task = next_task(worker, num_tasks)) < num_tasks;) {
+        int64_t first = task / (2 * BATCH) * BATCH, in_batch = chunks - first < BATCH ? chunks - first : BATCH;
+        int64_t place = task % (2 * BATCH);
+        int is_write = place < in_batch;
+        int64_t chunk = first + place % in_batch;
+        uint64_t number = __atomic_load_n(&m->issued, __ATOMIC_RELAXED) + (uint64_t)chunk;
+        Span span = {chunk * CELL_BYTES, chunk * CELL_BYTES + CELL_BYTES < total ? chunk * CELL_BYTES + CELL_BYTES : total, width};
+        Mark *mark = mark_of(m, m->rank, number);
+        if (has_failed(m)) {
+        } else if (is_write && await(m, number, number < CELLS ? 0 : number + 1 - CELLS, 1, adds)) {
+            write_cell(a, span, number);
+            __atomic_store_n(&mark->written, number + 1, __ATOMIC_RELEASE);
+        } else if (!is_write && await(m, number, number + 1, 0, adds)) {
+            read_cells(a, span, number, adds);
+            __atomic_store_n(&mark->read, number + 1, __ATOMIC_RELEASE);
+        }
+        if (__atomic_add_fetch(&m->done, 1, __ATOMIC_ACQ_REL) == num_tasks) { /* this kernel cannot end before the next next_task */
+            __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&m->issued, m->issued + (uint64_t)chunks, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+EXPORT void all_reduce(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, 1); }
+
+EXPORT void all_gather(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, 0); }

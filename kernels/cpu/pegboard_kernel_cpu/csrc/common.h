@@ -83,6 +83,15 @@ typedef struct {
  * kernel calls this until no task is left, with the same total on all threads. */
 int64_t next_task(Worker *worker, int64_t total);
 
+/* Let the other threads of this core work for a moment. */
+INLINE void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #define LINE 64 /* bytes that a cache loads at once */
 #define AHEAD 4096 /* bytes */
 

@@ -52,14 +52,6 @@ typedef struct {
     int thread;
 } Member;
 
-INLINE void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* End kernel `number` and start the next one, or end the program. */
 static void advance(Team *team, uint64_t number) {
     uint64_t next = number + 1;

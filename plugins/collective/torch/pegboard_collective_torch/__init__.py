@@ -1,1 +1,1 @@
-"""Collectives of torch."""
+"""Collective plugins `gloo` and `nccl`: ranks exchange tensors with torch's process groups."""

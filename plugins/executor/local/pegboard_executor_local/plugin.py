@@ -2,7 +2,7 @@
 
 from pegboard.interfaces.executor import ExecutorSpec
 
-IN_PROCESS = ExecutorSpec(
+UNI = ExecutorSpec(
     api="1.0",
     implementation="pegboard_executor_local.in_process:InProcessExecutor",
 )

@@ -172,7 +172,7 @@ class ProcessExecutor:
         if start_process is None:
             raise ConfigError(
                 "the executor mp starts a process for each rank, but this engine starts none; "
-                "choose --distributed-executor-backend in_process"
+                "choose --distributed-executor-backend uni"
             )
         engine_end, rank_end = socket.socketpair()
         link = Link(engine_end)

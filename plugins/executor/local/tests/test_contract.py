@@ -13,7 +13,7 @@ from pegboard_testing.contract_executor import ExecutorContract, RecordingWorker
 from pegboard_testing.contract_generic import check_entry, installed_entry
 
 
-@pytest.mark.parametrize("name", ["in_process", "mp"])
+@pytest.mark.parametrize("name", ["uni", "mp"])
 def test_contract(name: str) -> None:
     check_entry(installed_entry("executor", name))
 
