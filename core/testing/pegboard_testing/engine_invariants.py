@@ -233,8 +233,9 @@ class EngineInvariants:
         return request.params.n > 1 and request.index == 0
 
     def _check_eviction_order(self) -> None:
-        """Of the cached blocks that a request with full attention has left, the first ones of its
-        prompt are evicted last."""
+        """Of the cached blocks that only a request with full attention held and has left, the first
+        ones of its prompt are evicted last. Others that leave in the same step may free a block
+        that they shared later."""
         pool = self._kv.pool
         places = {block_id: place for place, block_id in enumerate(pool._free)}
         for key, chains in self._chains.items():
@@ -249,12 +250,20 @@ class EngineInvariants:
                 assert all(first > later for first, later in pairwise(order)), (
                     f"{key}: a prefix is evicted before what follows"
                 )
+        held = self._kv._blocks
+        holders = Counter(
+            b for blocks in held.values() for i in self._full for b in blocks.tables[i]
+        )
         self._chains = {
             key: [
-                [(b, pool._key_of[b]) for b in blocks.tables[i] if b in pool._key_of]
+                [
+                    (b, pool._key_of[b])
+                    for b in blocks.tables[i]
+                    if b in pool._key_of and holders[b] == 1
+                ]
                 for i in self._full
             ]
-            for key, blocks in self._kv._blocks.items()
+            for key, blocks in held.items()
         }
 
     def _check_hashes(self) -> None:
