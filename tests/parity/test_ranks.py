@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pegboard_platform_cpu.platform import CPUPlatform
 from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
 
 from pegboard import LLM, SamplingParams
+from pegboard.config.sources import engine_settings
+from pegboard.engine import build
 from pegboard.errors import ConfigError, EngineDeadError, ModelError, PluginFailure
+from pegboard.interfaces.platform import MemoryNumbers
+from pegboard.plan.engine_plan import resolve
+from pegboard_testing.fake_collective import FakeCollective
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
@@ -106,6 +112,40 @@ def test_states_of_requests_on_all_ranks(write: Write) -> None:
             answers.append([[each.token_ids for each in out.outputs] for out in outputs])
             assert llm.collective_rpc("memory")[ranks - 1]["total"] > 0
     assert answers[0] == answers[1]
+
+
+def test_the_plan_for_two_ranks_of_a_host(write: Write) -> None:
+    """What `pegboard plugins why` shows: the collective that processes of one host use."""
+    settings = {"tensor_parallel_size": 2, "skip_tokenizer_init": True, "max_model_len": 64}
+    plan, registry = resolve(engine_settings(str(write("llama").directory), settings))
+    kv_plan, *_ = build.choose_for_model(plan, registry)
+    assert kv_plan.groups[0].spec.tensors[0].shape[0] == 1, "two KV heads, one on each rank"
+    assert registry.decisions["collective", ""].require().name == "shared_memory"
+    assert registry.decisions["executor", ""].require().name == "mp"
+
+
+def test_each_rank_needs_memory_for_its_share(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write("llama").directory
+    free = int(0.7 * (directory / "model.safetensors").stat().st_size)
+    numbers = MemoryNumbers(free, 1 << 30, 0, 0)
+    monkeypatch.setattr(CPUPlatform, "memory", lambda self, reset_peak=False: numbers)
+    with pytest.raises(ConfigError, match="the weights of .* needs"):
+        open_llm(directory)
+    divide(monkeypatch, 2)
+    open_llm(directory).shutdown()
+
+
+def test_a_collective_is_closed_with_its_worker(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(FakeCollective, "close", lambda self: closed.append(self.rank))
+    divide(monkeypatch, 2)
+    with open_llm(write("llama").directory):
+        assert not closed
+    assert sorted(closed) == [0, 1]
 
 
 def test_what_ranks_cannot_divide_is_refused_by_name(write: Write) -> None:

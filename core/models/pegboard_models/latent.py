@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.attention import AttentionLayer, Latent, SparseIndex
-from pegboard.interfaces.quantization import Cut, LinearLayer, Part, WeightMethod
+from pegboard.interfaces.quantization import LinearLayer, WeightMethod
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
 from pegboard.layers import Build, Layer, Rotation
 from pegboard.layers.build import Holder
-from pegboard.layers.shards import scaled
+from pegboard.layers.shards import part_of, scaled
 
 
 class LatentAttention(Layer):
@@ -78,11 +78,9 @@ class LatentAttention(Layer):
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         path = f"{self.build.path}.kv_b_proj"
         each = self.nope_dim + self.value_dim
-        rows = self.num_heads * each
-        cut = Cut((self.whole_heads * each, self.rank), scaled(self.heads, each), (0, self.rank))
-        is_whole = self.num_heads == self.whole_heads
-        part = Part(f"{path}.weight", (0, rows), None if is_whole else cut)
-        layer = LinearLayer(path, self.rank, rows, (part,))
+        shape = (self.whole_heads * each, self.rank)
+        part = part_of(f"{path}.weight", 0, shape, scaled(self.heads, each))
+        layer = LinearLayer(path, self.rank, self.num_heads * each, (part,))
         self.method = self.build.method("linear", layer)
         self.available = available
         return self.method.declare(available)

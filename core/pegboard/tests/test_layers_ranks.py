@@ -194,3 +194,11 @@ def test_experts(size: int, stacked: str) -> None:
     (expected,) = ranks_of(1, compute)
     for out in ranks_of(size, compute):
         torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"), [(11008, 2, 5632), (768, 4, 192), (7, 2, 4)]
+)
+def test_shares_keep_blocks_whole_if_that_is_fair(count: int, size: int, expected: int) -> None:
+    start, stop = Group(0, size).share(count)
+    assert stop - start == expected

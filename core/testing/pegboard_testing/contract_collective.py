@@ -81,8 +81,8 @@ class RankProcess:
         self._connection.send_bytes(pickle.dumps((method, arguments)))
 
     def result(self, limit_s: float) -> Any:
-        """Return what the method returned, or the exception that it raised. If there is no answer
-        in time, the process is killed."""
+        """Return the method's result, or its exception. A process that does not answer in time is
+        killed."""
         if not self._connection.poll(limit_s):
             self.kill()
             return AssertionError(f"a rank has not answered within {limit_s:g} s")

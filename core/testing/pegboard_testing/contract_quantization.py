@@ -31,7 +31,6 @@ from torch import Tensor
 from pegboard.errors import ModelError, PegboardError
 from pegboard.interfaces.attention import AttentionLayer
 from pegboard.interfaces.quantization import (
-    Cut,
     EmbeddingLayer,
     LinearLayer,
     Part,
@@ -42,6 +41,7 @@ from pegboard.interfaces.quantization import (
 )
 from pegboard.interfaces.spec import unmet
 from pegboard.interfaces.weight_loader import TensorEntry, WeightPiece
+from pegboard.layers.shards import part_of
 from pegboard_testing.fake_build import references
 from pegboard_testing.held_memory import held_bytes, unnamed_bytes
 
@@ -144,13 +144,17 @@ def _like(config: Any, items: Iterable[tuple[Any, Any]]) -> Any:
 class QuantizationContract:
     """Every quantization method passes these. Override `spec`, `method` and `stored`. If they
     differ, also override `config`, `block` and `row_block` (how many columns and rows are stored
-    together), `tolerance` (a factor on TOLERANCES, for methods that also quantize activations) and
-    `only_experts` (the method leaves all other layers plain)."""
+    together), `cut_block` (columns between which ranks can divide a matrix; 0 = `block`),
+    `undivided` (what they cannot divide: "rows", "columns"), `tolerance` (a factor on TOLERANCES,
+    for methods that also quantize activations) and `only_experts` (the method leaves all other
+    layers plain)."""
 
     spec: QuantizationSpec
     config: Mapping[str, Any] = {}
     block = 1
     row_block = 1
+    cut_block = 0
+    undivided: frozenset[str] = frozenset()
     device = "cpu"
     tolerance = 1.0
     only_experts = False
@@ -220,9 +224,9 @@ class QuantizationContract:
 
     @pytest.mark.parametrize("axis", ["rows", "columns"])
     def test_ranks_hold_parts_of_the_matrix(self, axis: str) -> None:
-        """Each of two ranks holds the same part of the matrix that one rank would hold, or the
-        method says that ranks cannot divide it."""
-        columns = self.block * 4
+        """Each of two ranks holds the same part of the matrix that one rank would hold. What
+        `undivided` names is refused."""
+        columns = (self.cut_block or self.block) * 4
         whole = self.layer((8, 4), columns)
         stored = [
             self.stored(part, self.values(i, part.rows[1] - part.rows[0], columns), "float32")
@@ -231,11 +235,12 @@ class QuantizationContract:
         for rank in range(2):
             layer, expected = self.of_rank(whole, [true for _, true in stored], axis, rank)
             weight = self.linear(layer)
-            try:
-                load_pieces(weight, [piece for pieces, _ in stored for piece in pieces])
-            except ModelError as error:
-                assert "divide" in str(error)
-                return
+            pieces = [piece for pieces, _ in stored for piece in pieces]
+            if axis in self.undivided:
+                with pytest.raises(ModelError, match="divide"):
+                    load_pieces(weight, pieces)
+                continue
+            load_pieces(weight, pieces)
             allowed = TOLERANCES["float32"] * float(expected.abs().max())
             torch.testing.assert_close(weight.dequantize().cpu(), expected, atol=allowed, rtol=0)
             x = self.activations(3, layer.in_features)
@@ -246,23 +251,19 @@ class QuantizationContract:
     ) -> tuple[LinearLayer, Tensor]:
         """Return what a rank holds of the layer if two divide its rows or columns, and its
         values."""
-        parts = []
+        parts: list[Part] = []
         held = []
         start = 0
         for part, matrix in zip(whole.parts, matrices, strict=True):
             rows, columns = matrix.shape
             first = rows // 2 // self.row_block * self.row_block
-            spans = {
-                "rows": ((0, first), (first, rows)),
-                "columns": ((0, self.block), (self.block, columns)),
-            }
-            span = spans[axis][rank]
-            shape = (rows, columns)
-            cut = Cut(shape, span, (0, columns)) if axis == "rows" else Cut(shape, (0, rows), span)
-            held.append(cut.of(matrix))
-            stop = start + len(held[-1])
-            parts.append(Part(part.name, (start, stop), cut))
-            start = stop
+            if axis == "rows":
+                spans = [((0, first), (first, rows))[rank], (0, columns)]
+            else:
+                spans = [(0, rows), ((0, columns // 4), (columns // 4, columns))[rank]]
+            parts.append(part_of(part.name, start, (rows, columns), *spans))
+            start = parts[-1].rows[1]
+            held.append(matrix[slice(*spans[0]), slice(*spans[1])])
         columns = held[0].shape[1]
         layer = replace(whole, in_features=columns, out_features=start, parts=tuple(parts))
         return layer, torch.cat(held)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
+from pegboard.data.transfers import TransferMerger
 from pegboard.errors import CannotRecord
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard.layers.shards import Group
@@ -103,6 +104,7 @@ class ThreadsExecutor:
         self.workers = [setup.make_worker(Place(i, setup.ranks, i, 1)) for i in self.ranks]
         self.threads = [ThreadPoolExecutor(1) for _ in self.ranks]
         self.masks: dict[int, Future[TokenMasks]] = {}
+        self.transfers = TransferMerger(setup.ranks)
         # a thread makes the group of the rank that it is
         self.local = threading.local()
         for rank, thread in enumerate(self.threads):
@@ -128,8 +130,14 @@ class ThreadsExecutor:
     def submit(self, batch: Batch) -> ThreadsStep:
         if batch.needs_masks:
             self.masks[batch.step] = Future()
-        masks = self.masks.get(batch.step)
-        return ThreadsStep(lambda: self._all("run", batch, masks.result if masks else None)[0]())
+        return ThreadsStep(partial(self._run, batch, self.masks.get(batch.step)))
+
+    def _run(self, batch: Batch, masks: Future[TokenMasks] | None) -> StepOutput:
+        outputs = [wait() for wait in self._all("run", batch, masks.result if masks else None)]
+        for rank, output in enumerate(outputs):
+            self.transfers.add(rank, output.transfers)
+        outputs[0].transfers = self.transfers.take()
+        return outputs[0]
 
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
         self.masks.pop(step).set_result(masks)

@@ -21,7 +21,7 @@ from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.plan import capacity, fit_kv
 from pegboard.engine.kv.rules import make_rule
 from pegboard.engine.metrics.step import StepMetrics
-from pegboard.engine.platform_defaults import ranks_of, with_platform_defaults
+from pegboard.engine.platform_defaults import with_platform_defaults
 from pegboard.env import compute_threads
 from pegboard.errors import blame, expect
 from pegboard.interfaces.attention import KVCacheSpec, KVPlan
@@ -158,14 +158,16 @@ def choose_for_model(
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
     _executor(registry, plan, config, limits)
-    worker = Worker(
-        registry, _worker_plan(registry, plan, config, limits), Place(ranks=ranks_of(config))
-    )
+    ranks = config.tensor_parallel_size
+    place = Place(ranks=ranks, local_ranks=ranks)
+    worker = Worker(registry, _worker_plan(registry, plan, config, limits), place)
     worker.declare()
     (model,) = worker.models
     check_tensors(model.declared, plan.checkpoint)
     memory = worker.setup.platform.memory()
-    room_bytes = _room_bytes(config, memory.total_bytes, memory.free_bytes - num_weight_bytes)
+    room_bytes = _room_bytes(
+        config, memory.total_bytes, memory.free_bytes - num_weight_bytes // ranks
+    )
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
     names = {weight.name for weights in model.declared.values() for weight in weights}
     return *_fit_kv(plan, config, limits, model.kv_specs(), kv_bytes, room_bytes), names
@@ -190,7 +192,7 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
     backend = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    ranks = ranks_of(config)
+    ranks = config.tensor_parallel_size
     need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
     entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
     worker_plan = _worker_plan(registry, plan, config, limits)

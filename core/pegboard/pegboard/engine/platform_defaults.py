@@ -17,19 +17,15 @@ WHOLE_PROMPTS_TOKENS = 4096
 meanwhile, and large steps make faster products: encoders took 20 % less time than with 512."""
 
 
-def ranks_of(config: EngineConfig) -> int:
-    """Return how many ranks the model is divided among."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size
-
-
 def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig:
     """Return the engine's settings with the platform's value for every "auto". A value that the
     user set stays."""
     settings = plan.settings
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
-    local_ranks = ranks_of(settings.engine)  # at most
-    platform = registry.build(entry, PlatformSetup(settings.engine.num_threads, local_ranks))
+    # ranks of other hosts count too: a default may be too small, but never too large
+    setup = PlatformSetup(settings.engine.num_threads, settings.engine.tensor_parallel_size)
+    platform = registry.build(entry, setup)
     open_settings = {
         name
         for name, value in msgspec.structs.asdict(settings.engine).items()

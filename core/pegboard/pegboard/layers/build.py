@@ -202,6 +202,21 @@ class PlainTensor:
         return [self.data]
 
 
+def bias_of(layer: LinearLayer, build: Build) -> tuple[PlainTensor, list[WantedWeight]]:
+    """Return the bias of a layer, and the tensors that it needs: one beside each matrix."""
+    rows: dict[str, Span] = {}
+    sources: dict[str, list[Span]] = {}
+    sizes: dict[str, int] = {}
+    for part in layer.parts:
+        name = f"{part.name.removesuffix('weight')}bias"
+        rows[name] = rows.get(name, part.rows)[0], part.rows[1]
+        sizes[name] = part.shape(layer.in_features)[0]
+        if part.cut is not None:
+            sources.setdefault(name, []).append(part.cut.rows)
+    bias = PlainTensor(rows, (layer.out_features,), build, sources=sources)
+    return bias, [WantedWeight(name, (size,)) for name, size in sizes.items()]
+
+
 class WeightLayer(Layer):
     """A layer with one weight and an optional bias. The quantization method chooses the weight's
     format in `declare`."""

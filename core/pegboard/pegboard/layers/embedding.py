@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import Cut, EmbeddingLayer, LinearLayer, Part
+from pegboard.interfaces.quantization import EmbeddingLayer, LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
-from pegboard.layers.build import Build, PlainTensor, WeightLayer
+from pegboard.layers.build import Build, WeightLayer, bias_of
 from pegboard.layers.linear import with_bias
 from pegboard.layers.lora import AdapterSlots
+from pegboard.layers.shards import part_of
 
 
 class Embedding(WeightLayer):
@@ -72,9 +73,7 @@ class Head(WeightLayer):
         self.rows = (start, min(start + self.padded, num_rows))
 
     def _part(self, name: str) -> Part:
-        start, stop = self.rows
-        cut = Cut((self.num_rows, self.width), self.rows, (0, self.width))
-        return Part(f"{name}.weight", (0, stop - start), cut if self.group.size > 1 else None)
+        return part_of(f"{name}.weight", 0, (self.num_rows, self.width), self.rows)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
         if self.tied is not None:
@@ -85,11 +84,8 @@ class Head(WeightLayer):
         self.method = self.build.method("linear", layer)
         wanted = self.method.declare(available)
         if self.wants_bias:
-            bias = f"{self.build.path}.bias"
-            rows = {bias: parts[0].rows}
-            sources = {bias: (self.rows,)}
-            self.bias = PlainTensor(rows, (self.padded,), self.build, sources=sources)
-            wanted = [*wanted, WantedWeight(bias, (self.num_rows,))]
+            self.bias, wanted_biases = bias_of(layer, self.build)
+            wanted = [*wanted, *wanted_biases]
         return wanted
 
     def bind(self) -> None:

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pegboard.errors import ConfigError, ModelError
-from pegboard.interfaces.quantization import Cut, LinearLayer, Part, WeightMethod
+from pegboard.interfaces.quantization import LinearLayer, WeightMethod
 from pegboard.interfaces.weight_loader import TensorEntry, WantedWeight, WeightPiece
 from pegboard.layers.activation import OPS
-from pegboard.layers.build import Build, Holder, Layer, PlainTensor
+from pegboard.layers.build import Build, Holder, Layer, PlainTensor, bias_of
 from pegboard.layers.lora import AdapterSlots, Weights
-from pegboard.layers.shards import Span, scaled
+from pegboard.layers.shards import Span, part_of, scaled
 from pegboard.ops.experts import RouterRule
 
 Modules = dict[str, tuple[int, tuple[Span, ...]]]
@@ -115,8 +115,10 @@ class Experts(Layer):
         first: Modules = dict.fromkeys(names, (width, (span,)))
         if self.is_merged and self.is_interleaved:
             first[self.merged] = (2 * width, (scaled(span, 2),))
-        elif self.is_merged:
+        elif self.is_merged and self.group.size > 1:
             first[self.merged] = (2 * width, (span, (width + span[0], width + span[1])))
+        elif self.is_merged:
+            first[self.merged] = (2 * width, ((0, 2 * width),))
         inputs = (0, self.hidden_size)
         last: Modules = {down: (self.hidden_size, (inputs,))}
         self.targets: dict[str, list[tuple[str, int | None, Any]]] = {}
@@ -134,13 +136,9 @@ class Experts(Layer):
             ]
             # what the ranks add up has the bias once
             if self.wants_bias and not (modules is last and self.group.rank):
-                bias = self._bias(layer)
+                bias, wanted_biases = bias_of(layer, self.build)
                 self.biases.append(bias)
-                rows = {part.name: part.shape(count)[0] for part in layer.parts}
-                declared += [
-                    (WantedWeight(name.removesuffix("weight") + "bias", (each,)), bias)
-                    for name, each in rows.items()
-                ]
+                declared += [(weight, bias) for weight in wanted_biases]
             for weight, target in declared:
                 entry, name, expert = index.get(weight.name, (None, weight.name, None))
                 if entry is not None and weight.shape != entry.shape:
@@ -169,26 +167,14 @@ class Experts(Layer):
         for expert in range(self.num_experts):
             for module, (num_rows, spans) in modules.items():
                 for span in spans:
-                    stop = start + span[1] - span[0]
-                    cut = Cut((num_rows, num_columns), span, columns)
-                    is_whole = len(spans) == 1 and self.group.size == 1
                     name = f"{self.build.path}.{expert}.{module}.weight"
-                    parts.append(Part(name, (start, stop), None if is_whole else cut))
-                    start = stop
+                    part = part_of(name, start, (num_rows, num_columns), span, columns)
+                    parts.append(part)
+                    start = part.rows[1]
         path = f"{self.build.path}.{'-'.join(modules)}"
         return LinearLayer(
             path, columns[1] - columns[0], start, tuple(parts), num_experts=self.num_experts
         )
-
-    def _bias(self, layer: LinearLayer) -> PlainTensor:
-        rows: dict[str, Span] = {}
-        sources: dict[str, list[Span]] = {}
-        for part in layer.parts:
-            name = part.name.removesuffix("weight") + "bias"
-            rows[name] = rows.get(name, part.rows)[0], part.rows[1]
-            if part.cut is not None:
-                sources.setdefault(name, []).append(part.cut.rows)
-        return PlainTensor(rows, (layer.out_features,), self.build, sources=sources)
 
     def _per_expert(
         self, available: Mapping[str, TensorEntry]

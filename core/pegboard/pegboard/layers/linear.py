@@ -10,11 +10,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pegboard.errors import ConfigError
-from pegboard.interfaces.quantization import Cut, LinearLayer, Part
+from pegboard.interfaces.quantization import LinearLayer, Part
 from pegboard.interfaces.weight_loader import WantedWeight
-from pegboard.layers.build import Build, PlainTensor, WeightLayer
+from pegboard.layers.build import Build, WeightLayer, bias_of
 from pegboard.layers.lora import AdapterSlots
-from pegboard.layers.shards import Span, scaled
+from pegboard.layers.shards import Span, part_of, scaled
 from pegboard.plan.weight_update import FLOATS
 
 
@@ -102,11 +102,9 @@ class Linear(WeightLayer):
         for name, spans in self.spans.items():
             shape = (self.modules_by_name[name], self.whole_in_features)
             for span in spans:
-                rows = (start, start + span[1] - span[0])
-                cut = Cut(shape, span, self.columns)
-                is_whole = (span, self.columns) == ((0, shape[0]), (0, shape[1]))
-                parts.append(Part(f"{name}.weight", rows, None if is_whole else cut))
-                start = rows[1]
+                part = part_of(f"{name}.weight", start, shape, span, self.columns)
+                parts.append(part)
+                start = part.rows[1]
         return tuple(parts)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
@@ -121,25 +119,9 @@ class Linear(WeightLayer):
         wanted = self.method.declare(available)
         # what the ranks add up has the bias once
         if self.wants_bias and not (self.is_summed and self.group.rank):
-            self.bias = self._bias()
-            wanted = [
-                *wanted,
-                *(
-                    WantedWeight(name, (self.modules_by_name[name.removesuffix(".bias")],))
-                    for name in self.bias.names
-                ),
-            ]
+            self.bias, wanted_biases = bias_of(layer, self.build)
+            wanted = [*wanted, *wanted_biases]
         return wanted
-
-    def _bias(self) -> PlainTensor:
-        rows = {}
-        start = 0
-        for name, spans in self.spans.items():
-            stop = start + rows_of({name: spans})
-            rows[f"{name}.bias"] = (start, stop)
-            start = stop
-        sources = {f"{name}.bias": spans for name, spans in self.spans.items()}
-        return PlainTensor(rows, (self.out_features,), self.build, sources=sources)
 
     def bind(self) -> None:
         assert self.method is not None

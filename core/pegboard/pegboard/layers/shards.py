@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pegboard.errors import ModelError
 from pegboard.interfaces.collective import Collective
+from pegboard.interfaces.quantization import Cut, Part
 
 Span = tuple[int, int]
 """[start, stop)."""
@@ -58,6 +59,17 @@ class Group:
             return call
         add_up = collective.all_reduce
         return lambda x: add_up(call(x))
+
+
+def part_of(
+    name: str, start: int, shape: tuple[int, int], rows: Span, columns: Span | None = None
+) -> Part:
+    """Return the part of a merged weight, from its row `start` on, that these rows and columns of a
+    checkpoint's matrix fill. columns: None = all."""
+    columns = columns or (0, shape[1])
+    is_whole = (rows, columns) == ((0, shape[0]), (0, shape[1]))
+    cut = None if is_whole else Cut(shape, rows, columns)
+    return Part(name, (start, start + rows[1] - rows[0]), cut)
 
 
 def dealt(count: int, size: int) -> Sequence[Span]:

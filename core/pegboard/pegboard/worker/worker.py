@@ -125,6 +125,7 @@ class Worker:
             self.declare()
             for model in self.models:
                 free_bytes = self.setup.platform.memory().free_bytes
+                free_bytes *= self.setup.tensor.size  # each rank holds a share
                 check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
                 model.load()
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
@@ -370,4 +371,6 @@ class Worker:
         setup = vars(self).get("setup")
         vars(self).clear()
         if setup is not None:
+            if setup.tensor.collective is not None:
+                setup.tensor.collective.close()
             setup.platform.memory(reset_peak=True)

@@ -50,8 +50,8 @@ MASKS = 0
 
 class Question:
     """A message that ranks answer. needs: how many, from rank 0 on, answer it if all goes well.
-    is_hasty: an error that is no consequence of another one is raised before the others have
-    answered."""
+    is_hasty: an error that cannot have come from another rank's failure is raised before the others
+    have answered."""
 
     def __init__(self, needs: int, ranks: int, *, is_hasty: bool) -> None:
         self.needs = needs
@@ -71,7 +71,7 @@ class Question:
 
     @property
     def cause(self) -> BaseException | None:
-        """The first error that is no consequence of another one."""
+        """The first error that cannot have come from another rank's failure."""
         causes = (error for error in self.errors.values() if not is_consequence(error))
         return next(causes, None)
 

@@ -56,7 +56,8 @@ class Watch:
         return self.death
 
     def end(self) -> None:
-        """Stop watching. What ends from now on is no death. A second call does nothing."""
+        """Stop watching. Processes that end from now on do not count as deaths. A second call does
+        nothing."""
         if not self._is_over:
             self._is_over = True
             os.close(self._end_writer)

@@ -72,7 +72,8 @@ class CPUPlatform:
 
     def memory(self, *, reset_peak: bool = False) -> MemoryNumbers:
         """`free` is the memory that the system, and the limit of a container, can provide without
-        swapping. The peak cannot be reset, because it is that of the whole process."""
+        swapping; each rank of the host has a share of that, and of the total. The peak cannot be
+        reset, because it is that of the whole process."""
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
         if (contained := container_memory()) is not None:
@@ -81,7 +82,8 @@ class CPUPlatform:
             free = max(0, min(free, limit - taken))
         used = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return MemoryNumbers(free, total, used, max(peak, used))
+        ranks = self.local_ranks
+        return MemoryNumbers(free // ranks, total // ranks, used, max(peak, used))
 
     def zeros(self, num_bytes: int) -> "torch.Tensor":
         """Return new private pages. They take memory only when they are written."""
@@ -126,7 +128,7 @@ class CPUPlatform:
             "max_num_batched_tokens": BATCHED_TOKENS,
             "max_in_flight": 2,
             "kv_cache_memory_bytes": int(
-                min(KV_CACHE_LIMIT, KV_CACHE_SHARE * self.memory().free_bytes) / self.local_ranks
+                min(KV_CACHE_LIMIT / self.local_ranks, KV_CACHE_SHARE * self.memory().free_bytes)
             ),
         }
 

@@ -123,6 +123,8 @@ def test_the_limit_of_a_container(
     monkeypatch.setattr("pegboard_platform_cpu.platform.container_memory", lambda: (1000, 500))
     numbers = CPUPlatform(None, PlatformSetup()).memory()
     assert (numbers.total_bytes, numbers.free_bytes) == (1000, 500)
+    share = CPUPlatform(None, PlatformSetup(local_ranks=2)).memory()
+    assert (share.total_bytes, share.free_bytes) == (500, 250)
 
 
 def test_missing_kernels_are_told_with_their_package(

@@ -64,6 +64,7 @@ class TestEightBits(QuantizationContract):
 
 
 class TestFourBits(TestEightBits):
+    cut_block = 128
     config = {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -112,6 +113,7 @@ class TestFourBits(TestEightBits):
 
 
 class TestOnline(TestEightBits):
+    cut_block = 64
     config: dict[str, Any] = {}
     held = CodeWeight
 

@@ -108,6 +108,7 @@ class TestPackedGroupsWithZeros(TestPackedGroups):
 
 
 class TestPackedGroupsInActOrder(TestPackedGroups):
+    undivided = frozenset({"columns"})
     act_order = True
 
 
@@ -116,6 +117,7 @@ class TestPackedChannels(TestPackedGroups):
 
 
 class TestPackedBytes(TestPackedGroups):
+    undivided = frozenset({"columns"})
     bits = 8
     is_symmetric = False
     act_order = True

@@ -107,6 +107,7 @@ class TestNamesOfKernels(TestFourBits):
 
 
 class TestFourBitsInActOrder(TestFourBits):
+    undivided = frozenset({"columns"})
     act_order = True
 
 
@@ -136,6 +137,7 @@ class TestEightBits(TestFourBits):
 
 
 class TestEightBitsInActOrder(TestFourBits):
+    undivided = frozenset({"columns"})
     bits = 8
     act_order = True
 

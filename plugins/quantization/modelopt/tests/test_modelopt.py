@@ -101,6 +101,7 @@ class TestNVFP4(QuantizationContract):
 
 
 class TestNVFP4AWQ(TestNVFP4):
+    undivided = frozenset({"columns"})
     config = {
         "quant_method": "modelopt",
         "quantization": {"quant_algo": "NVFP4_AWQ", "group_size": 16},
@@ -128,6 +129,7 @@ class TestW4A8AWQ(TestNVFP4AWQ):
     """weight_scale_2 has no effect: it is for rounding the weights to float8 when they are
     multiplied."""
 
+    undivided = frozenset({"columns"})
     config = {
         "quant_method": "modelopt",
         "quantization": {"quant_algo": "W4A8_AWQ", "group_size": 32, "has_zero_point": False},

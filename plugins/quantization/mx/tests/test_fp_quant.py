@@ -36,6 +36,7 @@ def hadamard() -> np.ndarray:
 
 
 class TestFPQuantMXFP4(QuantizationContract):
+    undivided = frozenset({"columns"})
     spec = FP_QUANT
     forward_dtype = "mxfp4"
     is_pseudo = False
