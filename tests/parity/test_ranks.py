@@ -18,7 +18,7 @@ from pegboard import LLM, SamplingParams
 from pegboard.config.sources import engine_settings
 from pegboard.engine import build
 from pegboard.errors import ConfigError, EngineDeadError, ModelError, PluginFailure
-from pegboard.interfaces.platform import MemoryNumbers
+from pegboard.interfaces.platform import MemoryNumbers, PlatformSetup
 from pegboard.plan.engine_plan import resolve
 from pegboard_testing.fake_collective import FakeCollective
 
@@ -116,7 +116,12 @@ def test_states_of_requests_on_all_ranks(write: Write) -> None:
 
 def test_the_plan_for_two_ranks_of_a_host(write: Write) -> None:
     """What `pegboard plugins why` shows: the collective that processes of one host use."""
-    settings = {"tensor_parallel_size": 2, "skip_tokenizer_init": True, "max_model_len": 64}
+    settings = {
+        "tensor_parallel_size": 2,
+        "skip_tokenizer_init": True,
+        "max_model_len": 64,
+        "num_threads": CPUPlatform(None, PlatformSetup()).num_threads,  # as other tests here
+    }
     plan, registry = resolve(engine_settings(str(write("llama").directory), settings))
     kv_plan, *_ = build.choose_for_model(plan, registry)
     assert kv_plan.groups[0].spec.tensors[0].shape[0] == 1, "two KV heads, one on each rank"

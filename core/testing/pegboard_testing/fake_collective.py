@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.data.transfers import TransferMerger
-from pegboard.errors import CannotRecord
+from pegboard.errors import CannotRecord, EngineDeadError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard.layers.shards import Group
 from pegboard.worker import parts
@@ -45,6 +45,8 @@ class Meeting:
         self.turn.release()
         try:
             self.barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise EngineDeadError("another rank has failed") from error
         finally:
             self.turn.acquire()
 
@@ -89,7 +91,7 @@ def on_ranks(size: int, run: Callable[[Group], T]) -> list[T]:
 def results_of(futures: Sequence[Future[T]]) -> list[T]:
     """Return the results, or raise the error of the rank that failed first."""
     errors = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+    for error in sorted(errors, key=lambda error: isinstance(error, EngineDeadError)):
         raise error
     return [future.result() for future in futures]
 
@@ -119,6 +121,8 @@ class ThreadsExecutor:
             thread.submit(self.meeting.run, partial(getattr(worker, method), *args))
             for worker, thread in zip(self.workers, self.threads, strict=True)
         ]
+        wait(futures)
+        self.meeting.barrier.reset()  # a rank that has failed has broken it
         return results_of(futures)
 
     def start(self) -> list[WorkerReady]:
@@ -133,7 +137,7 @@ class ThreadsExecutor:
         return ThreadsStep(partial(self._run, batch, self.masks.get(batch.step)))
 
     def _run(self, batch: Batch, masks: Future[TokenMasks] | None) -> StepOutput:
-        outputs = [wait() for wait in self._all("run", batch, masks.result if masks else None)]
+        outputs = [finish() for finish in self._all("run", batch, masks.result if masks else None)]
         for rank, output in enumerate(outputs):
             self.transfers.add(rank, output.transfers)
         outputs[0].transfers = self.transfers.take()
