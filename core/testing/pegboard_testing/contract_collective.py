@@ -48,7 +48,7 @@ PATIENCE_S = 4.0
 """A rank that waits for one that does not come gets an error after SHORT_S seconds, and at most
 PATIENCE_S later."""
 
-CALLS = ("all_reduce", "all_gather")
+CALLS = ("all_reduce", "all_gather", "broadcast")
 ERRORS = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 """dtype → difference between a sum and the exact one; halves may be rounded after each addition."""
 
@@ -248,20 +248,53 @@ class CollectiveContract:
         for result in results:
             assert torch.equal(result[0], expected)
 
+    def rank_gets(
+        self, setup: CollectiveSetup, inputs: Sequence[tuple[int, Any, torch.dtype]]
+    ) -> list[Tensor]:
+        """Return the results of broadcasts of (source, shape, dtype). Other ranks come later."""
+        with self.member(setup) as collective:
+            time.sleep(0.002 * setup.rank)
+            return [
+                collective.broadcast(tensor_of(setup.rank, shape, dtype), source).clone()
+                for source, shape, dtype in inputs
+            ]
+
+    def check_broadcasts(self, *inputs: tuple[int, Any, torch.dtype]) -> None:
+        for results in self.on_ranks("rank_gets", inputs):
+            for result, (source, shape, dtype) in zip(results, inputs, strict=True):
+                assert torch.equal(result, tensor_of(source, shape, dtype))
+
+    @SOME
+    @given(st.lists(st.tuples(st.integers(0, 2), shapes, dtypes), min_size=1, max_size=6))
+    def test_all_ranks_get_the_tensor_of_the_source(self, inputs: list[Any]) -> None:
+        self.check_broadcasts(*inputs)
+
+    def test_large_tensors_of_a_source(self) -> None:
+        self.check_broadcasts(
+            (1, (900, 1031), torch.float32),
+            (0, (3, 7, 99_001), torch.bfloat16),
+            (1, (1,), torch.float16),
+        )
+
     def rank_columns(self, setup: CollectiveSetup) -> list[Tensor]:
         with self.member(setup) as collective:
             wide = torch.arange(12.0).view(3, 4) + 100 * setup.rank
-            return [collective.all_gather(wide[:, 1:3]), collective.all_reduce(wide[:, 1:3])]
+            return [
+                collective.all_gather(wide[:, 1:3]),
+                collective.broadcast(wide[:, 1:3].clone(), 1),
+                collective.all_reduce(wide[:, 1:3]),
+            ]
 
     def test_some_columns_of_wider_rows(self) -> None:
         wide = torch.arange(12.0).view(3, 4)
         gathered = torch.cat([wide[:, 1:3], wide[:, 1:3] + 100], 1)
         for result in self.on_ranks("rank_columns", ranks=(0, 1)):
             assert torch.equal(result[0], gathered)
-            assert torch.equal(result[1], 2 * wide[:, 1:3] + 100)
+            assert torch.equal(result[1], wide[:, 1:3] + 100)
+            assert torch.equal(result[2], 2 * wide[:, 1:3] + 100)
 
     def rank_repeats(self, setup: CollectiveSetup, count: int) -> list[str]:
-        """Call both in turn in two groups at one address. The ranks are not in step."""
+        """Make all calls in turn in two groups at one address. The ranks are not in step."""
         wrong = []
         size = len(setup.ranks)
         second = replace(setup, group="data")
@@ -272,7 +305,10 @@ class CollectiveContract:
                 group = two if step % 3 == 1 else one
                 x = torch.full((step % 7 + 1, 40), float(step + setup.rank))
                 gathered = group.all_gather(x[:, :1])[0].tolist()
+                named = group.broadcast(x.clone(), step % size)
                 total = group.all_reduce(x)
+                if not (named == step + step % size).all():
+                    wrong.append(f"broadcast {step}")
                 if gathered != [step + rank for rank in range(size)]:
                     wrong.append(f"all_gather {step}: {gathered}")
                 if not (total == size * step + sum(range(size))).all():
@@ -283,14 +319,16 @@ class CollectiveContract:
         assert self.on_ranks("rank_repeats", 100) == [[]] * 3
 
     def rank_alone(self, setup: CollectiveSetup, call: str) -> tuple[str, float]:
-        """The last rank does not come to the second call, and does not close the group."""
+        """The last rank does not come to the second call, and does not close the group. It is the
+        source of broadcasts."""
         collective = self.collective(setup)
-        x = torch.ones(2, 3)
-        getattr(collective, call)(x)
-        if setup.rank == len(setup.ranks) - 1:
+        last = len(setup.ranks) - 1
+        arguments = (torch.ones(2, 3), last) if call == "broadcast" else (torch.ones(2, 3),)
+        getattr(collective, call)(*arguments)
+        if setup.rank == last:
             self.kept = collective
             return "", 0
-        error = error_of(lambda: getattr(collective, call)(x))
+        error = error_of(lambda: getattr(collective, call)(*arguments))
         collective.close()
         return error
 

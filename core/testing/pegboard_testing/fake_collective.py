@@ -75,6 +75,11 @@ class FakeCollective:
         assert all(tensor.shape == x.shape for tensor in tensors), "the ranks' shapes differ"
         return torch.cat(tensors, 1)
 
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        tensors = self.meeting.exchange(self.rank, x)
+        assert all(tensor.shape == x.shape for tensor in tensors), "the ranks' shapes differ"
+        return tensors[source]
+
     def close(self) -> None: ...
 
 

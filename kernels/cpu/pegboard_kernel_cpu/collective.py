@@ -26,8 +26,10 @@ POLL_S = 0.001
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """dtype → Type of csrc/collective.c."""
 
-ADDS = 1 << 63
-"""In a failure: the call was all_reduce."""
+CALLS = ("all_reduce", "all_gather", "broadcast")
+"""In the order of Kind in csrc/collective.c."""
+CALL = 62
+"""The bit of a failure from which on it says the call."""
 
 
 class SharedMemoryCollective:
@@ -69,6 +71,14 @@ class SharedMemoryCollective:
             self._submit("all_gather", rows, out, 0)
         return out
 
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """See `Collective.broadcast`. x [T, …] may have any dtype. The source does not wait for the
+        others before they lag half a MiB behind. The rest of the tensor waits then."""
+        rows = rows_of(x)
+        if x.numel():
+            self._submit("broadcast", rows, rows, 0, source)
+        return rows if x.dim() == 2 else rows.view(x.shape)
+
     def close(self) -> None:
         """The memory is freed when no recording holds it any more."""
         self._group = None
@@ -78,13 +88,14 @@ class SharedMemoryCollective:
             raise EngineDeadError(f"{call} was called on a group of ranks that is closed")
         return self._group
 
-    def _submit(self, kernel: str, rows: Tensor, out: Tensor, type_: int) -> None:
+    def _submit(self, kernel: str, rows: Tensor, out: Tensor, type_: int, source: int = 0) -> None:
         group = self._live(kernel)
         arguments = Exchange(
             member=addressof(group.member),
             columns=rows.shape[1],
             item=rows.element_size(),
             type=type_,
+            source=source,
         )
         submit(rows, Call(kernel, arguments, {"x": rows}, {"out": out}, check=group.check))
 
@@ -108,7 +119,7 @@ class Group:
         """Raise EngineDeadError if a rank did not come in time, now or in an earlier call."""
         failure = self._failure[0]
         if failure:
-            call = "all_reduce" if failure & ADDS else "all_gather"
+            call = CALLS[failure >> CALL]
             absent = [place for place in range(len(self.setup.ranks)) if failure >> place & 1]
             raise _did_not_come(self.setup, call, absent)
 

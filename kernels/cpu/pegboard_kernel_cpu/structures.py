@@ -484,6 +484,7 @@ class Exchange(Structure):
         ("columns", c_int64),
         ("item", c_int64),
         ("type", c_int64),
+        ("source", c_int64),
     )
 
 

@@ -30,13 +30,13 @@ class TestSharedMemory(CollectiveContract):
         return SharedMemoryCollective(None, setup)
 
     def rank_replays(self, setup: CollectiveSetup) -> list[Any]:
-        """Replay both calls for several numbers of tokens. Then the last rank does not come."""
+        """Replay all calls for several numbers of tokens. Then the last rank does not come."""
         collective = self.collective(setup)
 
         def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             whole = collective.all_gather(x[:, 2:5])
             total = collective.all_reduce((x * 2).view(-1, 4, 8))
-            return whole, total.view(-1, 32) + x
+            return whole, total.view(-1, 32) + x, collective.broadcast(x + 1, 1)
 
         x = torch.zeros(700, 32)
         recording = NativeReplay().record(run, [x])
@@ -59,6 +59,7 @@ class TestSharedMemory(CollectiveContract):
             for own, result in zip((first, second), results, strict=True):
                 assert torch.equal(result[place][0], torch.cat([first[:, 2:5], second[:, 2:5]], 1))
                 assert torch.equal(result[place][1], 2 * (first + second) + own)
+                assert torch.equal(result[place][2], second + 1)
         assert "all_gather" in results[0][3] and "5" in results[0][3]
 
     def rank_starts_slowly(self, setup: CollectiveSetup) -> list[float]:
@@ -94,7 +95,7 @@ def test_dtypes_that_cannot_be_added(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", shared_memory.TYPES)
-@pytest.mark.parametrize("kernel", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize("kernel", shared_memory.CALLS)
 def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype) -> None:
     """Two teams share memory, one of them with a single thread. The tensors of 0.6 to 1.2 MB wrap
     around the cells, and their rows do not fill vectors."""
@@ -106,7 +107,8 @@ def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype
     members = [Member(shared=start, rank=rank, ranks=2, timeout=int(2e10)) for rank in (0, 1)]
     wide = [torch.randn(300, 1031).to(dtype) for _ in members]
     xs = [each[:, :1029] for each in wide]
-    outs = [torch.zeros(300, 1029 * (1 if kernel == "all_reduce" else 2), dtype=dtype) for _ in xs]
+    width = 1029 * (2 if kernel == "all_gather" else 1)
+    outs = [torch.zeros(300, width, dtype=dtype) for _ in xs]
 
     def run(rank: int) -> None:
         for _ in range(2):
@@ -119,6 +121,7 @@ def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype
                 columns=1029,
                 item=dtype.itemsize,
                 type=shared_memory.TYPES[dtype],
+                source=1,
             )
             teams[rank].team_run([(kernel, arguments)], 300)
 
@@ -129,6 +132,9 @@ def test_kernels_of_every_level(native: Library, kernel: str, dtype: torch.dtype
         thread.join()
     teams[1].stop()
     both = [x.float() for x in xs]
+    if kernel == "broadcast":
+        assert torch.equal(outs[0], xs[1]), "the source writes nothing"
+        return
     expected = both[0] + both[1] if kernel == "all_reduce" else torch.cat(both, 1)
     for out in outs:
         assert torch.equal(out, expected.to(dtype))

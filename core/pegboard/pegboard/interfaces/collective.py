@@ -48,5 +48,10 @@ class Collective(Protocol):
         """Return the tensors x [T, n] of all ranks side by side, in the order of the ranks: [T,
         ranks · n]."""
 
+    def broadcast(self, x: "Tensor", source: int) -> "Tensor":
+        """Return the tensor x [T, …] of the member `source`, by its place in the group. The others
+        give tensors of the same shape and dtype, which may be written. A source may return before
+        the others have come."""
+
     def close(self) -> None:
         """Leave the group. Nothing of it remains. Later calls do nothing."""

@@ -1,8 +1,8 @@
 /* Ranks on one host exchange tensors through memory that they share.
  *
  * The bytes of a tensor are cut into chunks. Each rank copies its chunks into cells of its own and marks them as written. Then it
- * reads the cells of all ranks, in their order, so all ranks get the same bits. The chunks of all calls are numbered, and chunk n is in
- * cell n % CELLS. A rank writes a cell again when all ranks have marked it as read. Chunks are copied in batches of half the cells,
+ * reads the cells of all ranks, in their order, so all ranks get the same bits. In a broadcast, only one rank writes, and the others
+ * read its cells. The chunks of all calls are numbered, and chunk n is in cell n % CELLS. A rank writes a cell again when all ranks have marked it as read. Chunks are copied in batches of half the cells,
  * so a rank seldom waits for others that still read.
  *
  * All ranks have the same tasks in the same order, and a task waits only for tasks before it. So the ranks may have different
@@ -17,7 +17,10 @@ enum { CELL_BYTES = 8192, CELLS = 128, BATCH = CELLS / 2, MAX_RANKS = 56 };
 
 #define PATIENCE 200
 #define YIELDS 64 /* between two looks at the clock */
-#define ADDS (1ull << 63) /* in `failure`: the call was all_reduce */
+
+/* What a call does. In `failure`, the call is in the bits from CALL on. */
+typedef enum { ALL_REDUCE, ALL_GATHER, BROADCAST } Kind;
+enum { CALL = 62 };
 
 /* What a rank says about one of its cells: the number of the last chunk, counted from 1, that it has written to it, and that it has
  * read from this cell of all ranks. */
@@ -29,7 +32,7 @@ typedef struct {
 /* The memory that the ranks share, after its first page, which is Python's. `failure` is followed by Mark[ranks][CELLS] and by
  * uint8_t[ranks][CELLS][CELL_BYTES]. */
 typedef struct {
-    ALIGNED uint64_t failure; /* 0, or one bit for each rank that did not come in time, and the bit ADDS */
+    ALIGNED uint64_t failure; /* 0, or one bit for each rank that did not come in time, and the call */
 } Shared;
 
 /* A member of a group. */
@@ -47,11 +50,12 @@ typedef struct {
     Member *member;
     const uint8_t *x; /* [tokens][columns] */
     int64_t x_stride;
-    uint8_t *out; /* all_reduce: [tokens][columns], may be x; all_gather: [tokens][ranks][columns] */
+    uint8_t *out; /* all_reduce: [tokens][columns], may be x; all_gather: [tokens][ranks][columns]; broadcast: x */
     int64_t out_stride;
     int64_t columns;
     int64_t item; /* bytes of a number */
     int64_t type; /* of all_reduce: a Type */
+    int64_t source; /* of broadcast: the rank that writes */
 } Exchange;
 
 EXPORT const int64_t collective_max_ranks = MAX_RANKS;
@@ -75,10 +79,11 @@ static int64_t now(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Return the ranks, as bits, whose mark of what they have read (or written) in the cell of chunk `number` is below `least`. */
-static uint64_t missing(const Member *m, uint64_t number, uint64_t least, int is_read) {
+/* Of the ranks from `rank` to `last`, return those, as bits, whose mark of what they have read (or written) in the cell of chunk
+ * `number` is below `least`. */
+static uint64_t missing(const Member *m, int64_t rank, int64_t last, uint64_t number, uint64_t least, int is_read) {
     uint64_t ranks = 0;
-    for (int64_t rank = 0; rank < m->ranks; rank++) {
+    for (; rank <= last; rank++) {
         const Mark *mark = mark_of(m, rank, number);
         uint64_t reached = __atomic_load_n(is_read ? &mark->read : &mark->written, __ATOMIC_ACQUIRE);
         if (reached < least) ranks |= 1ull << rank;
@@ -87,10 +92,12 @@ static uint64_t missing(const Member *m, uint64_t number, uint64_t least, int is
 }
 
 /* Wait until no rank is missing. Return 0 if that takes too long or if another rank has given up. */
-static int await(const Member *m, uint64_t number, uint64_t least, int is_read, int adds) {
-    int64_t deadline = 0;
+static int await(const Exchange *a, Kind kind, uint64_t number, uint64_t least, int is_read) {
+    const Member *m = a->member;
+    int is_one = kind == BROADCAST && !is_read;
+    int64_t deadline = 0, first = is_one ? a->source : 0, last = is_one ? a->source : m->ranks - 1;
     for (int64_t spins = 0;; spins++) {
-        uint64_t ranks = missing(m, number, least, is_read);
+        uint64_t ranks = missing(m, first, last, number, least, is_read);
         if (!ranks) return 1;
         if (spins < PATIENCE) {
             relax();
@@ -101,7 +108,7 @@ static int await(const Member *m, uint64_t number, uint64_t least, int is_read, 
             int64_t time = now();
             if (!deadline) deadline = time + m->timeout;
             if (time > deadline) {
-                uint64_t none = 0, failure = ranks | (adds ? ADDS : 0);
+                uint64_t none = 0, failure = ranks | (uint64_t)kind << CALL;
                 __atomic_compare_exchange_n(&m->shared->failure, &none, failure, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
                 return 0;
             }
@@ -158,13 +165,14 @@ static void write_cell(const Exchange *a, Span span, uint64_t number) {
         memcpy(cell, a->x + row * a->x_stride * a->item + column, size);
 }
 
-static void read_cells(const Exchange *a, Span span, uint64_t number, int adds) {
+static void read_cells(const Exchange *a, Span span, uint64_t number, Kind kind) {
     const Member *m = a->member;
     int64_t start = span.first;
     for (int64_t row, column, size; (size = take_row(&span, &row, &column));) {
         uint8_t *out = a->out + row * a->out_stride * a->item + column;
         int64_t place = span.first - size - start, count = size / a->item;
-        if (!adds)
+        if (kind == BROADCAST) memcpy(out, cell_of(m, a->source, number) + place, size);
+        else if (kind == ALL_GATHER)
             for (int64_t rank = 0; rank < m->ranks; rank++) memcpy(out + rank * span.width, cell_of(m, rank, number) + place, size);
         else if (a->type == FLOAT32) sum_cells(m, number, place, count, out, FLOAT32);
         else if (a->type == BFLOAT16) sum_cells(m, number, place, count, out, BFLOAT16);
@@ -172,11 +180,12 @@ static void read_cells(const Exchange *a, Span span, uint64_t number, int adds) 
     }
 }
 
-static void exchange(const Step *step, Worker *worker, const Exchange *a, int adds) {
+static void exchange(const Step *step, Worker *worker, const Exchange *a, Kind kind) {
     Member *m = a->member;
     int64_t rows = step->num_tokens, width = a->columns * a->item, total = rows * width;
-    if (adds && a->x_stride == a->columns && a->out_stride == a->columns) width = total; /* one row */
+    if (kind != ALL_GATHER && a->x_stride == a->columns && a->out_stride == a->columns) width = total; /* one row */
     int64_t chunks = (total + CELL_BYTES - 1) / CELL_BYTES, num_tasks = 2 * chunks;
+    int writes = kind != BROADCAST || a->source == m->rank, reads = kind != BROADCAST || !writes;
     for (int64_t task; (task = next_task(worker, num_tasks)) < num_tasks;) {
         int64_t first = task / (2 * BATCH) * BATCH, in_batch = chunks - first < BATCH ? chunks - first : BATCH;
         int64_t place = task % (2 * BATCH);
@@ -186,11 +195,11 @@ static void exchange(const Step *step, Worker *worker, const Exchange *a, int ad
         Span span = {chunk * CELL_BYTES, chunk * CELL_BYTES + CELL_BYTES < total ? chunk * CELL_BYTES + CELL_BYTES : total, width};
         Mark *mark = mark_of(m, m->rank, number);
         if (has_failed(m)) {
-        } else if (is_write && await(m, number, number < CELLS ? 0 : number + 1 - CELLS, 1, adds)) {
+        } else if (is_write && writes && await(a, kind, number, number < CELLS ? 0 : number + 1 - CELLS, 1)) {
             write_cell(a, span, number);
             __atomic_store_n(&mark->written, number + 1, __ATOMIC_RELEASE);
-        } else if (!is_write && await(m, number, number + 1, 0, adds)) {
-            read_cells(a, span, number, adds);
+        } else if (!is_write && (!reads || await(a, kind, number, number + 1, 0))) {
+            if (reads) read_cells(a, span, number, kind);
             __atomic_store_n(&mark->read, number + 1, __ATOMIC_RELEASE);
         }
         if (__atomic_add_fetch(&m->done, 1, __ATOMIC_ACQ_REL) == num_tasks) { /* this kernel cannot end before the next next_task */
@@ -200,6 +209,8 @@ static void exchange(const Step *step, Worker *worker, const Exchange *a, int ad
     }
 }
 
-EXPORT void all_reduce(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, 1); }
+EXPORT void all_reduce(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, ALL_REDUCE); }
 
-EXPORT void all_gather(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, 0); }
+EXPORT void all_gather(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, ALL_GATHER); }
+
+EXPORT void broadcast(const Step *step, Worker *worker, const void *arguments) { exchange(step, worker, arguments, BROADCAST); }

@@ -59,6 +59,16 @@ class TorchCollective:
             group._allgather_base(below, x.contiguous()).wait()
         return torch.cat(below.chunk(ranks), 1)
 
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """See `Collective.broadcast`. x [T, …] is overwritten if it is contiguous."""
+        group = self._live_for(x)
+        whole = x.contiguous()
+        options = distributed.BroadcastOptions()
+        options.rootRank = source
+        with self._failures("broadcast"):
+            group.broadcast([whole], options).wait()
+        return whole
+
     def close(self) -> None:
         if self._group is not None:
             self._group.shutdown()
