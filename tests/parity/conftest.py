@@ -60,7 +60,7 @@ def check_recorded(
 ) -> Callable[..., None]:
     """With blocks that the native attention supports, the forward is recorded, with the same
     results. No stage runs eagerly."""
-    is_whole = ranks_of(request) == 1
+    is_whole = ranks_of(request) == (1, 1)
 
     def check(reference: Reference, **settings: Any) -> None:
         caplog.clear()
@@ -72,9 +72,10 @@ def check_recorded(
     return check
 
 
-def ranks_of(request: pytest.FixtureRequest) -> int:
-    count: int = request.config.getoption("--ranks", default=1)
-    return count
+def ranks_of(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """Return the ranks of each pipeline stage, and the number of stages."""
+    count, stages = (request.config.getoption(name, default=1) for name in ("--ranks", "--stages"))
+    return count, stages
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,15 +83,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ranks",
         type=int,
         default=1,
-        help="divide the models of parity tests among this many ranks",
+        help="divide the layers of models in parity tests among this many ranks",
+    )
+    parser.addoption(
+        "--stages",
+        type=int,
+        default=1,
+        help="divide the models of parity tests into this many pipeline stages",
     )
 
 
 @pytest.fixture(autouse=True)
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --ranks, models are divided among ranks that are threads of this process."""
-    if (count := ranks_of(request)) > 1:
-        divide(monkeypatch, count)
+    """With --ranks or --stages, models are divided among ranks that are threads of this
+    process."""
+    if (numbers := ranks_of(request)) != (1, 1):
+        divide(monkeypatch, *numbers)
 
 
 @pytest.fixture(name="open_llm")

@@ -110,14 +110,18 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
     return LLM(str(directory), **{**chosen, **settings, **DIVIDED})
 
 
-def divide(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Divide the models of `open_llm` among ranks that are threads of this process."""
+def divide(monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1) -> None:
+    """Divide the models of `open_llm` among ranks that are threads of this process: into pipeline
+    stages, each of them with `count` ranks."""
     monkeypatch.setitem(DIVIDED, "tensor_parallel_size", count)
+    monkeypatch.setitem(DIVIDED, "pipeline_parallel_size", stages)
+    ranks = range(count * stages)
 
     def executor(registry: Any, plan: Any, config: Any, limits: Any) -> ThreadsExecutor:
         worker_plan = build._worker_plan(registry, plan, config, limits)
+        make_worker = partial(build.make_worker, registry, worker_plan)
         return ThreadsExecutor(
-            None, ExecutorSetup(partial(build.make_worker, registry, worker_plan), count)
+            None, ExecutorSetup(make_worker, len(ranks), sampling=ranks[-count:])
         )
 
     monkeypatch.setattr(build, "_executor", executor)

@@ -12,24 +12,32 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pegboard.config.schema import EngineConfig
 from pegboard.data.batch import Batch, StepOutput, TokenMasks
 from pegboard.data.transfers import TransferMerger
 from pegboard.errors import CannotRecord, EngineDeadError
 from pegboard.interfaces.executor import ExecutorSetup, Place, WorkerDeath, WorkerReady
 from pegboard.layers.shards import Group
 from pegboard.worker import parts
+from pegboard.worker.parts import Ranks
 
 T = TypeVar("T")
 PATIENCE_S = 60
 
 
 class Meeting:
-    """Where the threads exchange tensors. turn: held by the one that computes."""
+    """Where the threads exchange tensors. turn: held by the one that computes. groups: of some of
+    the threads."""
 
-    def __init__(self, size: int) -> None:
-        self.turn = threading.Lock()
+    def __init__(self, size: int, turn: threading.Lock | None = None) -> None:
+        self.turn = turn or threading.Lock()
         self.barrier = threading.Barrier(size, timeout=PATIENCE_S)
         self.tensors: list[Tensor] = [torch.empty(0)] * size
+        self.groups: dict[object, Meeting] = {}
+
+    def of(self, name: str, ranks: Sequence[int]) -> Meeting:
+        """Return the meeting of a group of ranks."""
+        return self.groups.setdefault((name, tuple(ranks)), Meeting(len(ranks), self.turn))
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks."""
@@ -56,8 +64,14 @@ class Meeting:
             try:
                 return compute()
             except BaseException:
-                self.barrier.abort()
+                for meeting in (self, *self.groups.values()):
+                    meeting.barrier.abort()
                 raise
+
+    def reset(self) -> None:
+        """Let the ranks meet again, after one has failed."""
+        for meeting in (self, *self.groups.values()):
+            meeting.barrier.reset()
 
 
 class FakeCollective:
@@ -107,19 +121,20 @@ class ThreadsExecutor:
 
     def __init__(self, options: None, setup: ExecutorSetup) -> None:
         self.ranks = range(setup.ranks)
+        self.sampling = setup.sampling
         self.meeting = Meeting(setup.ranks)
         self.workers = [setup.make_worker(Place(i, setup.ranks, i, 1)) for i in self.ranks]
         self.threads = [ThreadPoolExecutor(1) for _ in self.ranks]
         self.masks: dict[int, Future[TokenMasks]] = {}
         self.transfers = TransferMerger(setup.ranks)
-        # a thread makes the group of the rank that it is
-        self.local = threading.local()
-        for rank, thread in enumerate(self.threads):
-            thread.submit(setattr, self.local, "rank", rank).result()
-        self.make_group = parts.make_group
-        parts.make_group = lambda *_: Group(
-            self.local.rank, setup.ranks, FakeCollective(self.meeting, self.local.rank)
-        )
+        self.make_ranks = parts.make_ranks
+        parts.make_ranks = self._make_ranks
+
+    def _make_ranks(self, registry: Any, config: EngineConfig, place: Place, *_: Any) -> Ranks:
+        return parts.groups_of(config, place.rank, partial(self._connect, place.rank))
+
+    def _connect(self, rank: int, name: str, ranks: range) -> FakeCollective:
+        return FakeCollective(self.meeting.of(name, ranks), ranks.index(rank))
 
     def _all(self, method: str, *args: object) -> list[Any]:
         futures = [
@@ -127,14 +142,14 @@ class ThreadsExecutor:
             for worker, thread in zip(self.workers, self.threads, strict=True)
         ]
         wait(futures)
-        self.meeting.barrier.reset()  # a rank that has failed has broken it
+        self.meeting.reset()  # a rank that has failed has broken it
         return results_of(futures)
 
     def start(self) -> list[WorkerReady]:
         try:
             return self._all("load")
         finally:
-            parts.make_group = self.make_group
+            parts.make_ranks = self.make_ranks
 
     def submit(self, batch: Batch) -> ThreadsStep:
         if batch.needs_masks:
@@ -145,8 +160,9 @@ class ThreadsExecutor:
         outputs = [finish() for finish in self._all("run", batch, masks.result if masks else None)]
         for rank, output in enumerate(outputs):
             self.transfers.add(rank, output.transfers)
-        outputs[0].transfers = self.transfers.take()
-        return outputs[0]
+        output = outputs[self.sampling.start]
+        output.transfers = self.transfers.take()
+        return output
 
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
         self.masks.pop(step).set_result(masks)

@@ -34,7 +34,8 @@ class Limits:
     step. max_draft_rows: no drafts in steps with more rows. max_loras: number of adapters that can
     be loaded at the same time; 0 = LoRA off. max_cpu_loras: number of adapters that are kept in
     memory, at least max_loras. kv_metrics_share: fraction of the KV blocks whose residency is
-    measured; 0 = none.
+    measured; 0 = none. num_stages: pipeline stages. If there are several, each request is in one
+    step in flight at a time, unless it computes its prompt.
 
     Raises ConfigError, which names the setting, if a value is out of range.
     """
@@ -59,6 +60,7 @@ class Limits:
     max_cpu_loras: int = 0
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
     kv_metrics_share: float = 0.0
+    num_stages: int = 1
 
     def __post_init__(self) -> None:
         positive = (

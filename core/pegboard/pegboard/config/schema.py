@@ -207,7 +207,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, doc("Number of ranks that each layer is split over", least=1)
     ] = 1
     pipeline_parallel_size: Annotated[
-        int, doc("Number of pipeline stages, on their own ranks; this version runs only 1", least=1)
+        int, doc("Number of pipeline stages that the layers are split into", least=1)
     ] = 1
     attention_backend: Annotated[
         str | None, doc("Attention plugin; default: the best one that can run the model")
@@ -311,6 +311,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         msgspec.structs.force_setattr(
             self, "kv_cache_dtype", SHORT_DTYPES.get(self.kv_cache_dtype, self.kv_cache_dtype)
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the model is divided among."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class StructuredOutputsConfig(
@@ -425,11 +430,6 @@ def check_engine(config: EngineConfig) -> None:
         raise ConfigError(
             f"dtype {config.dtype!r} is unknown{did_you_mean(config.dtype, DTYPES)}; expected "
             f"{', '.join(DTYPES)}"
-        )
-    if config.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"pipeline_parallel_size is {config.pipeline_parallel_size}: this version runs all "
-            "layers on every rank; use tensor_parallel_size"
         )
     if config.target_itl_ms is not None and not config.target_itl_ms > 0:
         raise ConfigError(f"target_itl_ms must be above 0, got {config.target_itl_ms}")

@@ -113,7 +113,8 @@ class Batch(msgspec.Struct, kw_only=True):
     aborted or was preempted since the last batch. The worker applies them before `new`.
     new_blocks: blocks of rows that are not in `new`. copy_blocks: [c, 3] group, source block,
     destination block; copied before the forward.
-    lora_slots: [B], 0 = base model; None = LoRA is off.
+    lora_slots: [B], 0 = base model; None = LoRA is off. first_token_ids: [B], the first token that
+    each row computes; None = no rank needs it, because all ranks sample.
     connector: KV connector name → its plan, which is opaque here.
     """
 
@@ -130,6 +131,7 @@ class Batch(msgspec.Struct, kw_only=True):
     draft_token_ids: CSR | None = None
     needs_masks: bool = False
     lora_slots: Array | None = None
+    first_token_ids: Array | None = None
     connector: Mapping[str, bytes] = {}
 
     @property

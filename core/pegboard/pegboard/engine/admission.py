@@ -46,7 +46,7 @@ class Admission:
         # not the error: it would make a cycle with this frame
         failed: list[tuple[Request, str, str | None]] = []
         for request in live.waiting:
-            if schedule.tokens_left <= 0 or not live.rows.has_free:
+            if not schedule.has_room or not live.rows.has_free:
                 break
             try:
                 is_ready = all(gate.ready(request) for gate in self._gates)

@@ -32,19 +32,27 @@ class Entry(NamedTuple):
 class StepSchedule:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
     step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
-    `KVCache`."""
+    `KVCache`. num_requests: those that run or wait, which are divided among the pipeline stages."""
 
-    def __init__(self, limits: Limits, budget: StepBudget, checkpoint_every: int) -> None:
+    def __init__(
+        self, limits: Limits, budget: StepBudget, checkpoint_every: int, num_requests: int
+    ) -> None:
         self.budget = budget
         self._can_chunk = limits.enable_chunked_prefill
         self._max_chunk = min(max(1, budget.max_chunk), limits.long_prefill_token_threshold)
         self._every = checkpoint_every
         self.tokens_left = budget.max_tokens
+        self._most = -(-min(num_requests, limits.max_num_seqs) // limits.num_stages)
         self.entries: dict[Request, Entry] = {}
         self.has_preempted = False
         self.has_trimmed_drafts = False
         self._num_partial = 0
         self._num_long_partial = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request fits in the step."""
+        return self.tokens_left > 0 and len(self.entries) < self._most
 
     def put(self, request: Request, entry: Entry) -> None:
         """Schedule the request."""
@@ -115,7 +123,11 @@ def build_batch(
         copy_blocks=np.array(copies, np.int32).reshape(-1, 3),
         needs_masks=any(entry.samples and request.grammar is not None for request, entry in items),
     )
-    if schedule.has_trimmed_drafts:
+    if limits.num_stages > 1:
+        batch.first_token_ids = _ints(
+            request.all_token_ids[request.num_computed_tokens] for request, _ in items
+        )
+    if schedule.has_trimmed_drafts or (drafts and limits.num_stages > 1):
         batch.draft_token_ids = CSR.of(
             [request.draft_token_ids[: entry.num_drafts] for request, entry in items]
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,8 +68,9 @@ def _build(registry: Registry, plan: EnginePlan) -> Engine:
     kv_bytes = min(rank.kv_memory_bytes for rank in ready)
     numbers = executor.call("memory")
     room_bytes = min(_room_bytes(config, rank["total"], rank["free"]) for rank in numbers)
-    # no rank stores more than the first
-    kv_plan, limits = _fit_kv(plan, config, limits, ready[0].kv_specs, kv_bytes, room_bytes)
+    # no rank of a stage stores more than its first one
+    specs = [rank.kv_specs for rank in ready[:: config.tensor_parallel_size]]
+    kv_plan, limits = _fit_kv(plan, config, limits, specs, kv_bytes, room_bytes)
     kv_plan = msgspec.structs.replace(
         kv_plan, identity=_kv_identity(plan, config, ready[0].kv_layout, kv_plan)
     )
@@ -115,18 +116,20 @@ def _fit_kv(
     plan: EnginePlan,
     config: EngineConfig,
     limits: Limits,
-    specs: Mapping[int, KVCacheSpec],
+    stages: Sequence[Mapping[int, KVCacheSpec]],
     kv_bytes: int,
     room_bytes: int,
 ) -> tuple[KVPlan, Limits]:
-    """Divide the KV cache. A size that is only the platform's default may grow to `room_bytes`, if
-    the model's context needs it. One that was measured takes all that there is."""
+    """Divide the KV cache. stages: what each pipeline stage stores. A size that is only the
+    platform's default may grow to `room_bytes`, if the model's context needs it. One that was
+    measured takes all that there is."""
     settings = plan.settings.engine
     is_default = config.kv_cache_memory_bytes is not None and settings.kv_cache_memory_bytes is None
     kv_plan, fitting = fit_kv(
-        specs,
+        {layer: spec for specs in stages for layer, spec in specs.items()},
         kv_bytes,
         limits,
+        stages=stages,
         room_bytes=room_bytes if is_default else 0,
         shorten=settings.max_model_len in AUTO_LEN,
         num_blocks_override=config.num_gpu_blocks_override,
@@ -158,19 +161,23 @@ def choose_for_model(
     limits = _limits(plan, config, registry)
     _policy(registry, config, limits)
     _executor(registry, plan, config, limits)
-    ranks = config.tensor_parallel_size
-    place = Place(ranks=ranks, local_ranks=ranks)
-    worker = Worker(registry, _worker_plan(registry, plan, config, limits), place)
-    worker.declare()
-    (model,) = worker.models
-    check_tensors(model.declared, plan.checkpoint)
+    ranks = config.num_ranks
+    names: set[str] = set()
+    stages = []
+    for rank in range(0, ranks, config.tensor_parallel_size):
+        place = Place(rank, ranks, rank, ranks)
+        worker = Worker(registry, _worker_plan(registry, plan, config, limits), place)
+        worker.declare()
+        (model,) = worker.models
+        check_tensors(model.declared, plan.checkpoint)
+        names |= {weight.name for weights in model.declared.values() for weight in weights}
+        stages.append(model.kv_specs())
     memory = worker.setup.platform.memory()
     room_bytes = _room_bytes(
         config, memory.total_bytes, memory.free_bytes - num_weight_bytes // ranks
     )
     kv_bytes = room_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-    names = {weight.name for weights in model.declared.values() for weight in weights}
-    return *_fit_kv(plan, config, limits, model.kv_specs(), kv_bytes, room_bytes), names
+    return *_fit_kv(plan, config, limits, stages, kv_bytes, room_bytes), names
 
 
 def _worker_plan(
@@ -192,11 +199,12 @@ def _tell_hooks(registry: Registry, plan: EnginePlan, weight_bytes: int, load_s:
 def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits: Limits) -> Any:
     backend = config.distributed_executor_backend
     prefers = [name] if (name := default_name("executor")) else []
-    ranks = config.tensor_parallel_size
+    ranks = config.num_ranks
     need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
     entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
     worker_plan = _worker_plan(registry, plan, config, limits)
-    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child)
+    sampling = range(ranks - config.tensor_parallel_size, ranks)
+    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child, sampling)
     return registry.build(entry, setup)
 
 
@@ -234,6 +242,7 @@ def _limits(plan: EnginePlan, config: EngineConfig, registry: Registry) -> Limit
         max_cpu_loras=config.max_cpu_loras or config.max_loras,
         kv_load_failure_policy=config.kv_load_failure_policy,
         kv_metrics_share=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
+        num_stages=config.pipeline_parallel_size,
     )
 
 
@@ -316,9 +325,11 @@ def _structured_output_plugins(registry: Registry, engine: EngineConfig) -> list
 
 
 def _max_in_flight(config: EngineConfig, registry: Registry) -> int:
-    """Return how many steps may be in flight. It is one if a logits processor needs each new token
-    on the host; the log says so."""
+    """Return how many steps may be in flight: at least one for each pipeline stage. Without stages,
+    it is one if a logits processor needs each new token on the host; the log says so."""
     wanted = config.max_in_flight or 1
+    if config.pipeline_parallel_size > 1:
+        return max(wanted, config.pipeline_parallel_size)
     for name in config.logits_processors or ():
         entry = registry.find("logits_processor", name)
         if wanted > 1 and "host_tokens" in registry.spec(entry).flags:

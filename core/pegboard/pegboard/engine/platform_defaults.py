@@ -24,7 +24,7 @@ def with_platform_defaults(registry: Registry, plan: EnginePlan) -> EngineConfig
     decision = registry.choose("platform", Need(), explicit=settings.engine.device)
     entry = decision.require()
     # ranks of other hosts count too: a default may be too small, but never too large
-    setup = PlatformSetup(settings.engine.num_threads, settings.engine.tensor_parallel_size)
+    setup = PlatformSetup(settings.engine.num_threads, settings.engine.num_ranks)
     platform = registry.build(entry, setup)
     open_settings = {
         name

@@ -12,7 +12,8 @@ phase: every step moves `num_computed_tokens` of some requests towards their kno
 
 Several steps may be in flight. Each sampling step adds one token that is not known yet. While a
 request has drafts, no step is scheduled ahead, because the next step depends on how many of them
-are accepted.
+are accepted. With pipeline stages, a request waits for each of its tokens, because the first stage
+gets it from here, and the requests are divided among as many steps as there are stages.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class Scheduler:
         if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
-        schedule = StepSchedule(self._limits, self._budget(load), self._kv.checkpoint_every)
+        num_requests = len(self._live.running) + len(self._live.waiting)
+        schedule = StepSchedule(
+            self._limits, self._budget(load), self._kv.checkpoint_every, num_requests
+        )
         if not self.is_paused:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
@@ -142,7 +146,7 @@ class Scheduler:
     def _schedule_running(self, schedule: StepSchedule) -> None:
         running = self._live.running
         index = 0
-        while index < len(running) and schedule.tokens_left > 0:
+        while index < len(running) and schedule.has_room:
             request = running[index]
             num_before = len(running)
             self._schedule_one(request, schedule)
@@ -182,7 +186,9 @@ class Scheduler:
         limits = self._limits
         if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
             num_pending = computed - num_tokens + 1
-            return (1, 0) if request.output_room(limits.max_model_len) > num_pending else (0, 0)
+            is_open = limits.num_stages == 1
+            is_open &= request.output_room(limits.max_model_len) > num_pending
+            return (1, 0) if is_open else (0, 0)
         if not request.draft_token_ids:
             return 1, 0
         return 1, max(

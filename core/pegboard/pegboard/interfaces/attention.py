@@ -130,7 +130,8 @@ class KVGroup(msgspec.Struct, frozen=True):
 
 
 class KVPlan(msgspec.Struct, frozen=True):
-    """The KV cache of a rank. num_blocks: blocks in the one pool. block_bytes: bytes of a block.
+    """The KV cache of a rank. The engine's plan has the layers of all pipeline stages. num_blocks:
+    blocks in the one pool. block_bytes: bytes of a block, on the stage that stores most in it.
     hash_block_size: tokens per hashed block. identity: a digest of everything that determines the
     content of a block, except its tokens and adapter: the checkpoint, its config, the compute type,
     the parallel sizes, and what the attention backends store and how. All block hashes depend on

@@ -84,7 +84,9 @@ class ChildProcess(Protocol):
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
     """make_worker: builds core's worker for a place in the calling process. It can be pickled, so
-    that a process elsewhere can call it. ranks: how many workers there are.
+    that a process elsewhere can call it. ranks: how many workers there are. sampling: those that
+    sample, which get masks; the first of them returns the results of steps, and the others only
+    their reports on transfers.
     start_process("module:function", role=…, folder=…, pass_fds=…, **arguments) runs a function in a
     new interpreter. role: its name in log lines. folder: a folder that it removes if this process
     dies first. pass_fds: file descriptors that it inherits under the same numbers. arguments: what
@@ -93,6 +95,7 @@ class ExecutorSetup:
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1
     start_process: Callable[..., ChildProcess] | None = None
+    sampling: range = range(1)
 
 
 @dataclass(frozen=True, slots=True)

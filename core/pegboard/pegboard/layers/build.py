@@ -19,10 +19,11 @@ from pegboard.interfaces.quantization import (
     WeightMethod,
 )
 from pegboard.interfaces.weight_loader import WantedWeight, WeightPiece
-from pegboard.layers.shards import Group, Span
+from pegboard.layers.shards import Group, Span, Stage
 from pegboard.ops import AdapterRows
 
 ALONE = Group()
+WHOLE = Stage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Declared:
     """What the constructors of one model have registered, in order. taps: depth → the hidden states
     of the last step there, [T, size]. inputs: the names of the numbers that `Model.embed` gets for
     each token, after the ids. states: the state of one request in each state layer. weights: each
-    weight method with its layer and the quantization method that made it."""
+    weight method with its layer and the quantization method that made it. has_stack: the model has
+    asked which layers of its stack to build. absent: the paths of modules that are not built."""
 
     layers: list[Layer] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -50,6 +52,8 @@ class Declared:
     weights: list[tuple[WeightMethod, LinearLayer | EmbeddingLayer, QuantizationMethod]] = field(
         default_factory=list
     )
+    has_stack: bool = False
+    absent: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Build:
     the depths at which the model hands out its hidden states. attention: layer index → its bound
     attention or states, which core adds before `bind`. lora_rows: returns which tokens of the step
     use which adapter, or None if none do; lora_head_rows: the same for the rows of the output head.
-    None if LoRA is off. tensor: the ranks that divide the layers."""
+    None if LoRA is off. tensor: the ranks that divide each layer. stage: the part of the stack that
+    is built."""
 
     dtype: str
     device: str
@@ -81,6 +86,7 @@ class Build:
     lora_rows: Callable[[], AdapterRows | None] | None = None
     lora_head_rows: Callable[[], AdapterRows | None] | None = None
     tensor: Group = ALONE
+    stage: Stage = WHOLE
     declared: Declared = field(default_factory=Declared)
     attention: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
@@ -88,11 +94,23 @@ class Build:
         """Return the same build for a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether only a part of the stack of layers is built."""
+        return self.layers is not None or self.stage.count > 1
+
+    @property
+    def has_first_layer(self) -> bool:
+        """Whether the first layer of the stack is built."""
+        return self.stage.is_first if self.layers is None else self.layers.start == 0
+
     def own_layers(self, num_layers: int) -> range:
-        """Return the layers to build. Raises ModelError if `layers` or `taps` name others than
-        those of a model with this number of layers."""
+        """Return the layers to build. Called by the stack, at its path. Raises ModelError if
+        `layers` or `taps` name others than those of a model with this number of layers."""
         every = range(num_layers)
-        indices = every if self.layers is None else self.layers
+        indices = self.stage.layers(num_layers) if self.layers is None else self.layers
+        self.declared.has_stack = True
+        self.declared.absent += [f"{self.path}.{i}" for i in every if i not in indices]
         if not indices or not {*indices} <= {*every} or not {*self.taps} <= {*every, num_layers}:
             raise ModelError(
                 f"the model has {num_layers} layers; it was asked for {indices}, and for its "

@@ -17,7 +17,8 @@ from pegboard.layers.shards import part_of
 
 
 class Embedding(WeightLayer):
-    """[T] token ids → [T, width]."""
+    """[T] token ids → [T, width]. Only the first stage of a model has it, and the last one if the
+    head has the same table."""
 
     def __init__(self, build: Build, num_rows: int, width: int) -> None:
         super().__init__(build)
@@ -26,12 +27,18 @@ class Embedding(WeightLayer):
         self.is_head = False
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        if not self.build.stage.is_first:
+            self.build.declared.absent.append(self.build.path)
+            if not self.is_head:
+                return []
         part = Part(f"{self.build.path}.weight", (0, self.num_rows))
         layer = EmbeddingLayer(self.build.path, self.num_rows, self.width, part, self.is_head)
         self.method = self.build.method("embedding", layer)
         return self.method.declare(available)
 
     def bind(self) -> None:
+        if not self.build.stage.is_first:
+            return
         assert self.method is not None
         call = self.method.bind(self.build.kernels)
         if self.build.lora is not None:
@@ -46,7 +53,8 @@ class Embedding(WeightLayer):
 class Head(WeightLayer):
     """[N, width] → [N, num_rows] float32 logits. With `tied`, it multiplies with the embedding's
     table. Each rank computes a share of the logits, and all get all of them. A rank reads its share
-    of the table once more, because it also needs all of it to look up."""
+    of the table once more, because it also needs all of it to look up. Only the last stage of a
+    model has a head."""
 
     def __init__(
         self,
@@ -66,7 +74,7 @@ class Head(WeightLayer):
         self.group = build.tensor
         self.tied = tied if self.group.size == 1 else None
         self.embedding = tied
-        if self.tied is not None:
+        if self.tied is not None and build.stage.is_last:
             self.tied.is_head = True
         self.padded = -(-num_rows // self.group.size)
         start = min(self.group.rank * self.padded, num_rows)
@@ -76,6 +84,9 @@ class Head(WeightLayer):
         return part_of(f"{name}.weight", 0, (self.num_rows, self.width), self.rows)
 
     def declare(self, available: Mapping[str, Any]) -> list[WantedWeight]:
+        if not self.build.stage.is_last:
+            self.build.declared.absent.append(self.build.path)
+            return []
         if self.tied is not None:
             return []
         name = (self.embedding or self).build.path
@@ -89,6 +100,8 @@ class Head(WeightLayer):
         return wanted
 
     def bind(self) -> None:
+        if not self.build.stage.is_last:
+            return
         if self.tied is not None:
             method = self.tied.method
             bind_head = getattr(method, "bind_head", None)

@@ -1,4 +1,5 @@
-"""What each rank holds of a model that several ranks compute: shares of heads and channels."""
+"""What each rank holds of a model that several ranks compute: shares of heads and channels, or some
+of the layers."""
 
 from __future__ import annotations
 
@@ -59,6 +60,42 @@ class Group:
             return call
         add_up = collective.all_reduce
         return lambda x: add_up(call(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the stack of layers. The stages compute a step one after another. number: its place
+    among `count` stages."""
+
+    number: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the embedding."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with the output head."""
+        return self.number == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Return the indices of its layers, nearly as many as other stages have. The first and the
+        last stage get one more only if the others have it too, because they have the embedding and
+        the head. Raises ModelError if there are fewer layers than stages."""
+        if num_layers < self.count:
+            raise ModelError(
+                f"the model has {num_layers} layers to divide among {self.count} stages; use a "
+                "smaller pipeline_parallel_size"
+            )
+        least, more = divmod(num_layers, self.count)
+        counts = [least] * self.count
+        middle = [*range(self.count - 2, 0, -1), 0, self.count - 1]
+        for number in middle[:more]:
+            counts[number] += 1
+        start = sum(counts[: self.number])
+        return range(start, start + counts[self.number])
 
 
 def part_of(

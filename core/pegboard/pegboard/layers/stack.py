@@ -21,8 +21,8 @@ class LayerStack(nn.Module):
     the sum; None = the model does more with the sum. unit: the sum of the architecture, divided by
     that of these layers.
 
-    If `build.layers` names a part of the layers, there are only these. Such a stack takes and
-    returns sums; the one with the last layer normalizes. `build.taps` are depths at which the sum
+    If only a part of the layers is built, there are only these. Such a stack takes and returns
+    sums; the one with the last layer normalizes. `build.taps` are depths at which the sum
     is put into `build.declared.taps`: before the layer with this index, or after the last one.
     """
 
@@ -37,7 +37,7 @@ class LayerStack(nn.Module):
     ) -> None:
         super().__init__()
         indices = build.own_layers(num_layers)
-        if norm is None and (build.taps or build.layers is not None):
+        if norm is None and (build.taps or build.is_divided):
             raise ModelError("the layers of this architecture cannot be divided or tapped")
         self.layers = nn.ModuleList(make(build.at(i), i) for i in indices)
         self.norm = norm if indices.stop == num_layers else None

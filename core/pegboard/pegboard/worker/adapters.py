@@ -24,13 +24,18 @@ NUM_THREADS = 2
 
 
 class Adapters:
-    """layers: of the model. read: returns the factor of an adapter's products, and its weights. An
-    adapter is named by the engine's ticket."""
+    """layers: of the model. read: returns the factor of an adapter's products, and its weights.
+    absent: the paths of the model's modules that other ranks have. An adapter is named by the
+    engine's ticket."""
 
     def __init__(
-        self, layers: Iterable[Layer], read: Callable[[LoRARequest], tuple[float, Weights]]
+        self,
+        layers: Iterable[Layer],
+        read: Callable[[LoRARequest], tuple[float, Weights]],
+        absent: Iterable[str] = (),
     ) -> None:
         layers = list(layers)
+        self._absent = tuple(f"{path}." for path in absent)
         self._experts = [layer for layer in layers if isinstance(layer, Experts)]
         adapters = [getattr(layer, "adapters", None) for layer in layers]
         self._slots = [slots for slots in adapters if isinstance(slots, AdapterSlots)]
@@ -79,7 +84,10 @@ class Adapters:
         for layer in self._experts:
             weights = layer.unstacked(weights)
         known = {name for slots in self._slots for name, _ in slots.modules}
-        if unknown := sorted(weights.keys() - known):
+        unknown = sorted(
+            name for name in weights.keys() - known if not f"{name}.".startswith(self._absent)
+        )
+        if unknown:
             raise ModelError(
                 f"it changes modules that this model does not have: {', '.join(unknown[:5])}"
             )

@@ -1,5 +1,5 @@
-"""How a step ends: with vectors, or with tokens on the host or on the device. A runner is built
-with one of these endings."""
+"""How a step ends: with vectors, with tokens on the host or on the device, or in the next pipeline
+stage. A runner is built with one of these endings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pegboard.interfaces.draft import DraftProposer, Drafts, DraftStep
 from pegboard.interfaces.platform import Copies
 from pegboard.interfaces.pooler import Pooler, PoolStep
 from pegboard.interfaces.sampler import Sampled, Sampler, SampleStep
+from pegboard.worker.borders import Sender
 from pegboard.worker.stages import Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -74,6 +75,17 @@ class Pool(Ending):
             )
             vectors = self.pooler.pool(step.hidden[: inputs.num_tokens], pool_step)
             step.output.embeddings = expect(vectors, list, self.pooler, "pool")
+        return lambda: step.output
+
+
+class Send(Ending):
+    """Sends the rows to the next pipeline stage."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+
+    def end(self, step: Step) -> Callable[[], StepOutput]:
+        self.sender.send(step.hidden[: step.inputs.num_tokens])
         return lambda: step.output
 
 

@@ -20,6 +20,7 @@ from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
 from pegboard.plugins.defaults import default_name
 from pegboard.worker.attention_groups import AttentionGroups
+from pegboard.worker.borders import Embed, Receive
 from pegboard.worker.model_loader import check_tensors, fill_layers, fill_or_restore, repack_cache
 from pegboard.worker.parts import WorkerSetup
 from pegboard.worker.stages import TRAITS, Stages
@@ -69,6 +70,10 @@ class LoadedModel:
         self.model: Any = registry.checked(
             self.entry, implementation(checkpoint.config, self.build), None
         )
+        if self.build.stage.count > 1 and not self.build.declared.has_stack:
+            raise ConfigError(
+                f"{self.entry.id} has no stack of layers to divide; use pipeline_parallel_size=1"
+            )
         self.attention = self._attention()
         self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.layers}
 
@@ -97,7 +102,8 @@ class LoadedModel:
             layers=layers,
             taps=taps,
             lora=lora,
-            tensor=self.setup.tensor,
+            tensor=self.setup.ranks.tensor,
+            stage=self.setup.ranks.stage,
             lora_rows=lambda: self._adapter_rows(False),
             lora_head_rows=lambda: self._adapter_rows(True),
         )
@@ -230,9 +236,12 @@ class LoadedModel:
     # --- steps ------------------------------------------------------------------------------------
 
     def connect(self, inputs: InputBuilder, traits: Sequence[Trait] = TRAITS) -> Stages:
-        """Read the inputs of steps from these buffers. traits: the stages to record."""
+        """Read the inputs of steps from these buffers, and from the stage before this one. traits:
+        the stages to record."""
         self.inputs = inputs
-        self.stages = Stages(self.model, self.build, inputs, traits)
+        before = self.setup.ranks.before
+        entrance = Embed(self.model, inputs) if before is None else Receive(before, inputs)
+        self.stages = Stages(self.model, self.build, inputs, entrance, traits)
         return self.stages
 
     def plan(self, inputs: StepInputs) -> None:

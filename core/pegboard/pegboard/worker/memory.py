@@ -56,8 +56,10 @@ def allocate(
     for region in range(num_regions):
         owners = [group for group in plan.groups if region < len(group.layers)]
         layouts = {_layout(group) for group in owners}
+        # so that every tensor can be aligned
+        largest = -(-max(map(sum, layouts), default=0) // 8) * 8
         separate = [blocks(size) for size in layouts.pop()] if len(layouts) == 1 else []
-        shared = torch.empty(0) if separate else blocks(plan.block_bytes // num_regions)
+        shared = torch.empty(0) if separate else blocks(largest)
         for group in owners:
             layout = _layout(group)
             parts = separate or shared[:, : sum(layout)].split(layout, 1)
@@ -82,10 +84,8 @@ def null_plan(specs: Mapping[int, KVCacheSpec], block_size: int) -> KVPlan:
     for index, spec in specs.items():
         layers.setdefault(spec, []).append(index)
     groups = tuple(KVGroup(tuple(indices), spec, block_size) for spec, indices in layers.items())
-    regions = max(len(group.layers) for group in groups)
-    # so that every tensor can be aligned in a region
-    largest = -(-max(sum(_layout(group)) for group in groups) // 8) * 8
-    return KVPlan(groups, 1, largest * regions, block_size)
+    num_bytes = max((sum(_layout(group)) * len(group.layers) for group in groups), default=0)
+    return KVPlan(groups, 1, num_bytes, block_size)
 
 
 def largest_batch(limits: Limits, num_groups: int) -> Batch:
@@ -155,6 +155,7 @@ def _step(
         removed_rows=np.array(removed, np.int32),
         new_blocks=BlockDelta.empty(),
         copy_blocks=np.zeros((0, 3), np.int32),
+        first_token_ids=np.zeros_like(numbers),
     )
 
 

@@ -22,11 +22,13 @@ from pegboard.data.batch import (
 )
 from pegboard.errors import expect
 from pegboard.interfaces.attention import KVPlan
+from pegboard.interfaces.collective import Collective
 from pegboard.interfaces.draft import DraftProposer
 from pegboard.interfaces.kv_connector import KVConnectorWorker
 from pegboard.interfaces.platform import Copies, Trait
 from pegboard.interfaces.pooler import Pooler
 from pegboard.interfaces.sampler import Sampler
+from pegboard.worker.borders import Sender
 from pegboard.worker.endings import (
     Ending,
     Masks,
@@ -34,6 +36,7 @@ from pegboard.worker.endings import (
     SampleAndDraft,
     SampleOnDevice,
     SampleOnHost,
+    Send,
     Step,
 )
 from pegboard.worker.given_rows import GivenRows
@@ -47,7 +50,8 @@ from pegboard.worker.step_inputs import InputBuilder, RowState
 @dataclass(slots=True)
 class RunnerParts:
     """What a runner computes with. All parts are built and bound. pooler: set for pooling
-    models; nothing is sampled. traits: the stages to record."""
+    models; nothing is sampled. traits: the stages to record. next_stage: where the rows go; None =
+    this pipeline stage is the last one."""
 
     loaded: LoadedModel
     plan: KVPlan
@@ -60,6 +64,7 @@ class RunnerParts:
     connectors: Mapping[str, KVConnectorWorker] = field(default_factory=dict)
     pooler: Pooler | None = None
     traits: tuple[Trait, ...] = TRAITS
+    next_stage: Collective | None = None
 
 
 class ModelRunner:
@@ -92,6 +97,8 @@ class ModelRunner:
 
     def _ending(self) -> Ending:
         parts = self.parts
+        if parts.next_stage is not None:
+            return Send(Sender(parts.next_stage))
         if parts.pooler is not None:
             return Pool(parts.pooler, self.stages)
         usual = (parts.sampler, self.stages, self.inputs, parts.copies)
@@ -102,7 +109,7 @@ class ModelRunner:
     @torch.inference_mode()
     def embedding_size(self) -> int:
         """Return the width of the rows that the model's `embed` returns."""
-        return self.stages.one_embedding().shape[1]
+        return self.stages.entrance.one().shape[1]
 
     @torch.inference_mode()
     def run(self, batch: Batch, masks: Masks | None = None) -> Callable[[], StepOutput]:
@@ -179,6 +186,8 @@ class ModelRunner:
             self._remove(batch.removed_rows)
         for new in batch.new:
             self._add(new)
+        if batch.first_token_ids is not None and self.parts.next_stage is not None:
+            self.state.learn(batch.rows, batch.num_computed_tokens, batch.first_token_ids)
         self.state.append_blocks(batch)
         if len(batch.copy_blocks):
             self._copy_blocks(batch.copy_blocks)
@@ -193,9 +202,10 @@ class ModelRunner:
 
     def _add(self, new: NewRequest) -> None:
         self.state.add(new)
-        if new.params.prompt_logprobs is not None or self.scores.wanted:
+        stage = self.stages.build.stage
+        if (new.params.prompt_logprobs is not None or self.scores.wanted) and stage.is_last:
             self.scores.add(new)
-        if new.prompt_embeds:
+        if new.prompt_embeds and stage.is_first:
             self.given.add(new)
         self.ending.add(new)
 

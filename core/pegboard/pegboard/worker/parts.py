@@ -13,7 +13,7 @@ from pegboard.data.pooling_params import Pooling
 from pegboard.errors import blame, expect
 from pegboard.installed import Entry
 from pegboard.interfaces.attention import KVPlan
-from pegboard.interfaces.collective import CollectiveNeed, CollectiveSetup
+from pegboard.interfaces.collective import Collective, CollectiveNeed, CollectiveSetup
 from pegboard.interfaces.draft import DraftNeed, DraftProposer, DraftSetup
 from pegboard.interfaces.executor import Place
 from pegboard.interfaces.kv_connector import KVConnectorSetup, KVConnectorSpec, KVConnectorWorker
@@ -22,7 +22,7 @@ from pegboard.interfaces.platform import Device, Platform, PlatformSetup
 from pegboard.interfaces.pooler import Pooler, PoolerSetup
 from pegboard.interfaces.sampler import Sampler, SamplerSetup
 from pegboard.interfaces.spec import Need
-from pegboard.layers.shards import Group
+from pegboard.layers.shards import Group, Stage
 from pegboard.plugins.defaults import default_name
 from pegboard.plugins.importing import import_part
 from pegboard.plugins.registry import Registry
@@ -36,11 +36,28 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """How a rank is connected to the others. tensor: those that divide the layers of its stage.
+    before, after: this rank with the one that holds the same share of the stage before it, and of
+    the one after it. They are None if there is no such stage, or if nothing is computed."""
+
+    tensor: Group = Group()
+    stage: Stage = Stage()
+    before: Collective | None = None
+    after: Collective | None = None
+
+    def close(self) -> None:
+        for collective in (self.tensor.collective, self.before, self.after):
+            if collective is not None:
+                collective.close()
+
+
+@dataclass(frozen=True)
 class WorkerSetup:
     """What all models and parts of a worker have in common. platform_name: the name of the
     platform's plugin. kernels: op or weight format → implementation. activations: torch name of the
-    type that is computed in between the products with weights, which `config.dtype` is the type of.
-    tensor: the ranks that divide the layers."""
+    type that is computed in between the products with weights, which `config.dtype` is the type
+    of."""
 
     registry: Registry
     config: EngineConfig
@@ -51,7 +68,7 @@ class WorkerSetup:
     device: Device
     kernels: Kernels
     activations: str
-    tensor: Group
+    ranks: Ranks
 
 
 def take_device(
@@ -63,28 +80,46 @@ def take_device(
     device = expect(platform.start(place.local_rank), Device, platform, "start")
     activations = device.activations or config.dtype
     kernels = choose_kernels(registry, platform=entry.name, dtype=activations)
-    tensor = make_group(registry, config, place, entry.name, device)
+    ranks = make_ranks(registry, config, place, entry.name, device)
     return WorkerSetup(
-        registry, config, limits, place, entry.name, platform, device, kernels, activations, tensor
+        registry, config, limits, place, entry.name, platform, device, kernels, activations, ranks
     )
 
 
-def make_group(
+def make_ranks(
     registry: Registry, config: EngineConfig, place: Place, platform: str, device: Device
-) -> Group:
-    """Return the ranks that divide the layers, connected to each other if they run at all."""
-    size = config.tensor_parallel_size
-    if size == 1:
-        return Group()
+) -> Ranks:
+    """Return the ranks of this rank's groups, connected to each other if they run at all."""
+    if config.num_ranks == 1:
+        return Ranks()
     hosts = -(-place.ranks // place.local_ranks)
     need = CollectiveNeed(platform=platform, hosts=hosts)
     entry = registry.choose("collective", need).require()
-    if not place.address:
-        return Group(place.rank, size)
-    setup = CollectiveSetup(
-        "tensor", tuple(range(size)), place.rank, place.address, device.name, TIMEOUT_S
-    )
-    return Group(place.rank, size, registry.build(entry, setup))
+
+    def connect(group: str, ranks: range) -> Collective | None:
+        if not place.address:
+            return None
+        member = ranks.index(place.rank)
+        setup = CollectiveSetup(group, tuple(ranks), member, place.address, device.name, TIMEOUT_S)
+        collective: Collective = registry.build(entry, setup)
+        return collective
+
+    return groups_of(config, place.rank, connect)
+
+
+def groups_of(
+    config: EngineConfig, rank: int, connect: Callable[[str, range], Collective | None]
+) -> Ranks:
+    """Return the groups that a rank is in. The ranks of a stage have consecutive numbers. connect:
+    gets the name of a group and its ranks; None = nothing is computed."""
+    size = config.tensor_parallel_size
+    number, member = divmod(rank, size)
+    stage = Stage(number, config.pipeline_parallel_size)
+    # all ranks make their groups in this order
+    before = None if stage.is_first else connect("stages", range(rank - size, rank + 1, size))
+    after = None if stage.is_last else connect("stages", range(rank, rank + size + 1, size))
+    tensor = None if size == 1 else connect("tensor", range(number * size, (number + 1) * size))
+    return Ranks(Group(member, size, tensor), stage, before, after)
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:

@@ -5,7 +5,8 @@ token ids ─ embed → rows ─ forward → hidden ─ logits → logits
 └───────── decode: one token per request ────────────┘
                     └─ any step ──┘         └ of the rows that need a token
 
-A prompt may contain such rows instead of token ids. A step with them is like any other.
+A prompt may contain such rows instead of token ids. A step with them is like any other. Later
+pipeline stages get rows from the stage before them instead of token ids (see `borders`).
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ from torch import Tensor
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.layers import Build
+from pegboard.worker.borders import Entrance
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
 
 
 class Stages:
-    """The stages of one bound model. traits: the stages to record. taps: the hidden states of the
-    last step at the depths `build.taps`, in that order, [T, size]. They are valid until the next
-    step."""
+    """The stages of one bound model. entrance: where the rows of a step come from. traits: the
+    stages to record. taps: the hidden states of the last step at the depths `build.taps`, in that
+    order, [T, size]. They are valid until the next step."""
 
     def __init__(
         self,
         model: Any,
         build: Build,
         inputs: InputBuilder,
+        entrance: Entrance,
         traits: Sequence[Trait] = TRAITS,
     ) -> None:
         self.model = model
         self.build = build
         self.inputs = inputs
+        self.entrance = entrance
         self.traits = traits
         self.taps: Sequence[Tensor] = ()
         self.pads = False
@@ -47,11 +51,6 @@ class Stages:
         self.embedded = self.hidden = torch.empty(0)
         self.width = 0
         """Of the last step's hidden states. It may differ from that of the embeddings."""
-
-    def one_embedding(self) -> Tensor:
-        """Return what the model makes of one token, [1, width]."""
-        embedded = self.model.embed(*(each.on_device[:1] for each in self.inputs.to_embed))
-        return expect(embedded, Tensor, self.model, "embed")
 
     @torch.inference_mode()
     def record(
@@ -64,7 +63,7 @@ class Stages:
         inputs = self.inputs
         ids = [each.on_device for each in inputs.to_embed]
         positions = inputs.positions.on_device
-        one = self.one_embedding()
+        one = self.entrance.one()
         self.embedded = one.new_zeros(
             max(replay.sizes("forward", len(positions)), default=0), one.shape[1]
         )
@@ -126,7 +125,7 @@ class Stages:
     ) -> Tensor:
         """Return the hidden states [T, size] after the final norm. given: places [G] and rows [G,
         width] that replace embeddings."""
-        rows = self.model.embed(*inputs.to_embed)
+        rows = self.entrance.rows(inputs)
         if given is not None:
             rows = rows.index_copy(0, given[0], given[1].to(rows.dtype))
         if recording is None:

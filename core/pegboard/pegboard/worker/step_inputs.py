@@ -77,6 +77,12 @@ class RowState:
         for row in rows.tolist():
             self.proposals.pop(row, None)
 
+    def learn(self, rows: np.ndarray, computed: np.ndarray, token_ids: np.ndarray) -> None:
+        """Note the tokens [B] of rows [B] at positions `computed` [B], which may have been sampled
+        elsewhere."""
+        self.token_ids[rows, computed] = token_ids
+        self.num_tokens[rows] = np.maximum(self.num_tokens[rows], computed + 1)
+
     def append_unread(self, rows: np.ndarray) -> None:
         """Add to each of rows [B] a new token that so far only the device knows."""
         self.token_ids[rows, self.num_tokens[rows]] = ON_DEVICE

@@ -16,7 +16,7 @@ from pegboard.data.batch import Batch, StepOutput
 from pegboard.data.pooling_params import Pooling
 from pegboard.data.request import LoRARequest
 from pegboard.errors import ConfigError, RequestError, blame, did_you_mean
-from pegboard.interfaces.attention import KVCacheSpec, KVPlan
+from pegboard.interfaces.attention import KVCacheSpec, KVGroup, KVPlan
 from pegboard.interfaces.executor import (
     ENGINE_CALLS,
     SERVING_CALLS,
@@ -28,6 +28,7 @@ from pegboard.interfaces.kernel import RECORDER
 from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.weight_loader import Checkpoint
 from pegboard.layers.build import LoRALimits
+from pegboard.layers.shards import Stage
 from pegboard.log import get_logger
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.selection import Decision
@@ -75,6 +76,19 @@ class WorkerPlan:
     checkpoints: tuple[Checkpoint, ...]
     vocabulary: Callable[[], "Vocabulary"]
     pooling: Pooling | None = None
+
+
+def traits_of(pooling: Pooling | None, stage: Stage) -> tuple[Trait, ...]:
+    """Return the traits that the steps of a pipeline stage use."""
+    used = {"forward", *(["logits"] if stage.is_last else [])} if stage.count > 1 else {*TRAITS}
+    return tuple(trait for trait in STAGES_OF[pooling.task if pooling else None] if trait in used)
+
+
+def part_of_group(group: KVGroup, specs: Mapping[int, KVCacheSpec]) -> KVGroup:
+    """Return a KV group of those layers that a rank has. specs: what it stores of them."""
+    layers = tuple(layer for layer in group.layers if layer in specs)
+    spec = specs[layers[0]] if layers else group.spec
+    return msgspec.structs.replace(group, layers=layers, spec=spec)
 
 
 class Worker:
@@ -125,7 +139,7 @@ class Worker:
             self.declare()
             for model in self.models:
                 free_bytes = self.setup.platform.memory().free_bytes
-                free_bytes *= self.setup.tensor.size  # each rank holds a share
+                free_bytes *= self.setup.ranks.tensor.size  # each rank holds a share
                 check_memory(model.declared, model.checkpoint, self.config.quantization, free_bytes)
                 model.load()
             specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
@@ -171,7 +185,7 @@ class Worker:
         setup = self.setup
         pooling = self.plan.pooling
         parts["pooler"] = make_pooler(setup, pooling)
-        parts["traits"] = STAGES_OF[pooling.task if pooling else None]
+        parts["traits"] = traits_of(pooling, setup.ranks.stage)
         runners: list[ModelRunner] = []
         for model in self.models:
             model.bind(plan, views)
@@ -183,6 +197,7 @@ class Worker:
                 device=setup.device.name,
                 limits=self.limits,
                 copies=setup.platform.copies(),
+                next_stage=setup.ranks.after,
             )
             runners.append(ModelRunner(common if runners else replace(common, **parts)))
         self.runners = runners
@@ -196,13 +211,12 @@ class Worker:
 
     def allocate(self, kv_plan: KVPlan) -> None:
         """Take the KV memory, bind every layer and make the runners. Earlier recordings are
-        discarded. kv_plan: of the first rank; others may hold fewer heads."""
+        discarded. kv_plan: of all layers, as the first rank of each stage holds them; others may
+        hold fewer heads."""
         if self.replay is not None:
             self.replay.reset()
         specs = {i: spec for model in self.models for i, spec in model.kv_specs().items()}
-        groups = [
-            msgspec.structs.replace(group, spec=specs[group.layers[0]]) for group in kv_plan.groups
-        ]
+        groups = [part_of_group(group, specs) for group in kv_plan.groups]
         kv_plan = msgspec.structs.replace(kv_plan, groups=tuple(groups))
         platform = self.setup.platform
         views = memory.allocate(kv_plan, platform.zeros, platform.memory().total_bytes)
@@ -302,7 +316,9 @@ class Worker:
         """The LoRA adapters that this rank keeps in memory."""
         target = self.models[0]
         return Adapters(
-            target.layers, lambda lora: read_files(self.registry, target.checkpoint, lora)
+            target.layers,
+            lambda lora: read_files(self.registry, target.checkpoint, lora),
+            target.build.declared.absent,
         )
 
     def read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:
@@ -371,6 +387,5 @@ class Worker:
         setup = vars(self).get("setup")
         vars(self).clear()
         if setup is not None:
-            if setup.tensor.collective is not None:
-                setup.tensor.collective.close()
+            setup.ranks.close()
             setup.platform.memory(reset_peak=True)

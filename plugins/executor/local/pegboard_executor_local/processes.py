@@ -1,8 +1,8 @@
 """One process for each rank, on this machine.
 
 Every rank has a link to the engine's process (`link.py`). A batch is pickled once, and every rank
-gets the same bytes. Rank 0 answers each step. The others answer it only if it failed, or if a
-transfer has ended in it.
+gets the same bytes. The first rank that samples answers each step. The others answer it only if it
+failed, or if a transfer has ended in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MASKS = 0
 
 
 class Question:
-    """A message that ranks answer. needs: how many, from rank 0 on, answer it if all goes well.
+    """A message that ranks answer. needs: how many of them answer it if all goes well.
     is_hasty: an error that cannot have come from another rank's failure is raised before the others
     have answered."""
 
@@ -148,7 +148,7 @@ class ProcessExecutor:
             address = (Path(self._folder) / "meet").as_uri() if ranks > 1 else ""
             # pickled before any process starts, because it may fail
             starts = [
-                dumped(("start", self._setup.make_worker, Place(rank, ranks, rank, ranks, address)))
+                self._start_message(Place(rank, ranks, rank, ranks, address))
                 for rank in range(ranks)
             ]
             for rank in range(ranks):
@@ -166,6 +166,10 @@ class ProcessExecutor:
             raise
         self._remove_folder()
         return [ready[rank] for rank in range(ranks)]
+
+    def _start_message(self, place: Place) -> bytes:
+        answers = place.rank == self._setup.sampling.start
+        return dumped(("start", self._setup.make_worker, place, answers))
 
     def _start_process(self, rank: int) -> None:
         start_process = self._setup.start_process
@@ -226,12 +230,13 @@ class ProcessExecutor:
 
     def output_of(self, number: int) -> StepOutput:
         """Wait for the result of a step. It has the reports of all ranks on transfers."""
-        output: StepOutput = self._settled(number).result()[0]
+        output: StepOutput = self._settled(number).result()[self._setup.sampling.start]
         output.transfers = self._transfers.take()
         return output
 
     def provide_masks(self, step: int, masks: TokenMasks) -> None:
-        self._send(self._links, MASKS, dumped((step, masks)))
+        links = [self._links[rank] for rank in self._setup.sampling]
+        self._send(links, MASKS, dumped((step, masks)))
 
     def call(self, method: str, *args: object) -> list[object]:
         number = self._new_question(self._setup.ranks, is_hasty=False)

@@ -47,13 +47,14 @@ def _leave(*_: object) -> NoReturn:
 class Rank:
     """Answers messages in the order in which they come:
 
-        ("start", make_worker, Place)    → WorkerReady
-        ("step", Batch)                  → StepOutput
-        ("call", method, arguments …)    → what the worker returns
+        ("start", make_worker, Place, answers)    → WorkerReady
+        ("step", Batch)                           → StepOutput
+        ("call", method, arguments …)             → what the worker returns
 
-    An answer is (kind, value). kind: "answer", "transfers" (the reports of a rank that is not 0) or
-    "error". Masks are messages of their own. kept: messages that came while masks were awaited.
-    started: the number of each step that is not answered, and what waits for its result."""
+    An answer is (kind, value). kind: "answer", "transfers" (the reports of a rank that does not
+    answer steps) or "error". Masks are messages of their own. kept: messages that came while masks
+    were awaited. started: the number of each step that is not answered, and what waits for its
+    result."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -61,7 +62,7 @@ class Rank:
         self.kept: deque[tuple[int, bytearray]] = deque()
         self.masks: dict[int, TokenMasks] = {}
         self.started: deque[tuple[int, Callable[[], StepOutput]]] = deque()
-        self.rank = 0
+        self.answers = False
         self.last_wait_s = LOOK_AHEAD_S
 
     def run(self) -> None:
@@ -115,8 +116,8 @@ class Rank:
         assert self.worker is not None, "the worker was not started"
         return self.worker
 
-    def _start(self, make_worker: Callable[..., WorkerLike], place: Any) -> Any:
-        self.rank = place.rank
+    def _start(self, make_worker: Callable[..., WorkerLike], place: Any, answers: bool) -> Any:
+        self.answers = answers
         self.worker = make_worker(place)
         return self.worker.load()
 
@@ -147,7 +148,7 @@ class Rank:
             self._fail(number, error)
             return
         self.last_wait_s = time.perf_counter() - began
-        if self.rank == 0:
+        if self.answers:
             self._answer(number, output)
         elif any(each.saved or each.loaded or each.failed for each in output.transfers.values()):
             self._answer(number, output.transfers, "transfers")

@@ -38,7 +38,7 @@ class Decoder(nn.Module):
                 f"the checkpoint's config scales residuals by {stream}; this architecture needs a "
                 "positive number"
             )
-        if build.layers is not None and (model.passes > 1 or model.skips):
+        if build.is_divided and (model.passes > 1 or model.skips):
             raise ModelError("the layers of this architecture cannot be divided")
         factor = model.embedding_scale / stream
         self.embedding_scale = factor
@@ -48,8 +48,7 @@ class Decoder(nn.Module):
             self.embedding_norm = LayerNorm(
                 build.at(names.embedding_norm), model.hidden_size, model.eps
             )
-        is_first = build.layers is None or build.layers.start == 0
-        has_positions = names.positions and is_first
+        has_positions = names.positions and build.has_first_layer
         self.positions = Positions(build.at(names.positions), model) if has_positions else None
         self.ropes = [make_rope(build, rule, model.max_positions) for rule in model.ropes]
         self.places = Places(build, model.max_positions) if model.alibi else None

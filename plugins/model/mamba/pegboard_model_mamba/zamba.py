@@ -28,7 +28,7 @@ class Zamba2Model(StateDecoder):
                 f"the checkpoint's config has hidden_act={act!r}; this architecture is served "
                 "with gelu"
             )
-        if build.layers is not None:
+        if build.is_divided:
             raise ModelError("the layers of this architecture cannot be divided")
         hidden = size_of(config, "hidden_size")
         num_layers = size_of(config, "num_hidden_layers")

@@ -19,7 +19,7 @@ def divide(
     model still does what comes before and after its layers. So what enters a part is put in before
     its first layer, and what leaves it is taken out after its last one. calls: of all layers.
     probe: runs the model. Returns the calls of the layers that are there, None for others."""
-    if build.layers is None and not build.taps:
+    if not build.is_divided and not build.taps:
         return list(calls)
     layers = _layers_of(inner, calls)
     count = len(layers)

@@ -17,7 +17,7 @@ distance that was asked for is rounded up to that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,14 +34,17 @@ def plan_kv(
     memory_bytes: int,
     limits: Limits,
     *,
+    stages: Sequence[Collection[int]] = (),
     num_blocks_override: int | None = None,
     whole_prompts: bool = False,
 ) -> KVPlan:
     """Group the layers of `specs` (layer index → what it stores) and size the one pool of blocks.
 
-    limits.block_size is rounded up to what the layers' kernels need. num_blocks_override: exact
-    number of blocks, including the null block; memory_bytes is then ignored. whole_prompts: a
-    request ends with the step that computes it, so no more blocks are needed than two steps use.
+    memory_bytes: of a rank. stages: the layers of each pipeline stage; () = one stage has all of
+    them. limits.block_size is rounded up to what the layers' kernels need. num_blocks_override:
+    exact number of blocks, including the null block; memory_bytes is then ignored. whole_prompts: a
+    request ends with the step that computes it, so no more blocks are needed than the next step
+    and those in flight use.
     Raises KVCacheTooSmall if one request of `max_model_len` tokens does not fit. The message gives
     the bytes it needs and the max_model_len that would fit. Raises ConfigError if no layer stores
     anything.
@@ -57,7 +60,12 @@ def plan_kv(
         group = KVGroup(tuple(specs), next(iter(specs.values())), limits.max_model_len)
         # a block without bytes for each request
         return KVPlan((group,), limits.max_num_seqs + 1, 0, limits.max_model_len)
-    num_regions = max(len(layers) for layers, _ in parts)
+    # of the stage that stores most
+    num_regions = max(
+        sum(layer in stage for layer in layers)
+        for layers, _ in parts
+        for stage in stages or [specs]
+    )
     region_bytes = _region_bytes(parts, block_size)
     block_bytes = num_regions * region_bytes
     sizes = [_tokens_per_block(spec, block_size, region_bytes) for _, spec in parts]
@@ -76,7 +84,7 @@ def plan_kv(
             limits.max_num_batched_tokens // group.block_size + limits.max_num_seqs
             for group in groups
         )
-        num_blocks = min(num_blocks, 2 * of_step + 1)
+        num_blocks = min(num_blocks, (1 + limits.num_stages) * of_step + 1)
     # one chain of hashes names the blocks of all groups
     hash_block_size = math.gcd(*(group.block_size for group in groups))
     plan = KVPlan(groups, num_blocks, block_bytes, hash_block_size)
@@ -89,6 +97,7 @@ def fit_kv(
     memory_bytes: int,
     limits: Limits,
     *,
+    stages: Sequence[Collection[int]] = (),
     room_bytes: int = 0,
     shorten: bool = False,
     num_blocks_override: int | None = None,
@@ -98,7 +107,11 @@ def fit_kv(
     `room_bytes`. If it still does not fit and `shorten` is set, max_model_len becomes what fits.
     Returns the plan and the limits."""
     make = partial(
-        plan_kv, specs, num_blocks_override=num_blocks_override, whole_prompts=whole_prompts
+        plan_kv,
+        specs,
+        stages=stages,
+        num_blocks_override=num_blocks_override,
+        whole_prompts=whole_prompts,
     )
     try:
         return make(memory_bytes, limits), limits
@@ -184,16 +197,17 @@ def _longest_fit(plan: KVPlan, max_model_len: int, chunk_tokens: int) -> int:
 
 def _split_layers(specs: Mapping[int, KVCacheSpec]) -> list[tuple[tuple[int, ...], KVCacheSpec]]:
     """Return (layers, spec) of every group: layers with equal specs, split into groups of at most n
-    layers."""
+    layers. Each pipeline stage has nearly the same share of all groups of a type, because their
+    layers take turns."""
     by_spec: dict[KVCacheSpec, list[int]] = {}
     for layer in sorted(specs):
         by_spec.setdefault(specs[layer], []).append(layer)
     n = _layers_per_group([len(layers) for layers in by_spec.values()])
-    return [
-        (tuple(layers[i : i + n]), spec)
-        for spec, layers in by_spec.items()
-        for i in range(0, len(layers), n)
-    ]
+    groups = []
+    for spec, layers in by_spec.items():
+        count = -(-len(layers) // n)
+        groups += [(tuple(layers[first::count]), spec) for first in range(count)]
+    return groups
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:
