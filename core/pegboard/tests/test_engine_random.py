@@ -67,6 +67,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": draw(st.sampled_from([16, 33, 48])),
         "max_in_flight": draw(st.sampled_from([1, 1, 2, 3])),
+        "num_stages": draw(st.sampled_from([1, 1, 2, 3])),
         "enable_prefix_caching": draw(st.booleans()) or kv_load is not None,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
         "max_drafts": max_drafts,

@@ -14,7 +14,7 @@ from torch import Tensor
 from pegboard.errors import ModelError
 from pegboard.layers import Build, Experts, Head, Linear, QKVLinear, RouterRule
 from pegboard.layers.embedding import Embedding
-from pegboard.layers.shards import Group, dealt
+from pegboard.layers.shards import Group, Stage, dealt
 from pegboard_testing.fake_build import fake_build, load_layers
 from pegboard_testing.fake_collective import on_ranks
 
@@ -202,3 +202,14 @@ def test_experts(size: int, stacked: str) -> None:
 def test_shares_keep_blocks_whole_if_that_is_fair(count: int, size: int, expected: int) -> None:
     start, stop = Group(0, size).share(count)
     assert stop - start == expected
+
+
+@given(st.integers(1, 9), st.integers(0, 30))
+def test_stages_have_all_layers_in_order(count: int, more: int) -> None:
+    stages = [Stage(number, count).layers(count + more) for number in range(count)]
+    assert [layer for layers in stages for layer in layers] == [*range(count + more)]
+    sizes = [len(layers) for layers in stages]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes[-1] == min(sizes) and sizes[0] <= min(sizes[1:-1], default=max(sizes))
+    with pytest.raises(ModelError, match="pipeline_parallel_size"):
+        Stage(0, count).layers(count - 1)

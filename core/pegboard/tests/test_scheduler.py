@@ -126,6 +126,33 @@ def test_never_a_token_past_max_tokens_or_max_model_len_also_ahead() -> None:
         assert engine.executor.max_in_flight == depth
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_pipeline_stages_share_the_requests(stages: int) -> None:
+    """Each stage has work, and no request computes a token that the first stage does not know."""
+    engine = FakeEngine(
+        max_in_flight=stages, num_stages=stages, max_num_batched_tokens=64, max_num_seqs=5
+    )
+    for i in range(5):
+        engine.add(str(i), range(i, i + 4), greedy(9))
+    engine.run()
+    batches = [batch.rows.tolist() for batch in engine.executor.batches]
+    assert max(map(len, batches)) == -(-5 // stages)
+    assert len(batches) == 9 * stages
+    for first in range(0, len(batches), stages):
+        assert sorted(sum(batches[first : first + stages], [])) == [0, 1, 2, 3, 4]
+    assert engine.executor.max_in_flight == stages
+    engine.check_idle()
+
+
+def test_chunks_of_a_prompt_follow_each_other_through_the_stages() -> None:
+    engine = FakeEngine(max_in_flight=2, num_stages=2, max_num_seqs=1, max_num_batched_tokens=4)
+    engine.add("a", range(14), greedy(3))
+    engine.step()
+    assert [batch.num_tokens for batch in engine.executor.batches] == [4, 4]
+    engine.run()
+    assert tokens_per_step(engine)[-3:] == [[2], [1], [1]]
+
+
 # --- preemption -----------------------------------------------------------------------------------
 
 
@@ -466,7 +493,7 @@ def test_a_request_that_leaves_a_plan_leaves_its_share(
     entries: list[tuple[int, int, bool]], prefills: int, long: int
 ) -> None:
     """A prompt is long if it has more tokens than a chunk may have."""
-    schedule = StepSchedule(fake_limits(), StepBudget(100, 8, prefills, long), 0)
+    schedule = StepSchedule(fake_limits(), StepBudget(100, 8, prefills, long), 0, 8)
     requests = [Prompt(length) for length, _, _ in entries]
 
     def state() -> tuple[int, list[bool]]:

@@ -129,7 +129,8 @@ class FakeWorker:
         }
         return methods[method](*args) if method in methods else None  # type: ignore[operator]
 
-    def _update_weights(self, checkpoint: Checkpoint) -> None:
+    def _update_weights(self, checkpoint: Checkpoint | None) -> None:
+        assert checkpoint is not None, "no update has failed"
         self.model.weights = weights_of(checkpoint.path.name)
 
     def _read_adapter(self, ticket: int, adapter: LoRARequest) -> tuple[str, str] | None:
@@ -204,6 +205,9 @@ class FakeWorker:
         known = row.token_ids[row.num_computed : row.num_computed + num_known]
         assert len(known) == num_known >= 1, "more tokens are scheduled than the row has"
         assert bool(batch.samples[i]) == (row.num_computed + num_known == len(row.token_ids))
+        if batch.first_token_ids is not None:
+            assert int(batch.first_token_ids[i]) == known[0], "the first stage gets a wrong token"
+            assert not num_drafts or batch.draft_token_ids is not None
         drafts = (
             batch.draft_token_ids.row(i).tolist()
             if batch.draft_token_ids is not None

@@ -47,8 +47,8 @@ def make_masks(value: int) -> TokenMasks:
 
 
 class RecordingWorker:
-    """A worker whose result of a step is the steps until then and the mask that it got. It returns
-    its place and its process when it is asked for them."""
+    """A worker whose result of a step is the steps until then, the mask that it got, and its rank
+    as a draft. It returns its place and its process when it is asked for them."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -69,7 +69,10 @@ class RecordingWorker:
             time.sleep(600)
         mask = int(masks().bits[0, 0]) if masks is not None else -1
         output = StepOutput(
-            step=batch.step, rows=np.array([mask], np.int32), token_ids=CSR.of([list(self.steps)])
+            step=batch.step,
+            rows=np.array([mask], np.int32),
+            token_ids=CSR.of([list(self.steps)]),
+            draft_token_ids=CSR.of([[self.rank]]),
         )
         return lambda: output
 

@@ -32,17 +32,17 @@ class Entry(NamedTuple):
 class StepSchedule:
     """Collects the entries of a step. A prefill is *partial* if its prompt does not end in this
     step. It is *long* if the prompt is longer than the chunk limit. checkpoint_every: see
-    `KVCache`. num_requests: those that run or wait, which are divided among the pipeline stages."""
+    `KVCache`. max_rows: how many requests it may have."""
 
     def __init__(
-        self, limits: Limits, budget: StepBudget, checkpoint_every: int, num_requests: int
+        self, limits: Limits, budget: StepBudget, checkpoint_every: int, max_rows: int
     ) -> None:
         self.budget = budget
         self._can_chunk = limits.enable_chunked_prefill
         self._max_chunk = min(max(1, budget.max_chunk), limits.long_prefill_token_threshold)
         self._every = checkpoint_every
         self.tokens_left = budget.max_tokens
-        self._most = -(-min(num_requests, limits.max_num_seqs) // limits.num_stages)
+        self._max_rows = max_rows
         self.entries: dict[Request, Entry] = {}
         self.has_preempted = False
         self.has_trimmed_drafts = False
@@ -52,7 +52,7 @@ class StepSchedule:
     @property
     def has_room(self) -> bool:
         """Whether one more request fits in the step."""
-        return self.tokens_left > 0 and len(self.entries) < self._most
+        return self.tokens_left > 0 and len(self.entries) < self._max_rows
 
     def put(self, request: Request, entry: Entry) -> None:
         """Schedule the request."""

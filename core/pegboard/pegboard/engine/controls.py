@@ -228,7 +228,7 @@ class Controls:
         try:
             checkpoint = self._describe(action.path)  # before requests are aborted for nothing
             yield from self._pause(self._mode or action.mode, clear_cache=True)
-            self._executor.call("update_weights", checkpoint)
+            self._give_weights(checkpoint)
         except EngineDeadError:
             with self._life.changing():
                 raise
@@ -241,6 +241,16 @@ class Controls:
         self._live.weights_changed(checkpoint.digest or os.urandom(16).hex())
         if is_own:
             self._resume()
+
+    def _give_weights(self, checkpoint: "Checkpoint") -> None:
+        """Let all ranks read a checkpoint, or none."""
+        try:
+            self._executor.call("update_weights", checkpoint)
+        except EngineDeadError:
+            raise
+        except Exception:
+            self._executor.call("update_weights", None)
+            raise
 
     # --- workers ----------------------------------------------------------------------------------
 

@@ -100,9 +100,8 @@ class Scheduler:
         if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
-        num_requests = len(self._live.running) + len(self._live.waiting)
         schedule = StepSchedule(
-            self._limits, self._budget(load), self._kv.checkpoint_every, num_requests
+            self._limits, self._budget(load), self._kv.checkpoint_every, self._most_rows()
         )
         if not self.is_paused:
             self._schedule_running(schedule)
@@ -117,6 +116,17 @@ class Scheduler:
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
+
+    def _most_rows(self) -> int:
+        """Return how many requests a step may have. The pipeline stages that have no step yet share
+        the requests that are in none."""
+        limits = self._limits
+        if limits.num_stages == 1:
+            return limits.max_num_seqs
+        running = self._live.running
+        waiting = min(len(self._live.waiting), limits.max_num_seqs - len(running))
+        num_open = waiting + sum(not request.num_in_flight_steps for request in running)
+        return max(1, -(-num_open // max(1, limits.num_stages - len(self._steps))))
 
     def _budget(self, load: StepLoad) -> StepBudget:
         most = self._limits.max_num_batched_tokens

@@ -58,6 +58,7 @@ class LoadedModel:
         self.checkpoint = checkpoint
         self.first_layer = first_layer
         self.inputs: InputBuilder | None = None
+        self.replaced: Checkpoint | None = None
         self.build = self._build(lora, layers, taps)
         registry = setup.registry
         need = Need(platform=setup.platform_name)
@@ -178,11 +179,18 @@ class LoadedModel:
         """Load another checkpoint of the same model. If it cannot be read or has values that are
         not finite, load the last one again. Raises ModelError, and EngineDeadError if the last one
         cannot be read either."""
+        self.replaced = None
         check_tensors(self.declared, checkpoint)
         fill_or_restore(
             lambda new: self.load(new, only_finite=new is checkpoint), checkpoint, self.checkpoint
         )
+        self.replaced = self.checkpoint
         self.checkpoint = checkpoint
+
+    def undo_update(self) -> None:
+        """Load the checkpoint before the last update again, if that has succeeded here."""
+        if self.replaced is not None:
+            self.update(self.replaced)
 
     def weight_bytes(self) -> int:
         """Return the memory of the loaded weights."""

@@ -355,11 +355,15 @@ class Worker:
         for tag in tags:
             self.asleep[tag]()
 
-    def update_weights(self, checkpoint: Checkpoint) -> None:
+    def update_weights(self, checkpoint: Checkpoint | None) -> None:
         """Fill the target from another checkpoint of the same model. If it cannot be read or has
-        values that are not finite, it is filled from the last one again. Raises ModelError, and
-        EngineDeadError if the last one cannot be read either."""
-        self.models[0].update(checkpoint)
+        values that are not finite, it is filled from the last one again. None = undo the last
+        update, because it has failed on another rank. Raises ModelError, and EngineDeadError if the
+        last one cannot be read either."""
+        if checkpoint is None:
+            self.models[0].undo_update()
+        else:
+            self.models[0].update(checkpoint)
 
     def profile(self, path: str | None) -> None:
         """Start the profiler, which writes below `path`. If `path` is None, stop it."""

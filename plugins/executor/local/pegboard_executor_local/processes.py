@@ -142,13 +142,21 @@ class ProcessExecutor:
     # --- start and stop ---------------------------------------------------------------------------
 
     def start(self) -> list[WorkerReady]:
-        ranks = self._setup.ranks
+        setup = self._setup
+        ranks = setup.ranks
         try:
             self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
             address = (Path(self._folder) / "meet").as_uri() if ranks > 1 else ""
             # pickled before any process starts, because it may fail
             starts = [
-                self._start_message(Place(rank, ranks, rank, ranks, address))
+                dumped(
+                    (
+                        "start",
+                        setup.make_worker,
+                        Place(rank, ranks, rank, ranks, address),
+                        setup.sampling,
+                    )
+                )
                 for rank in range(ranks)
             ]
             for rank in range(ranks):
@@ -166,10 +174,6 @@ class ProcessExecutor:
             raise
         self._remove_folder()
         return [ready[rank] for rank in range(ranks)]
-
-    def _start_message(self, place: Place) -> bytes:
-        answers = place.rank == self._setup.sampling.start
-        return dumped(("start", self._setup.make_worker, place, answers))
 
     def _start_process(self, rank: int) -> None:
         start_process = self._setup.start_process

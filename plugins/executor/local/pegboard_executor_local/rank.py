@@ -47,9 +47,9 @@ def _leave(*_: object) -> NoReturn:
 class Rank:
     """Answers messages in the order in which they come:
 
-        ("start", make_worker, Place, answers)    → WorkerReady
-        ("step", Batch)                           → StepOutput
-        ("call", method, arguments …)             → what the worker returns
+        ("start", make_worker, Place, sampling)    → WorkerReady
+        ("step", Batch)                            → StepOutput
+        ("call", method, arguments …)              → what the worker returns
 
     An answer is (kind, value). kind: "answer", "transfers" (the reports of a rank that does not
     answer steps) or "error". Masks are messages of their own. kept: messages that came while masks
@@ -62,6 +62,7 @@ class Rank:
         self.kept: deque[tuple[int, bytearray]] = deque()
         self.masks: dict[int, TokenMasks] = {}
         self.started: deque[tuple[int, Callable[[], StepOutput]]] = deque()
+        self.samples = False
         self.answers = False
         self.last_wait_s = LOOK_AHEAD_S
 
@@ -101,7 +102,8 @@ class Rank:
             kind, *values = pickle.loads(message)
             if kind == "step":
                 (batch,) = values
-                masks = (lambda: self._masks_of(batch.step)) if batch.needs_masks else None
+                needs_masks = batch.needs_masks and self.samples
+                masks = (lambda: self._masks_of(batch.step)) if needs_masks else None
                 self.started.append((number, self._worker.run(batch, masks)))
                 return
             self._finish_all()
@@ -116,8 +118,9 @@ class Rank:
         assert self.worker is not None, "the worker was not started"
         return self.worker
 
-    def _start(self, make_worker: Callable[..., WorkerLike], place: Any, answers: bool) -> Any:
-        self.answers = answers
+    def _start(self, make_worker: Callable[..., WorkerLike], place: Any, sampling: range) -> Any:
+        self.samples = place.rank in sampling
+        self.answers = place.rank == sampling.start
         self.worker = make_worker(place)
         return self.worker.load()
 

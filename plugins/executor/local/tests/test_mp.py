@@ -58,6 +58,11 @@ class TestTwoRanks(TestOneRank):
     ranks = 2
 
 
+class TestTwoStages(TestOneRank):
+    ranks = 4
+    stages = 2
+
+
 @contextmanager
 def running(worker: type[RecordingWorker], ranks: int = 2) -> Iterator[ProcessExecutor]:
     executor = ProcessExecutor(None, ExecutorSetup(worker, ranks, Child))
