@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from test_experts_parity import ARCHITECTURES as EXPERTS
 from test_latent_parity import ARCHITECTURES as LATENT
 from test_state_parity import ARCHITECTURES as STATES
-from tiny_models import TOLERANCE, Reference, make_model
+from tiny_models import TOLERANCE, Reference, divide, make_model
 
 from pegboard import LLM, SamplingParams
 from pegboard.errors import ModelError, RequestError
@@ -191,10 +191,20 @@ def test_a_checkpoint_that_cannot_be_used_leaves_the_old_weights(
         check(llm, new, PROMPTS)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("value", "stages"), [(float("nan"), 1), (float("inf"), 1), (float("nan"), 3)]
+)
 def test_weights_that_are_not_finite_are_refused_and_the_old_ones_stay(
-    write: Callable[..., Reference], open_llm: Callable[..., LLM], tmp_path: Path, value: float
+    write: Callable[..., Reference],
+    open_llm: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    value: float,
+    stages: int,
 ) -> None:
+    """Only the last pipeline stage sees the value."""
+    if stages > 1:
+        divide(monkeypatch, stages=stages)
     old = write("llama")
     new = write_other(tmp_path / "new", "llama", {})
     tensors = load_file(new.directory / "model.safetensors")

@@ -1,6 +1,6 @@
 """Models that ranks divide compute what transformers computes: with ranks that are threads of this
-process, and with processes that share memory. `pytest tests/parity --ranks 2` runs all parity tests
-so."""
+process, and with processes that share memory. `pytest tests/parity --ranks 2 --stages 2` runs all
+parity tests so."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pegboard_platform_cpu.platform import CPUPlatform
+from test_state_parity import ARCHITECTURES as STATES
 from tiny_models import check_cached, check_parity, divide, open_llm, random_prompts
 
 from pegboard import LLM, SamplingParams
@@ -52,6 +53,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts, sinks": ("gpt_oss", {**EXPERTS, "head_dim": 8, "sliding_window": 9}),
     "latents": ("deepseek_v3", LATENT),
 }
+STAGED = {name: STATES[name] for name in ("mamba2", "bamba")}
 Write = Callable[..., Any]
 FAILING = """
 class Failing:
@@ -69,6 +71,19 @@ class Failing:
 """
 
 
+@pytest.mark.parametrize("name", [*MODELS, *STAGED])
+@pytest.mark.parametrize(("count", "stages"), [(1, 2), (1, 3), (2, 2)])
+def test_stages(
+    write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int, stages: int
+) -> None:
+    """Most of these models have three layers."""
+    kind, values = {**MODELS, **STAGED}[name]
+    if count > 1 and name in STAGED:
+        pytest.skip("ranks cannot divide its layers")
+    divide(monkeypatch, count, stages)
+    check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
@@ -78,12 +93,26 @@ def test_threads(write: Write, monkeypatch: pytest.MonkeyPatch, name: str, count
     check_parity(write(kind, **values), lengths=(6, 17), max_model_len=64)
 
 
-@pytest.mark.parametrize("name", ["heads in unequal shares", "experts", "latents"])
-def test_processes(write: Write, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ranks", "stages"),
+    [
+        ("heads in unequal shares", 2, 1),
+        ("experts", 2, 1),
+        ("latents", 2, 1),
+        ("experts, sinks", 1, 3),
+        ("heads in unequal shares", 2, 2),
+    ],
+)
+def test_processes(write: Write, name: str, ranks: int, stages: int) -> None:
     """The exchange is part of the recording. Blocks of 16 are those of the native attention."""
     kind, values = MODELS[name]
     reference = write(kind, **values)
-    settings: dict[str, Any] = {"tensor_parallel_size": 2, "block_size": 16}
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": stages,
+        "max_model_len": 64,
+        "block_size": 16,
+    }
     check_parity(reference, lengths=(6, 33), **settings)
     check_cached(reference, (32, 20, 32), **settings)
 
@@ -99,9 +128,10 @@ def test_states_of_requests_on_all_ranks(write: Write) -> None:
         SamplingParams(temperature=0.0, min_p=0.1, max_tokens=20, detokenize=False),
     ]
     answers = []
-    for ranks in (1, 2):
+    for ranks, stages in ((1, 1), (2, 1), (1, 2)):
         settings: dict[str, Any] = {
             "tensor_parallel_size": ranks,
+            "pipeline_parallel_size": stages,
             "num_gpu_blocks_override": 14,
             "max_model_len": 44,
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
@@ -110,8 +140,8 @@ def test_states_of_requests_on_all_ranks(write: Write) -> None:
         with open_llm(reference.directory, **settings) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             answers.append([[each.token_ids for each in out.outputs] for out in outputs])
-            assert llm.collective_rpc("memory")[ranks - 1]["total"] > 0
-    assert answers[0] == answers[1]
+            assert llm.collective_rpc("memory")[ranks * stages - 1]["total"] > 0
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_the_plan_for_two_ranks_of_a_host(write: Write) -> None:
@@ -161,6 +191,20 @@ def test_what_ranks_cannot_divide_is_refused_by_name(write: Write) -> None:
         opened(write("mamba", "states", state_size=4, num_attention_heads=None).directory, 2)
     with pytest.raises(ModelError, match="4 heads or channels to divide among 5 ranks|has 2 heads"):
         opened(write("llama").directory, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "stages", "message"),
+    [
+        ("llama", {}, 4, "3 layers to divide among 4 stages.*pipeline_parallel_size"),
+        (*STATES["zamba2"], 2, "the layers of this architecture cannot be divided"),
+    ],
+)
+def test_what_stages_cannot_divide_is_refused(
+    write: Write, kind: str, values: dict[str, Any], stages: int, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        open_llm(write(kind, **values).directory, pipeline_parallel_size=stages, num_threads=1)
 
 
 def test_a_rank_that_dies_is_named(write: Write) -> None:

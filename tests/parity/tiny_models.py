@@ -115,6 +115,7 @@ def divide(monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1) -> 
     stages, each of them with `count` ranks."""
     monkeypatch.setitem(DIVIDED, "tensor_parallel_size", count)
     monkeypatch.setitem(DIVIDED, "pipeline_parallel_size", stages)
+    ranks = range(count * stages)
 
     make_executor = build._executor
 
@@ -123,7 +124,8 @@ def divide(monkeypatch: pytest.MonkeyPatch, count: int = 1, stages: int = 1) -> 
             return make_executor(registry, plan, config, limits)
         worker_plan = build._worker_plan(registry, plan, config, limits)
         make_worker = partial(build.make_worker, registry, worker_plan)
-        return ThreadsExecutor(None, ExecutorSetup(make_worker, count * stages, stages=stages))
+        setup = ExecutorSetup(make_worker, len(ranks), sampling=ranks[-count:])
+        return ThreadsExecutor(None, setup)
 
     monkeypatch.setattr(build, "_executor", executor)
 

@@ -151,8 +151,14 @@ def test_one_by_one_as_together(llm: LLM, outputs: list[Any]) -> None:
             "enable_prefix_caching": False,
         },
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 64},
+        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64},
     ],
-    ids=["preempted", "short chunks, small blocks, two steps in flight, no cache", "two ranks"],
+    ids=[
+        "preempted",
+        "short chunks, small blocks, two steps in flight, no cache",
+        "two ranks",
+        "two stages",
+    ],
 )
 def test_same_tokens_however_cut(
     smollm2_gguf: Path, outputs: list[Any], settings: dict[str, Any]

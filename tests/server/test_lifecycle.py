@@ -71,10 +71,17 @@ def test_killed_engine(start_server: StartServer) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_killed_rank(start_server: StartServer, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("option", "number"),
+    [
+        ("--tensor-parallel-size", signal.SIGKILL),
+        ("--tensor-parallel-size", signal.SIGSTOP),
+        ("--pipeline-parallel-size", signal.SIGKILL),
+    ],
+)
+def test_killed_rank(start_server: StartServer, option: str, number: signal.Signals) -> None:
     """One of two ranks is killed, or hangs. Clients are told which one, and the server exits."""
-    server = start_server("--tensor-parallel-size", "2")
+    server = start_server(option, "2")
     children = Path(f"/proc/{server.engine_pid()}/task/{server.engine_pid()}/children")
     ranks = [int(pid) for pid in children.read_text().split()]
     assert len(ranks) == 2

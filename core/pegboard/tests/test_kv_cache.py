@@ -336,6 +336,22 @@ def test_mixed_layers_become_groups_of_equal_size() -> None:
     assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(32))
 
 
+@given(st.integers(1, 5), st.integers(0, 7))
+def test_stages_hold_equal_parts_of_every_group(count: int, first_full: int) -> None:
+    """So each of them needs its share of the memory, and the cache grows with them."""
+    limits = fake_limits(block_size=16, max_model_len=1024)
+    is_full = [layer % 8 in (first_full, 3) for layer in range(40)]
+    specs = {layer: fake_kv_spec(Full() if is_full[layer] else Window(64)) for layer in range(40)}
+    stages = [range(40)[stage::1][: 40 // count] for stage in range(0, 40, 40 // count)][:count]
+    whole = plan_kv(specs, 10_000_000, limits)
+    plan = plan_kv(specs, 10_000_000, limits, stages=stages)
+    held = [len(set(group.layers) & set(stage)) for group in plan.groups for stage in stages]
+    size = whole.block_bytes // max(len(group.layers) for group in whole.groups)
+    assert plan.groups == whole.groups and plan.block_bytes == max(held) * size
+    assert max(held) <= -(-max(len(group.layers) for group in plan.groups) // count) + 1
+    assert plan.num_blocks == 10_000_000 // plan.block_bytes
+
+
 @given(st.lists(st.tuples(retains, st.integers(1, 9)), min_size=1, max_size=8), st.integers(1, 8))
 def test_every_group_fits_a_block(layers: list[tuple[Retain, int]], block_size: int) -> None:
     specs = {i: fake_kv_spec(retain, slot_bytes=size) for i, (retain, size) in enumerate(layers)}

@@ -303,12 +303,6 @@ def test_the_tokenizer_and_its_template(model, tmp_path):
         ),
         ({"auto_map": {"AutoModel": "code.Model"}}, {}, None, ""),
         ({}, {"trust_remote_code": True}, None, ""),
-        (
-            {},
-            {"pipeline_parallel_size": 2},
-            ConfigError,
-            "is 2: this version runs all layers on every rank",
-        ),
     ],
 )
 def test_what_cannot_work_is_said_early(model, changes, settings, error, words):

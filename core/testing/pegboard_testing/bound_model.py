@@ -7,6 +7,7 @@ from typing import Any
 
 from pegboard.layers.build import Declared
 from pegboard.worker.loaded_model import LoadedModel
+from pegboard.worker.parts import Ranks
 
 
 class BoundModel(LoadedModel):
@@ -14,9 +15,12 @@ class BoundModel(LoadedModel):
 
     def __init__(self, model: Any, *backends: Any) -> None:
         self.model = model
-        build: Any = SimpleNamespace(declared=Declared(), lora=None, taps=())
+        ranks = Ranks()
+        build: Any = SimpleNamespace(declared=Declared(), lora=None, taps=(), stage=ranks.stage)
+        setup: Any = SimpleNamespace(ranks=ranks)
         attention: Any = SimpleNamespace(
             backends=list(enumerate(backends)), not_replayed=lambda pads: ""
         )
+        self.setup = setup
         self.build = build
         self.attention = attention

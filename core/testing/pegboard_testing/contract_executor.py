@@ -51,18 +51,18 @@ SOON_S = 30.0
 
 
 class ExecutorContract:
-    """Every executor passes these. Override `executor`, and `ranks` and `stages` for an executor of
-    several ranks. The last stage has at least two ranks then, or is the only one."""
+    """Every executor passes these. Override `executor`, and for an executor of several ranks also
+    `ranks` and `sampling`, the ranks that sample."""
 
     ranks = 1
-    stages = 1
+    sampling = range(1)
 
     def executor(self, setup: ExecutorSetup) -> Executor:
         """Return a new executor that is not started."""
         raise AssertionError("override ExecutorContract.executor")
 
     def setup(self, make_worker: Callable[[Place], WorkerLike] = RecordingWorker) -> ExecutorSetup:
-        return ExecutorSetup(make_worker, self.ranks, Child, self.stages)
+        return ExecutorSetup(make_worker, self.ranks, Child, self.sampling)
 
     @pytest.fixture
     def started(self) -> Any:
@@ -124,13 +124,15 @@ class ExecutorContract:
         assert [self.mask(future.result()) for future in (second, plain, first)] == [9, -1, 7]
 
     def test_the_first_rank_that_samples_has_the_result(self, started: Executor) -> None:
-        first = self.ranks - self.ranks // self.stages
         for step in (1, 2):
             future = started.submit(make_batch(step, needs_masks=True))
             started.provide_masks(step, make_masks(step + 5))
             output = future.result()
             assert output.draft_token_ids is not None
-            assert output.draft_token_ids.lists() == [[first]] and self.mask(output) == step + 5
+            assert (
+                output.draft_token_ids.lists() == [[self.sampling.start]]
+                and self.mask(output) == step + 5
+            )
 
     def test_masks_may_come_after_their_step(self, started: Executor) -> None:
         future = started.submit(make_batch(1, needs_masks=True))

@@ -94,6 +94,16 @@ class StepSchedule:
         return request.num_prompt_tokens > self.budget.max_chunk
 
 
+def share_of_stage(limits: Limits, live: LiveRequests, num_steps: int) -> int:
+    """Return how many requests the next step may have, while `num_steps` are in flight. The
+    pipeline stages that have no step yet share the requests that are in none."""
+    if limits.num_stages == 1:
+        return limits.max_num_seqs
+    waiting = min(len(live.waiting), limits.max_num_seqs - len(live.running))
+    num_open = waiting + sum(not request.num_in_flight_steps for request in live.running)
+    return max(1, -(-num_open // max(1, limits.num_stages - num_steps)))
+
+
 Item = tuple[Request, Entry]
 
 

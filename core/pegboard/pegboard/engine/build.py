@@ -203,9 +203,8 @@ def _executor(registry: Registry, plan: EnginePlan, config: EngineConfig, limits
     need = ExecutorNeed(ranks=ranks if ranks > 1 else None)
     entry = registry.choose("executor", need, explicit=backend, prefers=prefers).require()
     worker_plan = _worker_plan(registry, plan, config, limits)
-    setup = ExecutorSetup(
-        partial(make_worker, registry, worker_plan), ranks, Child, config.pipeline_parallel_size
-    )
+    last_stage = range(ranks - config.tensor_parallel_size, ranks)
+    setup = ExecutorSetup(partial(make_worker, registry, worker_plan), ranks, Child, last_stage)
     return registry.build(entry, setup)
 
 

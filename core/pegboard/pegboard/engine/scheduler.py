@@ -29,7 +29,7 @@ from pegboard.config.limits import Limits
 from pegboard.data.batch import Batch, Logprobs, StepOutput, TransferReport
 from pegboard.data.request import PositionLogprobs, RequestDelta
 from pegboard.engine.admission import Admission
-from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch
+from pegboard.engine.batch_builder import Entry, StepSchedule, build_batch, share_of_stage
 from pegboard.engine.gates import Gate
 from pegboard.engine.grammar.grammars import Grammars
 from pegboard.engine.kv.cache import Copy, NewBlocks
@@ -100,9 +100,9 @@ class Scheduler:
         if self._steps and any(request.draft_token_ids for request in self._live.running):
             return None
         load = self._load()
-        schedule = StepSchedule(
-            self._limits, self._budget(load), self._kv.checkpoint_every, self._most_rows()
-        )
+        max_rows = share_of_stage(self._limits, self._live, len(self._steps))
+        budget = self._budget(load)
+        schedule = StepSchedule(self._limits, budget, self._kv.checkpoint_every, max_rows)
         if not self.is_paused:
             self._schedule_running(schedule)
             if not schedule.has_preempted:
@@ -116,17 +116,6 @@ class Scheduler:
         num_prefill_tokens = int(batch.num_scheduled_tokens.sum()) - len(batch.rows)
         self._steps[batch.step] = InFlight(drafts, copies, load, num_prefill_tokens)
         return batch
-
-    def _most_rows(self) -> int:
-        """Return how many requests a step may have. The pipeline stages that have no step yet share
-        the requests that are in none."""
-        limits = self._limits
-        if limits.num_stages == 1:
-            return limits.max_num_seqs
-        running = self._live.running
-        waiting = min(len(self._live.waiting), limits.max_num_seqs - len(running))
-        num_open = waiting + sum(not request.num_in_flight_steps for request in running)
-        return max(1, -(-num_open // max(1, limits.num_stages - len(self._steps))))
 
     def _budget(self, load: StepLoad) -> StepBudget:
         most = self._limits.max_num_batched_tokens
@@ -196,9 +185,8 @@ class Scheduler:
         limits = self._limits
         if computed >= num_tokens:  # outputs are in flight: 1 per sampling step
             num_pending = computed - num_tokens + 1
-            is_open = limits.num_stages == 1
-            is_open &= request.output_room(limits.max_model_len) > num_pending
-            return (1, 0) if is_open else (0, 0)
+            is_open = request.output_room(limits.max_model_len) > num_pending
+            return (1, 0) if is_open and limits.num_stages == 1 else (0, 0)
         if not request.draft_token_ids:
             return 1, 0
         return 1, max(

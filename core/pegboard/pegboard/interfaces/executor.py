@@ -84,8 +84,9 @@ class ChildProcess(Protocol):
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
     """make_worker: builds core's worker for a place in the calling process. It can be pickled, so
-    that a process elsewhere can call it. ranks: how many workers there are. stages: pipeline stages
-    that they are divided among, in their order.
+    that a process elsewhere can call it. ranks: how many workers there are. sampling: those that
+    sample and need masks. The first of them has the results of steps. Of all others, only the
+    reports on transfers are wanted.
     start_process("module:function", role=…, folder=…, pass_fds=…, **arguments) runs a function in a
     new interpreter. role: its name in log lines. folder: a folder that it removes if this process
     dies first. pass_fds: file descriptors that it inherits under the same numbers. arguments: what
@@ -94,13 +95,7 @@ class ExecutorSetup:
     make_worker: Callable[[Place], "WorkerLike"]
     ranks: int = 1
     start_process: Callable[..., ChildProcess] | None = None
-    stages: int = 1
-
-    @property
-    def sampling(self) -> range:
-        """The ranks of the last stage, which sample and need masks. The first of them has the
-        results of steps. Of all others, only the reports on transfers are wanted."""
-        return range(self.ranks - self.ranks // self.stages, self.ranks)
+    sampling: range = range(1)
 
 
 @dataclass(frozen=True, slots=True)

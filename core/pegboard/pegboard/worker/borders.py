@@ -1,14 +1,10 @@
-"""Where rows enter and leave a pipeline stage: the first one embeds token ids, and each of them
-sends what it has computed to the next one."""
+"""How rows get from one pipeline stage to the next."""
 
 from __future__ import annotations
-
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pegboard.errors import expect
 from pegboard.interfaces.collective import Collective
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
@@ -17,34 +13,9 @@ BEFORE = 0
 """The place of the stage that sends, in the group of two stages."""
 
 
-class Entrance(Protocol):
-    """Where the rows of a step come from."""
-
-    def one(self) -> Tensor:
-        """Return one row [1, width], which says the width and the dtype of all of them."""
-
-    def rows(self, inputs: StepInputs) -> Tensor:
-        """Return the rows of a step [T, width], which are valid until the next step."""
-
-
-class Embed:
-    """Embeds the ids of the tokens."""
-
-    def __init__(self, model: Any, inputs: InputBuilder) -> None:
-        self._model = model
-        self._inputs = inputs
-
-    def one(self) -> Tensor:
-        embedded = self._model.embed(*(each.on_device[:1] for each in self._inputs.to_embed))
-        return expect(embedded, Tensor, self._model, "embed")
-
-    def rows(self, inputs: StepInputs) -> Tensor:
-        rows: Tensor = self._model.embed(*inputs.to_embed)
-        return rows
-
-
 class Receive:
-    """Receives what the stage before this one sends. Its first message is the form of the rows."""
+    """The `Entrance` of later stages: what the stage before sends. Its first message is the form of
+    the rows."""
 
     def __init__(self, collective: Collective, inputs: InputBuilder) -> None:
         self._collective = collective

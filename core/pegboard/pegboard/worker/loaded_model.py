@@ -20,10 +20,10 @@ from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
 from pegboard.plugins.defaults import default_name
 from pegboard.worker.attention_groups import AttentionGroups
-from pegboard.worker.borders import Embed, Receive
+from pegboard.worker.borders import Receive
 from pegboard.worker.model_loader import check_tensors, fill_layers, fill_or_restore, repack_cache
 from pegboard.worker.parts import WorkerSetup
-from pegboard.worker.stages import TRAITS, Stages
+from pegboard.worker.stages import TRAITS, Embed, Stages
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 log = get_logger(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,10 +21,35 @@ from torch import Tensor
 from pegboard.errors import CannotRecord, expect
 from pegboard.interfaces.platform import Recording, Replay, Trait
 from pegboard.layers import Build
-from pegboard.worker.borders import Entrance
 from pegboard.worker.step_inputs import InputBuilder, StepInputs
 
 TRAITS: tuple[Trait, ...] = ("forward", "decode", "logits")
+
+
+class Entrance(Protocol):
+    """Where the rows of a step come from."""
+
+    def one(self) -> Tensor:
+        """Return one row [1, width], which says the width and the dtype of all of them."""
+
+    def rows(self, inputs: StepInputs) -> Tensor:
+        """Return the rows of a step [T, width], which are valid until the next step."""
+
+
+class Embed:
+    """Embeds the ids of the tokens."""
+
+    def __init__(self, model: Any, inputs: InputBuilder) -> None:
+        self._model = model
+        self._inputs = inputs
+
+    def one(self) -> Tensor:
+        embedded = self._model.embed(*(each.on_device[:1] for each in self._inputs.to_embed))
+        return expect(embedded, Tensor, self._model, "embed")
+
+    def rows(self, inputs: StepInputs) -> Tensor:
+        rows: Tensor = self._model.embed(*inputs.to_embed)
+        return rows
 
 
 class Stages:

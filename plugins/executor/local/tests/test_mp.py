@@ -56,11 +56,12 @@ class TestOneRank(ExecutorContract):
 
 class TestTwoRanks(TestOneRank):
     ranks = 2
+    sampling = range(2)
 
 
 class TestTwoStages(TestOneRank):
-    ranks = 4
-    stages = 2
+    ranks = 3
+    sampling = range(1, 3)
 
 
 @contextmanager
