@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,7 +47,10 @@ class Group:
         if self.size <= num_kv_heads:
             kv_heads = dealt(num_kv_heads, self.size)[self.rank]
             return scaled(kv_heads, each), kv_heads
-        holders = dealt(self.size, num_kv_heads)  # the ranks of each KV head
+        # the ranks of each KV head; those of the first heads are fewer, so no rank holds more than
+        # the first one
+        ends = dealt(self.size, num_kv_heads)
+        holders = [(self.size - stop, self.size - start) for start, stop in reversed(ends)]
         kv_head = next(i for i, (_, stop) in enumerate(holders) if self.rank < stop)
         start, stop = holders[kv_head]
         first, last = dealt(each, stop - start)[self.rank - start]
@@ -83,6 +86,20 @@ def dealt(count: int, size: int) -> Sequence[Span]:
     least, more = divmod(count, size)
     starts = [rank * least + min(rank, more) for rank in range(size + 1)]
     return list(zip(starts, starts[1:], strict=False))
+
+
+def stacked(sections: Iterable[tuple[int, Span]]) -> list[Span]:
+    """Return what a rank holds of rows that consist of sections below each other. sections: the
+    rows of each, and those of them that the rank holds, which may be none."""
+    spans: list[Span] = []
+    start = 0
+    for rows, (first, last) in sections:
+        if spans and spans[-1][1] == start + first:
+            spans[-1] = spans[-1][0], start + last
+        elif first < last:
+            spans.append((start + first, start + last))
+        start += rows
+    return spans
 
 
 def scaled(span: Span, unit: int) -> Span:
