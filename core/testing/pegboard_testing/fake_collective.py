@@ -112,8 +112,11 @@ class ThreadsExecutor:
         for rank, thread in enumerate(self.threads):
             thread.submit(setattr, self.local, "rank", rank).result()
         self.make_group = parts.make_group
-        parts.make_group = lambda *_: Group(
-            self.local.rank, setup.ranks, FakeCollective(self.meeting, self.local.rank)
+        parts.make_group = lambda _, config, *__: Group(
+            self.local.rank,
+            setup.ranks,
+            FakeCollective(self.meeting, self.local.rank),
+            config.expert_placement_strategy if config.enable_expert_parallel else None,
         )
 
     def _all(self, method: str, *args: object) -> list[Any]:

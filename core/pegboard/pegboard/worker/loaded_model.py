@@ -14,7 +14,7 @@ from pegboard.interfaces.platform import Replay, Trait
 from pegboard.interfaces.quantization import QuantizationMethod, QuantizationNeed, QuantizationSetup
 from pegboard.interfaces.spec import Need
 from pegboard.interfaces.weight_loader import Checkpoint, WeightLoaderSetup
-from pegboard.layers import Build, Layer
+from pegboard.layers import Build, Experts, Layer
 from pegboard.layers.build import LoRALimits, WeightLayer
 from pegboard.log import get_logger
 from pegboard.ops import AdapterRows
@@ -69,6 +69,9 @@ class LoadedModel:
         self.model: Any = registry.checked(
             self.entry, implementation(checkpoint.config, self.build), None
         )
+        has_experts = any(isinstance(layer, Experts) for layer in self.layers)
+        if self.build.tensor.placement and not has_experts and not first_layer:
+            raise ConfigError(f"{self.entry.id} has no experts; remove enable_expert_parallel")
         self.attention = self._attention()
         self.declared = {layer: layer.declare(checkpoint.tensors) for layer in self.layers}
 

@@ -74,17 +74,18 @@ def make_group(
 ) -> Group:
     """Return the ranks that divide the layers, connected to each other if they run at all."""
     size = config.tensor_parallel_size
+    placement = config.expert_placement_strategy if config.enable_expert_parallel else None
     if size == 1:
-        return Group()
+        return Group(placement=placement)
     hosts = -(-place.ranks // place.local_ranks)
     need = CollectiveNeed(platform=platform, hosts=hosts)
     entry = registry.choose("collective", need).require()
     if not place.address:
-        return Group(place.rank, size)
+        return Group(place.rank, size, placement=placement)
     setup = CollectiveSetup(
         "tensor", tuple(range(size)), place.rank, place.address, device.name, TIMEOUT_S
     )
-    return Group(place.rank, size, registry.build(entry, setup))
+    return Group(place.rank, size, registry.build(entry, setup), placement)
 
 
 def choose_sampler(setup: WorkerSetup) -> Entry:
