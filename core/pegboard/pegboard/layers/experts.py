@@ -341,9 +341,9 @@ class Experts(Layer):
                     )
                 unstacked |= pairs
         others = {*range(self.num_experts)}.difference(self.held)
-        modules = (self.merged, *self.names)
-        for name in [f"{path}.{expert}.{module}" for expert in others for module in modules]:
-            unstacked.pop(name, None)
+        for expert in others:
+            for module in (self.merged, *self.names):
+                unstacked.pop(f"{path}.{expert}.{module}", None)
         return unstacked
 
 

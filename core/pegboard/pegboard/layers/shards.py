@@ -34,8 +34,8 @@ class Group:
     placement: Placement | None = None
 
     def experts(self, count: int) -> range:
-        """Return the experts of which this rank holds channels. Raises ModelError if ranks share out
-        whole experts, and there are fewer of them than ranks."""
+        """Return the experts of which this rank holds channels. Raises ModelError if whole experts
+        are shared out, and there are fewer of them than ranks."""
         if not self.shares_out_experts:
             return range(count)
         neighbors = range(*dealt(count, self.size)[self.rank])
